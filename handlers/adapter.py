@@ -1,0 +1,158 @@
+"""The only module that knows TorchServe: rows in, rows out, once a step.
+
+TorchServe's `continuousBatching` calls `handle` again and again with every request in flight. For each of them a step
+answers one of three things (measured on 0.12, see docs/decisions/0001-continuous-batching-pump.md):
+
+    not known yet  its index is deleted from `context.request_ids`: the request waits, and any answer is still open
+    whole answer   status, headers, body; the criterion returns None: sent with its Content-Length
+    stream         headers with the first piece; the criterion returns False for more to come, True for the end
+
+A request that is missing from a step's ids has been left by its client. No exception may escape `handle`: it would
+fail every request in flight.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from handlers.chat.reply import Pieces, Reply, Whole
+from handlers.chat.wire import Incoming
+from handlers.errors import HandlerError, InternalError, Overloaded
+from handlers.settings import PumpSettings
+
+logger = logging.getLogger(__name__)
+
+Criterion = Callable[[Any], bool | None]
+
+
+def _whole(_: Any) -> None:
+    return None
+
+
+def _more(_: Any) -> bool:
+    return False
+
+
+def _end(_: Any) -> bool:
+    return True
+
+
+class Pump:
+    """Carries requests to a service and answers back. Used by TorchServe's one worker thread only.
+
+    start: begins to answer a request; returns at once, answers through the Reply, may be called for status requests
+    even when the worker is full.
+    """
+
+    def __init__(self, settings: PumpSettings, start: Callable[[Incoming, Reply], None]) -> None:
+        self._settings = settings
+        self._start = start
+        self._replies: dict[str, Reply] = {}
+        self._news = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"<Pump {len(self._replies)} in flight>"
+
+    def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
+        """One TorchServe step: a body for each row, b"" for those that are not answered yet."""
+        bodies = [b""] * len(rows)
+        context.stopping_criteria = [_whole] * len(rows)
+        try:
+            self._forget_all_but(set(context.request_ids.values()))
+            for index, request_id in context.request_ids.items():
+                if request_id not in self._replies:
+                    self._begin(request_id, rows[index], context.get_all_request_header(index))
+            self._wait(rows, context.request_ids)
+        except Exception:
+            logger.exception("step failed")
+        for index, request_id in list(context.request_ids.items()):
+            try:
+                self._answer(index, request_id, bodies, context)
+            except Exception:
+                logger.exception("row failed")
+                self._put(index, bodies, context, _error(InternalError("the answer could not be delivered")))
+        return bodies
+
+    def _forget_all_but(self, request_ids: set[str]) -> None:
+        for request_id in self._replies.keys() - request_ids:
+            self._replies.pop(request_id).cancel()
+
+    def _begin(self, request_id: str, row: dict[str, Any], headers: dict[str, Any]) -> None:
+        reply = Reply(self._wake)
+        incoming = read_row(row, headers)
+        is_full = len(self._replies) >= self._settings.max_in_flight
+        self._replies[request_id] = reply
+        if is_full and "x-torchmoor-operation" not in incoming.headers:
+            reply.fail(Overloaded(f"{self._settings.max_in_flight} requests are in flight already; try again later"))
+        else:
+            self._start(incoming, reply)
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify()
+
+    def _wait(self, rows: list[dict[str, Any]], request_ids: dict[int, str]) -> None:
+        """Until there is something to say, or a newcomer should not have to wait longer.
+
+        TorchServe sends the body of an unanswered request again at each step, so the longer bodies are, the longer
+        the steps: `resend_bytes_per_s` bounds what that may cost.
+        """
+        replies = [self._replies[i] for i in request_ids.values() if i in self._replies]
+        unanswered = [i for i, r in request_ids.items() if r in self._replies and not self._replies[r].is_streaming]
+        is_streaming = len(unanswered) < len(replies)
+        wait_s = self._settings.stream_wait_s if is_streaming else self._settings.omitted_wait_s
+        resent = sum(_size(rows[i]) for i in unanswered)
+        deadline = time.monotonic() + min(0.5, wait_s + resent / self._settings.resend_bytes_per_s)
+        with self._news:
+            while not any(reply.has_news() for reply in replies):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
+
+    def _answer(self, index: int, request_id: str, bodies: list[bytes], context: Any) -> None:
+        reply = self._replies.get(request_id)
+        said = reply.take() if reply is not None else _error(InternalError("the request could not be handled"))
+        if said is None:
+            del context.request_ids[index]
+            return
+        is_over = isinstance(said, Whole) or said.is_end
+        self._put(index, bodies, context, said)
+        if is_over:
+            self._replies.pop(request_id, None)
+
+    def _put(self, index: int, bodies: list[bytes], context: Any, said: Whole | Pieces) -> None:
+        for name, value in (said.headers or {}).items():
+            context.set_response_header(index, name, value)
+        if isinstance(said, Whole):
+            context.set_response_status(said.status, "", index)
+            bodies[index] = said.body
+            context.stopping_criteria[index] = _whole
+        else:
+            bodies[index] = said.data
+            context.stopping_criteria[index] = _end if said.is_end else _more
+
+
+def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
+    """A TorchServe row as a request: header names in lower case, the body as bytes, text or parsed JSON.
+
+    TorchServe puts each form field's own headers among the request's, as dicts; those are left out.
+    """
+    lower = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
+    body = row.get("body", row.get("data"))
+    return Incoming(lower, bytes(body) if isinstance(body, bytearray | memoryview) else body)
+
+
+def _size(row: dict[str, Any]) -> int:
+    body = row.get("body", row.get("data"))
+    if isinstance(body, bytes | bytearray | str):
+        return len(body)
+    if isinstance(body, dict):
+        return sum(len(value) for value in body.values() if isinstance(value, str))
+    return 0
+
+
+def _error(error: HandlerError) -> Whole:
+    return Whole(error.status, error.headers(), error.body())

@@ -1,0 +1,229 @@
+"""The one door for images: every check happens here, before a byte is decoded or an address is asked.
+
+A reference is raw bytes, a data URL, base64 text, or an http(s) address. An address is resolved once, each of its
+addresses is judged, and the connection goes to a judged address and no other, again at each redirect.
+"""
+
+import base64
+import binascii
+import io
+import ipaddress
+import re
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+
+import requests
+from PIL import Image, ImageOps, UnidentifiedImageError
+from requests.adapters import HTTPAdapter
+
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.settings import IntakeSettings
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+Resolver = Callable[[str, int], list[str]]
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host name. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class _PinnedAdapter(HTTPAdapter):
+    """Speaks TLS with the name that the caller checked, while the URL carries the address."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        super().__init__(max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, server_hostname=self._host, assert_hostname=self._host, **kwargs)
+
+
+class ImageIntake:
+    """Reads and decodes images within limits. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        settings: IntakeSettings,
+        resolver: Resolver = resolve,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._resolver = resolver
+        self._clock = clock
+        self._allowed_names = {host.lower() for host in settings.allowed_hosts if not _is_network(host)}
+        self._allowed_networks = [
+            ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
+        ]
+        self.num_fetched = 0
+
+    def load(self, reference: bytes | str) -> Image.Image:
+        """An RGB picture. Raises the BadImage family."""
+        return self.decode(self.read(reference))
+
+    def read(self, reference: bytes | str) -> bytes:
+        """The encoded image's bytes, at most `max_bytes`."""
+        if isinstance(reference, bytes | bytearray):
+            return self._within_limit(bytes(reference))
+        text = reference.strip()
+        scheme = text.partition(":")[0].lower() if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text) else ""
+        if scheme == "data":
+            return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
+        if scheme in ("http", "https"):
+            return self._fetch(text)
+        if scheme:
+            raise ImageUrlForbidden(f"an image address must be http, https or data, not {scheme}")
+        if len(text) > self._settings.max_bytes * 4 // 3 + 4:
+            raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
+        return self._within_limit(_decode_base64(text))
+
+    def _within_limit(self, data: bytes) -> bytes:
+        if len(data) > self._settings.max_bytes:
+            raise ImageTooLarge(f"the image has {len(data)} bytes, more than {self._settings.max_bytes}")
+        return data
+
+    def decode(self, data: bytes) -> Image.Image:
+        """RGB pixels, upright, transparency on white; the first frame of an animation."""
+        if not data:
+            raise NotAnImage("the image has no bytes")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # judged by our own limit below
+                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                    if image.width * image.height > self._settings.max_pixels:
+                        size = f"{image.width} x {image.height}"
+                        raise ImageTooLarge(f"the image has {size} pixels, more than {self._settings.max_pixels}")
+                    return _to_rgb(image)
+        except Image.DecompressionBombError as exc:
+            raise ImageTooLarge("the image has far too many pixels") from exc
+        except UnidentifiedImageError as exc:
+            raise NotAnImage(f"the bytes are no image of a known format ({', '.join(FORMATS)})") from exc
+        except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as exc:
+            raise NotAnImage("the image is broken and cannot be decoded") from exc
+
+    def _fetch(self, url: str) -> bytes:
+        if not self._settings.allow_urls:
+            raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
+        deadline = self._clock() + self._settings.total_timeout_s
+        for _ in range(self._settings.max_redirects + 1):
+            answer = self._fetch_once(url, deadline)
+            if isinstance(answer, bytes):
+                self.num_fetched += 1
+                return answer
+            url = urljoin(url, answer)
+        raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
+
+    def _fetch_once(self, url: str, deadline: float) -> bytes | str:
+        """The body, or the address that it redirects to."""
+        target, host, port = self._check(url)
+        timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
+        default_port = 443 if url.lower().startswith("https") else 80
+        headers = {"Host": host if port == default_port else f"{host}:{port}", "Accept": "image/*"}
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # a proxy from the environment would resolve the name again
+                session.mount("https://", _PinnedAdapter(host))
+                with session.get(
+                    target, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+                ) as response:
+                    if response.is_redirect:
+                        return response.headers["Location"]
+                    if response.status_code != 200:
+                        raise ImageUnreachable(f"the image's address answered with status {response.status_code}")
+                    return self._read_body(response, deadline)
+        except requests.exceptions.Timeout as exc:
+            raise ImageUnreachable("the image's address did not answer in time") from exc
+        except requests.exceptions.RequestException as exc:
+            raise ImageUnreachable(f"the image's address cannot be reached ({type(exc).__name__})") from exc
+
+    def _read_body(self, response: requests.Response, deadline: float) -> bytes:
+        limit = self._settings.max_bytes
+        declared = response.headers.get("Content-Length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise ImageTooLarge(f"the image has {declared} bytes, more than {limit}")
+        data = bytearray()
+        for piece in response.iter_content(65_536):
+            data += piece
+            if len(data) > limit:
+                raise ImageTooLarge(f"the image has more than {limit} bytes")
+            if self._clock() > deadline:
+                raise ImageUnreachable("the image did not arrive in time")
+        return bytes(data)
+
+    def _check(self, url: str) -> tuple[str, str, int]:
+        """The same URL with a judged address in the place of its host, the host, the port."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as exc:
+            raise ImageUrlForbidden("the image's address is not a valid URL") from exc
+        if parts.scheme.lower() not in ("http", "https") or not host:
+            raise ImageUrlForbidden("an image address must be http or https and name a host")
+        if parts.username is not None or parts.password is not None:
+            raise ImageUrlForbidden("an image address must not carry a user name or password")
+        port = port or (443 if parts.scheme.lower() == "https" else 80)
+        try:
+            addresses = self._resolver(host, port)
+        except (OSError, UnicodeError) as exc:
+            raise ImageUnreachable(f"the host {host} of the image's address is not known") from exc
+        if not addresses:
+            raise ImageUnreachable(f"the host {host} of the image's address has no address")
+        for address in addresses:
+            if not self._may_fetch(host, address):
+                raise ImageUrlForbidden(
+                    f"the image's address leads to a private or local network ({host}); "
+                    "an operator can allow it with handler.intake.allowed_hosts"
+                )
+        literal = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+        target = parts._replace(netloc=f"{literal}:{port}", fragment="").geturl()
+        return target, host, port
+
+    def _may_fetch(self, host: str, address: str) -> bool:
+        if host.lower() in self._allowed_names:
+            return True
+        ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
+            ip = ip.ipv4_mapped
+        if any(ip.version == network.version and ip in network for network in self._allowed_networks):
+            return True
+        return ip.is_global and not ip.is_multicast
+
+
+def _is_network(host: str) -> bool:
+    try:
+        ipaddress.ip_network(host, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise NotAnImage("the image is neither an http(s) address, a data URL, nor valid base64") from exc
+
+
+def _decode_data_url(text: str, max_bytes: int) -> bytes:
+    header, comma, payload = text.partition(",")
+    if not comma:
+        raise NotAnImage("the data URL has no comma")
+    if len(payload) > max_bytes * 4:
+        raise ImageTooLarge(f"the image is larger than {max_bytes} bytes")
+    if header.lower().endswith(";base64"):
+        return _decode_base64(payload)
+    return unquote_to_bytes(payload)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
+    if upright.has_transparency_data:
+        with_alpha = upright.convert("RGBA")
+        canvas = Image.new("RGBA", with_alpha.size, "white")
+        return Image.alpha_composite(canvas, with_alpha).convert("RGB")
+    return upright.convert("RGB")

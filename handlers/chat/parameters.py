@@ -1,0 +1,96 @@
+"""The generation parameters of a request, as TGI names them, checked one by one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.errors import InvalidRequest
+
+MAX_STOP = 16
+MAX_STOP_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """None: the client left it to us. The names and meanings are those of Text Generation Inference."""
+
+    do_sample: bool | None = None  # None: sample if a sampling setting is given
+    temperature: float | None = None  # 0 means greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    truncate: int | None = None  # keep only this many last tokens of the question
+    stop: tuple[str, ...] = ()  # the answer ends before any of these
+    return_full_text: bool = False  # the question before the answer
+    details: bool = False
+
+    @property
+    def is_sampling(self) -> bool:
+        if self.temperature == 0:
+            return False
+        if self.do_sample is not None:
+            return self.do_sample
+        return any(v is not None for v in (self.temperature, self.top_k, self.top_p, self.typical_p))
+
+
+def parse_parameters(given: Any) -> Parameters:
+    """Parameters of a request's `parameters` object. Raises InvalidRequest, naming the parameter."""
+    if given is None:
+        return Parameters()
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("'parameters' must be an object")
+    unknown = set(given) - set(_CHECKS)
+    if unknown:
+        raise InvalidRequest(f"parameters has no field {', '.join(sorted(map(repr, unknown)))}")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        is_valid, wanted = _CHECKS[name]
+        if not is_valid(value):
+            raise InvalidRequest(f"parameters.{name} must be {wanted}")
+        values[name] = value
+    values.pop("watermark", None)
+    if "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    return Parameters(**values)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_stop(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_STOP
+        and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in value)
+    )
+
+
+_CHECKS: dict[str, tuple[Any, str]] = {
+    "do_sample": (_is_bool, "true or false"),
+    "temperature": (lambda v: _is_number(v) and v >= 0, "a number, 0 (greedy) or more"),
+    "top_k": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+    "typical_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+    "repetition_penalty": (lambda v: _is_number(v) and v > 0, "a number above 0"),
+    "seed": (lambda v: _is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
+    "max_new_tokens": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "truncate": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "stop": (_is_stop, f"a list of at most {MAX_STOP} texts of 1 to {MAX_STOP_CHARS} characters"),
+    "return_full_text": (_is_bool, "true or false"),
+    "details": (_is_bool, "true or false"),
+    "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
+}

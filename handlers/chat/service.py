@@ -1,0 +1,219 @@
+"""One chat request from wire to engine and back: opens, asks, closes, and the worker's status."""
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from PIL import Image
+
+from handlers.chat.counters import Counters
+from handlers.chat.intake import ImageIntake
+from handlers.chat.reply import Reply
+from handlers.chat.session_id import SessionId, SessionIds
+from handlers.chat.sessions import SessionImage, SessionStore
+from handlers.chat.turn import Turn, TurnParts
+from handlers.chat.wire import (
+    AddImages,
+    Ask,
+    CloseSession,
+    Command,
+    ImageReference,
+    Incoming,
+    OpenSession,
+    Status,
+    parse,
+)
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import SequenceCache
+from handlers.errors import HandlerError, InternalError, InvalidRequest
+from handlers.models.text import TextModel
+from handlers.settings import HandlerSettings
+
+logger = logging.getLogger(__name__)
+JSON = {"Content-Type": "application/json"}
+MAX_LISTED_SESSIONS = 1000
+
+
+class ChatService:
+    """`start` never raises and never waits: what takes time happens on the worker's own threads.
+
+    wall: seconds since 1970, for expiries.
+    """
+
+    def __init__(
+        self,
+        settings: HandlerSettings,
+        model: TextModel,
+        engine: Engine,
+        ids: SessionIds,
+        intake: ImageIntake,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._engine = engine
+        self._ids = ids
+        self._intake = intake
+        self._wall = wall
+        self._counters = Counters()
+        self._loading: Executor = ThreadPoolExecutor(settings.intake.num_threads, "intake")
+        self._preparing: Executor = ThreadPoolExecutor(2, "prepare")
+        self.store = SessionStore(settings.session, ids, wall)
+        self._turn_parts = TurnParts(
+            settings=settings.engine,
+            model=model,
+            engine=engine,
+            store=self.store,
+            executor=self._preparing,
+            counters=self._counters,
+            load_images=self._load_images,
+        )
+        self._stopping = threading.Event()
+        self._janitor = threading.Thread(target=self._expire_sessions, name="janitor", daemon=True)
+        self._janitor.start()
+
+    def stop(self) -> None:
+        """End the service's threads and the engine."""
+        self._stopping.set()
+        self._janitor.join()
+        self._engine.stop()
+        self._loading.shutdown()
+        self._preparing.shutdown()
+
+    def _expire_sessions(self) -> None:
+        while not self._stopping.wait(1.0):
+            try:
+                self.store.expire()
+            except Exception:
+                logger.exception("sessions could not be expired")
+
+    def start(self, incoming: Incoming, reply: Reply) -> None:
+        """Answer a request; every outcome, errors too, goes through `reply`."""
+        try:
+            self._dispatch(parse(incoming), reply)
+        except HandlerError as error:
+            reply.fail(error)
+        except Exception:
+            logger.exception("request failed")
+            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+
+    def _dispatch(self, command: Command, reply: Reply) -> None:
+        match command:
+            case Status():
+                reply.finish(JSON, json.dumps(self.status()).encode())
+            case OpenSession():
+                self._in_background(reply, lambda: self._open(command, reply))
+            case AddImages():
+                self._in_background(reply, lambda: self._add_images(command, reply))
+            case Ask():
+                session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+                Turn(self._turn_parts, session, command, reply).start()
+            case CloseSession():
+                session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+                self.store.close(session)
+                self._counters.add("sessions_closed")
+                reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
+
+    def _in_background(self, reply: Reply, action: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                action()
+            except HandlerError as error:
+                reply.fail(error)
+            except Exception:
+                logger.exception("request failed")
+                reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+
+        self._loading.submit(run)
+
+    def _open(self, command: OpenSession, reply: Reply) -> None:
+        limits = self._settings.session
+        ttl_s = command.ttl_s or limits.ttl_s
+        if ttl_s > limits.max_ttl_s:
+            raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
+        images = self._load_images(command.images)
+        cache = SequenceCache(self._engine.runner.cache_shape)
+        session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
+        try:
+            self.store.add_images(session, images)
+        except HandlerError:
+            self.store.discard(session)
+            raise
+        if reply.is_cancelled:
+            self.store.discard(session)
+            return
+        self._counters.add("sessions_opened")
+        stamp = _stamp(session.id)
+        headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
+        reply.finish({**JSON, **headers}, json.dumps({"session_id": session.id.text}).encode())
+
+    def _add_images(self, command: AddImages, reply: Reply) -> None:
+        session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+        self.store.add_images(session, self._load_images(command.images))
+        reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
+
+    def _load_images(self, references: Sequence[ImageReference]) -> list[SessionImage]:
+        """References to images on the device, encoded. Raises the BadImage family, OutOfMemory."""
+        if references and self._model.image_token_id is None:
+            raise InvalidRequest("this model reads text only; open the session without an image")
+        limit = self._settings.session.max_images
+        if len(references) > limit:
+            raise InvalidRequest(f"a session may have {limit} images, not {len(references)}")
+        return [self._load_image(reference) for reference in references]
+
+    def _load_image(self, reference: ImageReference) -> SessionImage:
+        self._counters.add("images_received")
+        picture = self._intake.load(reference)
+        pixels = self._model.preprocess(picture).to(self._model.device, self._model.dtype)
+        features = self._engine.encode_image(pixels)
+        self._counters.add("images_encoded")
+        return SessionImage(_content_key(picture), pixels, features)
+
+    def status(self) -> dict[str, object]:
+        """What the worker holds and has done, for the proxy and for operators."""
+        count = self._counters.get
+        started, finished = count("turns_started"), count("turns_finished")
+        cancelled, failed = count("turns_cancelled"), count("turns_failed")
+        return {
+            "instance": self._ids.instance,
+            "device": str(self._model.device),
+            "sessions": {
+                "open": len(self.store),
+                "max": self._settings.session.max_sessions,
+                "bytes": self.store.used_bytes,
+                "budget_bytes": self._settings.session.budget_bytes,
+                "opened": count("sessions_opened"),
+                "closed": count("sessions_closed"),
+                "demoted": self.store.num_demoted,
+            },
+            "turns": {
+                "in_progress": started - finished - cancelled - failed,
+                "started": started,
+                "finished": finished,
+                "cancelled": cancelled,
+                "failed": failed,
+            },
+            "tokens": {"prefilled": count("tokens_prefilled"), "generated": count("tokens_generated")},
+            "images": {
+                "received": count("images_received"),
+                "fetched": self._intake.num_fetched,
+                "encoded": count("images_encoded"),
+            },
+            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+        }
+
+
+def _stamp(sid: SessionId) -> str:
+    """The session header's value: the id and its expiry."""
+    return f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _content_key(picture: Image.Image) -> int:
+    """A negative number that names the decoded pixels."""
+    digest = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).digest()
+    return -1 - int.from_bytes(digest[:8])

@@ -1,0 +1,269 @@
+"""One question of a session and its answer.
+
+    waiting -> preparing -> generating -> over
+
+A turn waits behind the session's earlier ones; it is prepared on a worker thread (images, template, room in the
+cache), then the engine's thread drives it token by token. Whatever happens, `_over` runs once and lets the next
+turn start. A turn that does not finish leaves no trace in the conversation.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.chat.counters import Counters
+from handlers.chat.reply import Reply
+from handlers.chat.sessions import Session, SessionImage, SessionStore
+from handlers.chat.streams import Summary, Token, stream_writer
+from handlers.chat.wire import Ask, ImageReference, StreamFormat
+from handlers.engine.detokenizer import Detokenizer
+from handlers.engine.engine import Engine
+from handlers.engine.sequence import FinishReason, ImageSpan, SamplingParams, TokenEvent
+from handlers.engine.sequence import Sequence as TokenSequence
+from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest
+from handlers.models.text import TextModel
+from handlers.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGone(HandlerError):
+    """The client left; nobody reads this."""
+
+    status = 499
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnParts:
+    """What every turn of a worker works with."""
+
+    settings: EngineSettings
+    model: TextModel
+    engine: Engine
+    store: SessionStore
+    executor: Executor
+    counters: Counters
+    load_images: Callable[[Sequence[ImageReference]], list[SessionImage]]
+
+
+class Turn:
+    """Created for each question; `start` returns at once and everything else goes through the reply."""
+
+    def __init__(self, parts: TurnParts, session: Session, ask: Ask, reply: Reply) -> None:
+        self._parts = parts
+        self._session = session
+        self._ask = ask
+        self._reply = reply
+        self._lock = threading.Lock()
+        self._sequence: TokenSequence | None = None
+        self._stopped: HandlerError | None = None
+        self._received = time.monotonic()
+        self._detokenizer = Detokenizer(parts.model.tokenizer, ask.parameters.stop)
+        self._writer = stream_writer(ask.stream) if ask.stream else None
+        self._messages: list[dict[str, Any]] = []
+        self._images: list[SessionImage] = []  # of the whole conversation, this question's included
+        self._own_images: list[SessionImage] = []  # those that came with this question
+        self._receipt: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Run now or wait for the session's earlier turns. Raises Overloaded, the session's end."""
+        may_run = self._parts.store.enqueue(self._session, self)
+        self._parts.counters.add("turns_started")
+        if may_run:
+            self._parts.executor.submit(self._prepare)
+        self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+
+    def stop(self, error: HandlerError) -> None:
+        """End the turn early, within one step of the engine. Any thread."""
+        with self._lock:
+            if self._stopped is not None:
+                return
+            self._stopped = error
+            sequence = self._sequence
+        if sequence is not None:
+            self._parts.engine.cancel(sequence, error)
+        elif self._parts.store.is_waiting(self._session, self):
+            self._fail(error)
+
+    def _prepare(self) -> None:
+        """On a worker thread: everything that must be known before the first token."""
+        try:
+            sequence = self._make_sequence()
+            with self._lock:
+                if self._stopped is not None:
+                    raise self._stopped
+                self._sequence = sequence
+                self._parts.engine.submit(sequence)
+        except HandlerError as error:
+            self._fail(error)
+        except Exception:
+            logger.exception("turn could not be prepared")
+            self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
+
+    def _make_sequence(self) -> TokenSequence:
+        session, model, settings = self._session, self._parts.model, self._parts.settings
+        if self._stopped is not None:
+            raise self._stopped
+        if session.end is not None:
+            raise session.end
+        if self._ask.images:
+            self._own_images = self._parts.load_images(self._ask.images)
+            self._parts.store.add_images(session, self._own_images)
+        pending = list(session.pending_images)
+        self._images = images = [*session.images, *pending]
+        question = {
+            "role": "user",
+            "content": [
+                *({"type": "image"} for _ in pending),
+                {"type": "text", "text": self._question_text()},
+            ],
+        }
+        self._messages = [*session.messages, question]
+        prompt = model.render(self._messages, [len(image.features) for image in images])
+        spans = _place_images(prompt, images, model.image_token_id)
+        max_new_tokens = self._max_new_tokens(len(prompt))
+        kept = min(session.cache.common_prefix(prompt), len(prompt) - 1)
+        session.cache.truncate(kept)
+        self._parts.store.reserve(session, len(prompt) + max_new_tokens)
+        self._receipt = {
+            "X-Torchmoor-Cache-Tier": "kv" if kept else "features" if images else "none",
+            "X-Torchmoor-Prefill-Tokens": str(len(prompt) - kept),
+            "X-Torchmoor-Context-Tokens": str(len(prompt)),
+        }
+        self._parts.counters.add("tokens_prefilled", len(prompt) - kept)
+        p = self._ask.parameters
+        params = SamplingParams(
+            max_new_tokens=max_new_tokens,
+            do_sample=p.is_sampling,
+            temperature=p.temperature or 1.0,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            typical_p=p.typical_p,
+            repetition_penalty=p.repetition_penalty,
+            seed=p.seed,
+        )
+        deadline = self._received + settings.turn_timeout_s
+        return TokenSequence(prompt, spans, session.cache, params, deadline, self._on_event)
+
+    def _question_text(self) -> str:
+        text = self._ask.prompt_text
+        for reserved in self._parts.model.reserved_text():
+            if reserved in text:
+                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
+        limit = self._ask.parameters.truncate
+        if limit is not None:
+            tokenizer = self._parts.model.tokenizer
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if len(ids) > limit:
+                text = tokenizer.decode(ids[-limit:], skip_special_tokens=True)
+        return text
+
+    def _max_new_tokens(self, num_prompt_tokens: int) -> int:
+        settings = self._parts.settings
+        room = self._parts.model.max_context - num_prompt_tokens
+        if room < 1:
+            raise ContextTooLong(
+                f"the conversation has {num_prompt_tokens} tokens and the model reads {self._parts.model.max_context}; "
+                "open a new session"
+            )
+        wanted = self._ask.parameters.max_new_tokens or settings.max_new_tokens
+        if wanted > settings.max_new_tokens_limit:
+            raise InvalidRequest(f"parameters.max_new_tokens must be at most {settings.max_new_tokens_limit}")
+        return min(wanted, room)
+
+    def _on_event(self, event: TokenEvent) -> bool:
+        """The engine's thread: one more token, or the end. False ends the generation here."""
+        if event.token_id is None:
+            error = event.error
+            self._fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
+            return False
+        assert self._sequence is not None
+        reason = event.finish_reason
+        is_special = event.token_id in self._parts.model.eos_token_ids
+        text = self._detokenizer.push(event.token_id)
+        if reason is not None:
+            text += self._detokenizer.finish()
+        if self._detokenizer.is_stopped:
+            reason = FinishReason.STOP
+        if len(self._sequence.output) == 1:
+            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{(time.monotonic() - self._received) * 1000:.1f}"
+        summary = self._summarise(reason) if reason is not None else None
+        if summary is not None:
+            self._commit()
+        if self._writer is not None:
+            self._show(Token(event.token_id, text, event.logprob, is_special), summary)
+        elif summary is not None:
+            self._answer(summary)
+        return summary is None
+
+    def _summarise(self, reason: FinishReason) -> Summary:
+        assert self._sequence is not None
+        p = self._ask.parameters
+        text = self._detokenizer.text
+        return Summary(
+            text=self._ask.prompt_text + text if p.return_full_text else text,
+            finish_reason=reason.value,
+            num_tokens=len(self._sequence.output),
+            num_prompt_tokens=len(self._sequence.prompt),
+            seed=p.seed,
+        )
+
+    def _commit(self) -> None:
+        """The answer is complete: it becomes part of the conversation before the client hears of its end."""
+        assert self._sequence is not None
+        answer = {"role": "assistant", "content": [{"type": "text", "text": self._detokenizer.text}]}
+        self._parts.store.commit(self._session, [*self._messages, answer], self._images)
+        self._parts.counters.add("turns_finished")
+        self._parts.counters.add("tokens_generated", len(self._sequence.output))
+        self._over()
+
+    def _show(self, token: Token, summary: Summary | None) -> None:
+        assert self._writer is not None
+        if not self._reply.is_streaming:
+            self._reply.begin({"Content-Type": self._writer.content_type, **self._receipt})
+            if self._ask.parameters.return_full_text and self._ask.stream is StreamFormat.TEXT:
+                self._reply.write(self._ask.prompt_text.encode())
+        self._reply.write(self._writer.token(token, summary), is_end=summary is not None)
+
+    def _answer(self, summary: Summary) -> None:
+        body: dict[str, Any] = {"response_text": summary.text}
+        if self._ask.parameters.details:
+            body["details"] = summary.details()
+        headers = {
+            "Content-Type": "application/json",
+            **self._receipt,
+            "X-Torchmoor-Generated-Tokens": str(summary.num_tokens),
+        }
+        self._reply.finish(headers, json.dumps(body, ensure_ascii=False).encode())
+
+    def _fail(self, error: HandlerError) -> None:
+        self._parts.counters.add("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
+        self._parts.store.drop_images(self._session, self._own_images)
+        self._over()
+        if self._reply.is_streaming and self._writer is not None:
+            self._reply.write(self._writer.error(error), is_end=True)
+        else:
+            self._reply.fail(error)
+
+    def _over(self) -> None:
+        """The session is free for its next turn."""
+        following = self._parts.store.dequeue(self._session, self)
+        if following is not None:
+            self._parts.executor.submit(following._prepare)
+
+
+def _place_images(prompt: list[int], images: Sequence[SessionImage], image_token_id: int | None) -> list[ImageSpan]:
+    """Put each image's key in the prompt where its tokens stand, and say where that is."""
+    spans = []
+    start = 0
+    for image in images:
+        assert image_token_id is not None
+        start = prompt.index(image_token_id, start)
+        prompt[start : start + len(image.features)] = [image.key] * len(image.features)
+        spans.append(ImageSpan(start, image.features))
+    return spans

@@ -1,0 +1,33 @@
+"""Entry file of the chat archives. TorchServe wants exactly one class here."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+
+class ChatHandler:
+    """Sessions over one checkpoint. TorchServe calls `initialize` once, then `handle` for every step."""
+
+    def initialize(self, context: Any) -> None:
+        """Load the model onto the device that TorchServe has given to this worker.
+
+        Raises RuntimeError on a wrong setting or a checkpoint that cannot be loaded.
+        """
+        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
+        logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
+        from handlers.start import start_chat  # here, since an ImportError at import would be hidden
+
+        started = time.monotonic()
+        self.service, self.pump = start_chat(
+            Path(context.system_properties["model_dir"]),
+            context.system_properties.get("gpu_id"),
+            (context.model_yaml_config or {}).get("handler") or {},
+            os.environ,
+        )
+        logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
+
+    def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
+        """One step: a body for each row, empty for those without news. Never raises."""
+        return self.pump.handle(rows, context)

@@ -1,0 +1,1 @@
+"""The thread that owns the device: sequences in, tokens out."""

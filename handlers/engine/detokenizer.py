@@ -1,0 +1,66 @@
+"""Token ids to text, piece by piece: never half a character, never a stop string's beginning."""
+
+from collections.abc import Sequence
+from typing import Any
+
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Text of one answer as it grows.
+
+    `push` returns what may be shown now. Text that could still turn into a stop string, or whose last character is
+    incomplete, is held back until the next token decides; `finish` returns the rest.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._hold = max((len(s) for s in stop), default=1) - 1
+        self._ids: list[int] = []
+        self._prefix = 0  # ids from here are decoded again with each new one, for tokenizers that add spaces by context
+        self._read = 0  # ids before here are in the text already
+        self._text = ""
+        self._shown = 0
+        self.is_stopped = False
+
+    @property
+    def text(self) -> str:
+        """All of the answer that is known, without the stop string."""
+        return self._text
+
+    def push(self, token_id: int) -> str:
+        """One more token; returns the text that has become certain. Sets `is_stopped` at a stop string."""
+        self._ids.append(token_id)
+        before = self._decode(self._ids[self._prefix : self._read])
+        after = self._decode(self._ids[self._prefix :])
+        if len(after) <= len(before) or after.endswith(REPLACEMENT):
+            return ""
+        self._prefix, self._read = self._read, len(self._ids)
+        return self._show(after[len(before) :], self._hold)
+
+    def finish(self) -> str:
+        """The text held back so far."""
+        before = self._decode(self._ids[self._prefix : self._read])
+        rest = self._decode(self._ids[self._prefix :])[len(before) :]
+        self._prefix = self._read = len(self._ids)
+        return self._show(rest, 0)
+
+    def _show(self, new: str, hold: int) -> str:
+        """Add to the text and return what may be shown, all but the last `hold` characters."""
+        if self.is_stopped:
+            return ""
+        searched_from = max(0, len(self._text) - self._hold)
+        self._text += new.replace("\x1e", "")  # the separator before an error at the end of a plain stream
+        found = [at for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._text = self._text[: min(found)]
+            hold = 0
+        end = max(self._shown, len(self._text) - hold)
+        piece, self._shown = self._text[self._shown : end], end
+        return piece
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text

@@ -1,0 +1,177 @@
+"""The thread that owns the device. Sequences join and leave at every step.
+
+Other threads call `submit`, `call` and `cancel` only; everything else happens here, between two steps.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from handlers.engine.runner import ModelRunner
+from handlers.engine.sampler import Sampler
+from handlers.engine.scheduler import Scheduler, Work
+from handlers.engine.sequence import FinishReason, Sequence, TokenEvent
+from handlers.errors import InternalError, OutOfMemory, TurnTimedOut
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Engine:
+    """Continuous batching over one model."""
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, num_threads: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.num_steps = 0
+        self._num_threads = num_threads
+        self._clock = clock
+        self._samplers: dict[Sequence, Sampler] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; sequences still running get no more events."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        self._thread.join(timeout=30)
+
+    def submit(self, sequence: Sequence) -> None:
+        """Begin to generate; its events arrive on the engine thread. Its cache has room for prompt and answer."""
+        self._post(lambda: self._admit(sequence))
+
+    def cancel(self, sequence: Sequence, error: Exception) -> None:
+        """The sequence leaves before the next step, its last event being this error; nothing if it has ended."""
+        self._post(lambda: self._finish(sequence, error))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run `function` on the engine thread between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as exc:
+                future.set_exception(exc)
+
+        self._post(run)
+        return future
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._num_threads)
+        while True:
+            with self._wake:
+                while not (self._inbox or self.scheduler.all() or self._is_stopping):
+                    self._wake.wait()
+                actions = list(self._inbox)
+                self._inbox.clear()
+            if self._is_stopping:
+                return
+            try:
+                for action in actions:
+                    action()
+                self.step()
+            except Exception:
+                logger.exception("engine step failed")
+                for sequence in self.scheduler.all():
+                    self._finish(sequence, InternalError("the engine failed; the worker's log has the reason"))
+
+    def step(self) -> None:
+        """Give each scheduled sequence its next token. Engine thread only."""
+        now = self._clock()
+        for sequence in self.scheduler.all():
+            if sequence.deadline <= now:
+                self._finish(sequence, TurnTimedOut("the answer was not finished before the turn's deadline"))
+        batch = self.scheduler.next_batch()
+        if batch:
+            self._commit(batch)
+
+    def _commit(self, batch: list[Work]) -> None:
+        try:
+            logits = self.runner.run(batch)
+        except (torch.OutOfMemoryError, RuntimeError) as exc:
+            self._isolate(batch, exc)
+            return
+        self.num_steps += 1
+        greedy = logits.argmax(dim=-1).tolist()
+        norms = logits.logsumexp(dim=-1).tolist()
+        for row, work in enumerate(batch):
+            if not work.is_last:
+                continue
+            sequence = work.sequence
+            sampler = self._samplers[sequence]
+            if sampler.is_plain_greedy:
+                token, logprob = greedy[row], float(logits[row, greedy[row]]) - norms[row]
+            else:
+                context = [max(t, 0) for t in sequence.prompt] + sequence.output
+                token, logprob = sampler.choose(logits[row], context)
+            self._deliver(sequence, token, logprob)
+
+    def _isolate(self, batch: list[Work], error: Exception) -> None:
+        """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
+        if len(batch) > 1:
+            for work in batch:
+                self._commit([work])
+            return
+        logger.error("sequence failed error=%s", error, exc_info=error)
+        sequence = batch[0].sequence
+        if isinstance(error, torch.OutOfMemoryError):
+            self._finish(sequence, OutOfMemory("the device ran out of memory while computing this answer"))
+        else:
+            self._finish(sequence, InternalError("the model failed on this conversation; see the worker's log"))
+
+    def _deliver(self, sequence: Sequence, token: int, logprob: float) -> None:
+        sequence.output.append(token)
+        reason = None
+        if token in self.runner.model.eos_token_ids:
+            reason = FinishReason.EOS
+        elif len(sequence.output) >= sequence.params.max_new_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._forget(sequence)
+        if not sequence.on_event(TokenEvent(token, logprob, reason)):
+            self._forget(sequence)
+
+    def _admit(self, sequence: Sequence) -> None:
+        self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
+        self.scheduler.add(sequence)
+
+    def _finish(self, sequence: Sequence, error: Exception) -> None:
+        if sequence in self._samplers:
+            self._forget(sequence)
+            sequence.on_event(TokenEvent(None, error=error))
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Out of the batch; the sequence may have left already, by its own event."""
+        self.scheduler.remove(sequence)
+        self._samplers.pop(sequence, None)
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """Features of an image, (image tokens, hidden size), computed on the engine thread. Any other thread.
+
+        Raises OutOfMemory if the device has no room.
+        """
+        try:
+            return self.call(lambda: self.runner.encode_image(pixels)).result()
+        except torch.OutOfMemoryError as exc:
+            raise OutOfMemory("the device ran out of memory while encoding this image") from exc

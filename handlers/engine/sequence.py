@@ -1,0 +1,98 @@
+"""One answer being generated: its prompt, its cache, its settings, its tokens so far."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+from handlers.engine.kv_cache import SequenceCache
+
+
+class FinishReason(Enum):
+    """Why generation ended; the values are the words of the TGI protocol."""
+
+    EOS = "eos_token"
+    LENGTH = "length"
+    STOP = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to end. Validated where the request is parsed."""
+
+    max_new_tokens: int
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A sequence got one more token, or ended by an error (then `token_id` is None)."""
+
+    token_id: int | None
+    logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Where an image stands in a prompt: `features` (tokens, hidden size) take the positions from `start` on."""
+
+    start: int
+    features: Tensor
+
+
+class Sequence:
+    """What the engine works on. Owned by the engine thread from `Engine.submit` to the last event.
+
+    prompt: one key a position: a token id, or for an image's position a negative number that names the image, so
+    that two prompts are equal in a position only if the same token or image stands there.
+    on_event: called on the engine thread for each token; it returns False to end the sequence there.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        images: list[ImageSpan],
+        cache: SequenceCache,
+        params: SamplingParams,
+        deadline: float,
+        on_event: Callable[[TokenEvent], bool],
+    ) -> None:
+        self.prompt = prompt
+        self.images = images
+        self.cache = cache
+        self.params = params
+        self.deadline = deadline
+        self.on_event = on_event
+        self.output: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.cache.length}/{len(self.prompt)} prompt, {len(self.output)} new>"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known but not yet in the cache: more than one while prefilling, one while decoding."""
+        return self.num_tokens - self.cache.length
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.cache.length < len(self.prompt)
+
+    def pending(self, limit: int) -> list[int]:
+        """The next tokens to compute, at most `limit`."""
+        start = self.cache.length
+        if start >= len(self.prompt):
+            return self.output[start - len(self.prompt) :][:limit]
+        return self.prompt[start : start + limit]

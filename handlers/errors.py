@@ -1,0 +1,146 @@
+"""Every failure that a client of the handlers can see.
+
+HandlerError
+ +- BadInput: InvalidJson, InvalidRequest, ContextTooLong, SessionIdMismatch
+ +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
+ +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
+ +- NoRoom: Overloaded, OutOfMemory
+ +- TurnTimedOut
+ +- InternalError
+
+Each class has a status; its name is the code on the wire. Only the adapter turns one into HTTP.
+"""
+
+import json
+
+
+class HandlerError(Exception):
+    """Base of all errors that are answered to a client; the message is for that client."""
+
+    status = 500
+    retry_after_s: int | None = None
+
+    @property
+    def code(self) -> str:
+        return type(self).__name__
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+    def headers(self) -> dict[str, str]:
+        """The response headers that go with the error."""
+        headers = {"Content-Type": "application/json", "X-Torchmoor-Error": self.code}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        return headers
+
+    def body(self) -> bytes:
+        """The JSON body: {"error": {"code", "message"}}."""
+        return json.dumps({"error": {"code": self.code, "message": self.message}}).encode()
+
+
+class ConfigError(RuntimeError):
+    """A setting is wrong; raised while the worker starts, as the RuntimeError that TorchServe expects there."""
+
+
+class BadInput(HandlerError):
+    """The request cannot be understood or cannot be served as it stands."""
+
+    status = 400
+
+
+class InvalidJson(BadInput):
+    """The body claims to be JSON and is not."""
+
+
+class InvalidRequest(BadInput):
+    """The body is well formed but a field is missing, unknown or out of range."""
+
+
+class ContextTooLong(BadInput):
+    """The conversation is longer than the model's context."""
+
+
+class SessionIdMismatch(BadInput):
+    """The session id in the header and the one in the body are not the same."""
+
+
+class BadImage(HandlerError):
+    """An image cannot be used."""
+
+    status = 415
+
+
+class NotAnImage(BadImage):
+    """The bytes are no image of a known format, or a broken one."""
+
+
+class ImageTooLarge(BadImage):
+    """The image has more bytes or more pixels than a setting allows."""
+
+    status = 413
+
+
+class ImageUrlForbidden(BadImage):
+    """The address is not one that this worker may fetch from."""
+
+    status = 403
+
+
+class ImageUnreachable(BadImage):
+    """The address may be fetched, but did not answer with a body in time."""
+
+    status = 502
+
+
+class SessionGone(HandlerError):
+    """The session cannot be continued."""
+
+    status = 410
+
+
+class SessionUnknown(SessionGone):
+    """No session of this id was opened here, or it ended too long ago to be remembered."""
+
+    status = 404
+
+
+class SessionExpired(SessionGone):
+    """The session's time is over."""
+
+
+class SessionClosed(SessionGone):
+    """The session was closed by its client."""
+
+
+class SessionLost(SessionGone):
+    """The session was opened and has not ended, but its memory is gone: its worker was restarted or replaced."""
+
+
+class NoRoom(HandlerError):
+    """The worker has no capacity for this now; another one may."""
+
+    retry_after_s = 1
+
+
+class Overloaded(NoRoom):
+    """Too many requests in flight, sessions open, or turns waiting."""
+
+    status = 429
+
+
+class OutOfMemory(NoRoom):
+    """The device's memory budget has no room for this session or turn."""
+
+    status = 507
+
+
+class TurnTimedOut(HandlerError):
+    """The turn was not finished before its deadline."""
+
+    status = 504
+
+
+class InternalError(HandlerError):
+    """Our fault. The details are in the log under the inference id."""

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints behind one small interface."""

@@ -1,0 +1,112 @@
+"""A causal language model as the engine sees it: render, embed, forward, logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from handlers.models.attention import RAGGED, LayerCache, PackedStep
+
+
+class TextModel:
+    """Any Hugging Face causal LM. The engine calls the tensor methods from its own thread only.
+
+    A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
+    """
+
+    image_token_id: int | None = None
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.template = tokenizer  # what renders a conversation; a processor for models that see
+        self.decoder = self._find_decoder()
+        self.decoder.set_attn_implementation(RAGGED)
+        config = self.decoder.config
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
+        self.max_context: int = config.max_position_embeddings
+        self.num_layers: int = config.num_hidden_layers
+        self.num_kv_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.eos_token_ids = self._find_eos()
+
+    def _find_decoder(self) -> Any:
+        return self.model.model
+
+    def _find_eos(self) -> frozenset[int]:
+        """Every id that ends an answer, by the generation config and by the tokenizer."""
+        configured = getattr(self.model.generation_config, "eos_token_id", None)
+        ids = configured if isinstance(configured, list) else [configured]
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+    def render(self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int]) -> list[int]:
+        """Token ids of the whole conversation up to where the assistant's next answer begins.
+
+        image_sizes: for each image of the conversation, in order, its number of tokens; each of its
+        positions holds `image_token_id`.
+        """
+        text = self.template.apply_chat_template(
+            self._as_template_expects(messages), add_generation_prompt=True, tokenize=False
+        )
+        bos = self.tokenizer.bos_token
+        is_complete = bos is not None and text.startswith(bos)
+        ids: list[int] = self.tokenizer(text, add_special_tokens=self._adds_bos() and not is_complete)["input_ids"]
+        if not image_sizes:
+            return ids
+        sizes = iter(image_sizes)
+        expanded: list[int] = []
+        for token in ids:
+            expanded.extend([token] * (next(sizes) if token == self.image_token_id else 1))
+        return expanded
+
+    def _adds_bos(self) -> bool:
+        """Whether text without a beginning-of-sequence token gets one; templates of text models write their own."""
+        return False
+
+    def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Templates of text models want plain strings as content."""
+        return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
+
+    def reserved_text(self) -> Sequence[str]:
+        """Strings that a user's text must not contain, because the tokenizer gives them a meaning of their own."""
+        return ()
+
+    def preprocess(self, image: Image.Image) -> Tensor:
+        """Pixel values of an RGB picture, on the CPU, as the vision tower wants them."""
+        raise NotImplementedError("this model does not see")
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """(number of image tokens, hidden size), run once an image."""
+        raise NotImplementedError("this model does not see")
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids: (T,) int64. Returns (T, hidden size)."""
+        embedded: Tensor = self.model.get_input_embeddings()(ids)
+        return embedded
+
+    def forward(
+        self, embeds: Tensor, positions: Tensor, parts: Sequence[tuple[LayerCache, int]], last: Tensor
+    ) -> Tensor:
+        """One packed step.
+
+        embeds: (T, hidden size), the parts' tokens one after the other; positions: (T,) int64 within each sequence.
+        last: (number of parts,) int64, where in T each part ends.
+        Returns logits, (number of parts, vocabulary) float32.
+        """
+        hidden = self.decoder(
+            inputs_embeds=embeds[None],
+            position_ids=positions[None],
+            past_key_values=PackedStep(parts),
+            use_cache=True,
+            parts=parts,
+        ).last_hidden_state[0]
+        logits: Tensor = self.model.get_output_embeddings()(hidden[last])
+        return logits.float()
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one position over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize

@@ -1,0 +1,137 @@
+"""The handler's settings: the `handler:` group of an archive's model-config, overridden by the environment.
+
+`TORCHMOOR_HANDLER_<GROUP>_<KEY>` beats the file; a value of several items is separated by commas there.
+Read once, in `initialize`; every part of the handler gets its own group and never the whole.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from handlers.errors import ConfigError
+
+ENV_PREFIX = "TORCHMOOR_HANDLER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    path: str = "model"  # a Hugging Face checkpoint, absolute or relative to the archive
+    dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own type on a GPU
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
+            raise ConfigError(f"handler.model.dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    budget_bytes: int = 2 << 30  # device memory for pixels, features and KV caches together
+    max_sessions: int = 1024  # open at once
+    ttl_s: int = 3600  # from the opening to the expiry, unless the client asks for another
+    max_ttl_s: int = 86_400
+    max_images: int = 8  # a session
+    max_waiting_turns: int = 4  # of one session, behind the running one
+    tombstone_s: int = 3600  # how long a closed or expired id is remembered as such
+    max_tombstones: int = 100_000
+
+    def __post_init__(self) -> None:
+        _positive("session", self, "budget_bytes", "max_sessions", "ttl_s", "max_images", "tombstone_s")
+        if self.max_ttl_s < self.ttl_s:
+            raise ConfigError(f"handler.session.max_ttl_s must be at least ttl_s ({self.ttl_s}), not {self.max_ttl_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeSettings:
+    max_bytes: int = 20 << 20  # an encoded image
+    max_pixels: int = 50_000_000  # of an image, checked before it is decoded
+    allowed_hosts: tuple[str, ...] = ()  # host names, addresses or CIDR blocks that may be private
+    allow_urls: bool = True
+    connect_timeout_s: float = 3.0
+    read_timeout_s: float = 10.0  # between two pieces
+    total_timeout_s: float = 20.0
+    max_redirects: int = 3
+    num_threads: int = 8  # images fetched and decoded at once
+
+    def __post_init__(self) -> None:
+        _positive("intake", self, "max_bytes", "max_pixels", "connect_timeout_s", "read_timeout_s", "num_threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    max_rows: int = 32  # sequences in one step
+    prefill_chunk: int = 256  # prompt tokens in one step, beside the decoding rows
+    max_new_tokens: int = 256  # of an answer, unless the client asks for another number
+    max_new_tokens_limit: int = 2048
+    turn_timeout_s: float = 300.0
+    num_threads: int = 1  # of torch on a CPU
+
+    def __post_init__(self) -> None:
+        _positive("engine", self, "max_rows", "prefill_chunk", "max_new_tokens", "turn_timeout_s", "num_threads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PumpSettings:
+    max_in_flight: int = 112  # must stay below the archive's batchSize, or the excess waits unseen in TorchServe
+    stream_wait_s: float = 0.02  # the longest wait for news while a stream is open: what a newcomer may have to wait
+    omitted_wait_s: float = 0.05  # the same while nothing streams
+    resend_bytes_per_s: int = 20_000_000  # how fast TorchServe may resend the bodies of unanswered requests
+
+    def __post_init__(self) -> None:
+        _positive("pump", self, "max_in_flight", "stream_wait_s", "omitted_wait_s", "resend_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerSettings:
+    model: ModelSettings = field(default_factory=ModelSettings)
+    session: SessionSettings = field(default_factory=SessionSettings)
+    intake: IntakeSettings = field(default_factory=IntakeSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    pump: PumpSettings = field(default_factory=PumpSettings)
+
+
+def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:
+    """Settings from a model-config's `handler:` group and the environment.
+
+    Raises ConfigError on an unknown group or key, a value of the wrong type, or one out of range.
+    """
+    groups: dict[str, Any] = {}
+    known = {f.name: f.default_factory for f in dataclasses.fields(HandlerSettings)}
+    for name in config:
+        if name not in known:
+            raise ConfigError(f"handler.{name} is not a group of settings; there are {', '.join(known)}")
+    for name, group in known.items():
+        assert isinstance(group, type)
+        values = dict(config.get(name) or {})
+        types = {f.name: type(getattr(group(), f.name)) for f in dataclasses.fields(group)}
+        for key in types:
+            text = environ.get(f"{ENV_PREFIX}{name}_{key}".upper())
+            if text is not None:
+                values[key] = text
+        for key, value in values.items():
+            if key not in types:
+                raise ConfigError(f"handler.{name}.{key} is not a setting; there are {', '.join(types)}")
+            values[key] = _coerce(f"handler.{name}.{key}", value, types[key])
+        groups[name] = group(**values)
+    return HandlerSettings(**groups)
+
+
+def _coerce(key: str, value: Any, kind: type) -> Any:
+    """The value as the setting's type; text is parsed, since the environment has nothing else."""
+    try:
+        if kind is bool and isinstance(value, str):
+            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+        if kind is tuple:
+            items = value.split(",") if isinstance(value, str) else value
+            return tuple(str(item).strip() for item in items if str(item).strip())
+        if kind in (int, float) and isinstance(value, bool):
+            raise ValueError
+        return value if isinstance(value, kind) else kind(value)
+    except (TypeError, ValueError, KeyError) as exc:
+        raise ConfigError(f"{key} must be of type {kind.__name__}, not {value!r}") from exc
+
+
+def _positive(group: str, settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) <= 0:
+            raise ConfigError(f"handler.{group}.{name} must be positive, not {getattr(settings, name)}")
