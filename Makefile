@@ -1,0 +1,58 @@
+# make help lists the targets. A machine needs Python 3.11 with its venv module, git and make.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
+# Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+SOURCES := $(shell find handlers models scripts/build_archives.py -type f -not -path '*/__pycache__/*' 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench archives clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile | expand -t 12
+
+setup: $(VENV)/.ready  ## make .venv with everything in it
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 is needed and there is no python3 on the PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; say which: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The CPU build has its own version name, so pip cannot take the CUDA build for it.
+$(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
+	@echo "setting up $(VENV) (a few minutes the first time)" >&2
+	$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null \
+	  || $(BIN)/pip install -q --disable-pip-version-check torch==$(TORCH)+cpu 2>/dev/null \
+	  || $(BIN)/pip install -q --disable-pip-version-check --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
+	$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+archives: model_store/llava.mar  ## build model_store/*.mar
+
+model_store/llava.mar: $(VENV)/.ready $(SOURCES)
+	$(BIN)/python scripts/build_archives.py
+
+demo: setup archives  ## two TorchServe instances, the proxy, and boto3 talking to a picture
+	$(BIN)/python scripts/demo.py
+
+check: setup  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: setup archives  ## everything but the slow and the GPU tests
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
+	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $$(ls benchmarks 2>/dev/null | sed -n 's/\.py$$//p' | tr '\n' ' ')" >&2; exit 1; }
+	@test -f benchmarks/$(NAME).py || { echo "make: there is no benchmarks/$(NAME).py" >&2; exit 1; }
+	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
+
+clean:  ## remove what was built; the set-up too
+	rm -rf $(VENV) model_store/*.mar build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

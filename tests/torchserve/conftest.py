@@ -1,0 +1,114 @@
+"""A real fleet for the whole test run: `torchmoor up` with two TorchServe instances, started as a user would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from botocore.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Where a running fleet listens."""
+
+    runtime: str
+    admin: str
+    process: "subprocess.Popen[str]"  # a with block ends it
+
+    def client(self) -> Any:
+        """boto3's own client, told nothing but the address."""
+        return boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=self.runtime,
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+            config=Config(retries={"mode": "standard", "max_attempts": 1}, read_timeout=90),
+        )
+
+    def instances(self) -> list[dict[str, Any]]:
+        """The instances as the admin plane lists them."""
+        found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=10).json()["instances"]
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What an instance itself says it holds, asked past the proxy."""
+        (instance,) = [i for i in self.instances() if i["name"] == name]
+        answer: dict[str, Any] = requests.post(
+            f"http://{instance['host']}:{instance['port']}/predictions/llava",
+            headers={"X-Torchmoor-Operation": "status"},
+            data=b"{}",
+            timeout=10,
+        ).json()
+        return answer
+
+    def holders(self, session_id: str) -> list[str]:
+        """The instances that hold a session, by their own word."""
+        return [i["name"] for i in self.instances() if session_id in self.status(i["name"])["session_ids"]]
+
+
+@contextmanager
+def run_fleet(*arguments: str, run_dir: Path, log: Path) -> Iterator[Fleet]:
+    """`torchmoor up` on free ports, ready to serve, stopped afterwards as Ctrl-C does.
+
+    Fails with its standard error if it does not come up or does not end well.
+    """
+    command = [str(Path(sys.executable).with_name("torchmoor")), "up", "--port", "0", "--admin-port", "0"]
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(run_dir), *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "TORCHMOOR_"))},
+        )
+    assert process.stdout is not None
+    with process.stdout:
+        line = process.stdout.readline()
+        if not line:
+            process.wait(timeout=30)
+            pytest.fail(f"torchmoor up ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+        ready = json.loads(line)
+        assert ready["ready"] is True
+        try:
+            yield Fleet(ready["runtime"], ready["admin"], process)
+        finally:
+            was_running = process.poll() is None
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=60)
+            finally:
+                process.kill()
+                process.wait(timeout=10)
+        if was_running:
+            assert process.returncode == 0, log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def archives() -> Path:
+    """model_store/ with archives of the code as it is now."""
+    subprocess.run([sys.executable, ROOT / "scripts" / "build_archives.py"], check=True, timeout=120)
+    return ROOT / "model_store"
+
+
+@pytest.fixture(scope="session")
+def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Two instances; images may be fetched from this machine."""
+    folder = tmp_path_factory.mktemp("fleet")
+    with run_fleet(
+        "--instances", "2", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
+    ) as running:
+        yield running

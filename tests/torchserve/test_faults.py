@@ -1,0 +1,123 @@
+"""A worker dies: what clients see, and that the fleet mends itself."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_sessions import Chat, open_session
+
+pytestmark = pytest.mark.torchserve
+DEADLINE_S = 90
+
+
+def wait_for(condition: Any, what: str) -> None:
+    """Poll until true; fail after the deadline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"after {DEADLINE_S} s: {what}")
+        time.sleep(0.2)
+
+
+def ready_instances(fleet: Fleet) -> set[str]:
+    return {i["name"] for i in fleet.instances() if i["state"] == "ready"}
+
+
+def processes_below(folder: Path) -> list[int]:
+    """Every process whose command line or environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if str(folder).encode() in text:
+                found.append(int(entry.name))
+    return found
+
+
+def worker_pids(folder: Path, instance: str) -> list[int]:
+    """The Python worker processes of an instance."""
+    pids = []
+    for pid in processes_below(folder):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if b"model_service_worker" in command and f"TORCHMOOR_INSTANCE={instance}".encode() in environment:
+            pids.append(pid)
+    return pids
+
+
+def test_fleet_survives_the_death_of_a_worker_and_leaves_nothing_behind(archives: Path, tmp_path: Path) -> None:
+    """kill -9 of a worker: its sessions say that they are lost, others go on, it comes back under its name;
+    after Ctrl-C no process and no file of the fleet is left."""
+    run_dir = tmp_path / "run"
+    with run_fleet("--instances", "2", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
+        client = fleet.client()
+        chats = [open_session(client, image=data_url(draw("circle", "red"))) for _ in range(2)]
+        (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
+        assert victim != survivor
+
+        for pid in worker_pids(run_dir, victim):
+            os.kill(pid, signal.SIGKILL)
+
+        assert "red" in chats[1].ask("What color is the circle?")
+        wait_for(lambda: is_lost(chats[0]), "the dead worker's session is not reported as lost")
+        open_session(client, image=data_url(draw("square", "blue"))).close()
+        wait_for(lambda: ready_instances(fleet) == {victim, survivor}, "the worker did not come back")
+        again = open_session(client, image=data_url(draw("square", "blue")))
+        assert "blue" in again.ask("What color is the square?")
+
+    assert processes_below(run_dir) == []
+    assert not run_dir.exists()
+
+
+def is_lost(chat: Chat) -> bool:
+    """True once the session is refused as lost; before that only errors that say to try again are fine."""
+    try:
+        chat.ask("What color is the circle?")
+    except ClientError as error:
+        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        if code == "ValidationError":
+            assert "memory is gone" in message
+            return True
+        assert code == "ServiceUnavailable", message
+        return False
+    return False
+
+
+def test_up_killed_with_9_takes_its_instances_along(archives: Path, tmp_path: Path) -> None:
+    """Even a supervisor that cannot clean up leaves no TorchServe behind."""
+    run_dir = tmp_path / "run"
+    with run_fleet("--instances", "1", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
+        assert processes_below(run_dir)
+
+        fleet.process.kill()
+        fleet.process.wait(timeout=10)
+
+        wait_for(lambda: not processes_below(run_dir), "processes of the fleet are still there")
+        assert not run_dir.exists()
+
+
+def test_missing_archive_is_a_clear_error(tmp_path: Path) -> None:
+    """Without archives `up` says how to build them, on standard error, and fails."""
+    (tmp_path / "empty").mkdir()
+    log = tmp_path / "up.log"
+
+    with (
+        pytest.raises(pytest.fail.Exception),
+        run_fleet("--model-store", str(tmp_path / "empty"), run_dir=tmp_path / "run", log=log),
+    ):
+        pass
+
+    assert "make archives" in log.read_text()

@@ -1,0 +1,116 @@
+"""What a worker does when it is asked for more than it takes."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import requests
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import draw
+
+pytestmark = pytest.mark.torchserve
+MAX_IN_FLIGHT = 112  # handlers/configs/llava.yaml
+
+
+class SlowPictures(ThreadingHTTPServer):
+    """Answers no picture before `gate` is open."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.gate.wait(60)
+                body = draw("circle", "red")
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def slow_pictures() -> Iterator[SlowPictures]:
+    server = SlowPictures()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.gate.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: SlowPictures) -> None:
+    """Requests beyond the limit are refused while the others wait; the others are served; nothing is left behind."""
+    instance = fleet.instances()[0]
+    url = f"http://{instance['host']}:{instance['port']}/predictions/llava"
+    picture = f"http://127.0.0.1:{slow_pictures.server_address[1]}/x.png"
+    before = fleet.status(instance["name"])["sessions"]["open"]
+    answers: list[requests.Response] = []
+    refused = threading.Event()
+
+    def open_session() -> None:
+        answer = requests.post(url, json={"type": "start_session", "path": picture}, timeout=60)
+        answers.append(answer)
+        if answer.status_code == 429:
+            refused.set()
+
+    threads = [threading.Thread(target=open_session) for _ in range(MAX_IN_FLIGHT + 4)]
+    for thread in threads:
+        thread.start()
+    assert refused.wait(30)
+    assert fleet.status(instance["name"])["sessions"]["open"] == before  # the status operation is not starved
+    slow_pictures.gate.set()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    statuses = Counter(answer.status_code for answer in answers)
+    assert set(statuses) == {200, 429}, statuses
+    assert statuses[200] >= MAX_IN_FLIGHT
+    over = next(answer for answer in answers if answer.status_code == 429)
+    assert over.headers["X-Torchmoor-Error"] == "Overloaded"
+    assert int(over.headers["Retry-After"]) >= 1
+    for answer in answers:
+        if answer.status_code == 200:
+            requests.post(url, json={"type": "close_session", **answer.json()}, timeout=60).raise_for_status()
+    assert fleet.status(instance["name"])["sessions"]["open"] == before
+
+
+def test_large_image_opens_beside_a_stream(fleet: Fleet) -> None:
+    """A picture of ten megabytes is opened, and a stream that runs meanwhile says what it says alone."""
+    instance = fleet.instances()[0]
+    url = f"http://{instance['host']}:{instance['port']}/predictions/llava"
+
+    def open_session(image: bytes) -> dict[str, str]:
+        headers = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION", "Content-Type": "image/bmp"}
+        answer = requests.post(url, data=image, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        opened: dict[str, str] = answer.json()
+        return opened
+
+    small = draw("square", "blue", form="BMP")
+    large = draw("circle", "red", size=(1800, 1800), form="BMP")
+    question = {"type": "send_text_prompt", "prompt_text": "Describe the image.", "stream": True}
+    alone = requests.post(url, json={**question, **open_session(small)}, timeout=60).text
+    session = open_session(small)
+
+    opened: list[dict[str, str]] = []
+    thread = threading.Thread(target=lambda: opened.append(open_session(large)))
+    thread.start()
+    beside = requests.post(url, json={**question, **session}, timeout=60).text
+    thread.join(timeout=60)
+
+    assert beside == alone
+    red = {"type": "send_text_prompt", "prompt_text": "What color is the circle?", **opened[0]}
+    assert "red" in requests.post(url, json=red, timeout=60).json()["response_text"]

@@ -1,0 +1,177 @@
+"""`torchmoor chat`: a conversation in the terminal, through boto3's own SageMaker runtime client."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+import mimetypes
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import click
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from torchmoor.errors import TorchmoorError
+
+READ_TIMEOUT_S = 120
+
+
+class ChatError(TorchmoorError):
+    """The conversation cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """What the command line says."""
+
+    image: str
+    endpoint_url: str
+    endpoint: str
+    questions: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    as_json: bool
+
+
+class ChatSession:
+    """One session of the endpoint, from opening to close."""
+
+    def __init__(self, options: ChatOptions) -> None:
+        self._endpoint = options.endpoint
+        self._parameters = dict(options.parameters)
+        self._client = make_client(options.endpoint_url)
+        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": image_reference(options.image)})
+        self.id: str = opened["NewSessionId"].partition(";")[0]
+
+    def ask(self, question: str, images: tuple[str, ...] = ()) -> Iterator[str]:
+        """The answer's text in pieces, as it is generated. Raises ChatError."""
+        body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": self._parameters}
+        if images:
+            body["images"] = [image_reference(image) for image in images]
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        with _readable_errors():
+            answer = self._client.invoke_endpoint_with_response_stream(
+                EndpointName=self._endpoint,
+                ContentType="application/json",
+                SessionId=self.id,
+                Body=json.dumps(body),
+            )
+            for event in answer["Body"]:
+                if text := decoder.decode(event["PayloadPart"]["Bytes"]):
+                    yield text
+
+    def close(self) -> None:
+        """Free the session's memory. Raises ChatError."""
+        self._invoke(self.id, {"type": "close_session"})
+
+    def _invoke(self, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
+        with _readable_errors():
+            answer: dict[str, Any] = self._client.invoke_endpoint(
+                EndpointName=self._endpoint, ContentType="application/json", SessionId=session_id, Body=json.dumps(body)
+            )
+        return answer
+
+
+class _readable_errors:
+    """Turns what boto3 raises into a ChatError."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ClientError):
+            raise ChatError(_explain(error.response)) from error
+        if isinstance(error, BotoCoreError):
+            raise ChatError(f"{error} (is `torchmoor up` running?)") from error
+
+
+def _explain(response: Mapping[str, Any]) -> str:
+    """The handler's own words where it was the handler that refused, else the proxy's."""
+    message: str = response["Error"]["Message"]
+    try:
+        own: str = json.loads(response.get("OriginalMessage", ""))["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return message
+    return own
+
+
+def make_client(endpoint_url: str) -> Any:
+    """boto3's client; a user without AWS credentials gets made-up ones, since a local proxy asks for none."""
+    session = boto3.Session()
+    keys = {} if session.get_credentials() else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+    return session.client(
+        "sagemaker-runtime",
+        endpoint_url=endpoint_url,
+        region_name=session.region_name or "us-east-1",
+        config=Config(read_timeout=READ_TIMEOUT_S),
+        **keys,
+    )
+
+
+def image_reference(image: str) -> str:
+    """An address as it is, a file as a data URL. Raises ChatError if it cannot be read."""
+    if image.startswith(("http://", "https://", "data:")):
+        return image
+    try:
+        data = Path(image).expanduser().read_bytes()
+    except OSError as error:
+        raise ChatError(f"cannot read {image}: {error.strerror}") from error
+    kind = mimetypes.guess_type(image)[0] or "application/octet-stream"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def run(options: ChatOptions) -> None:
+    """The whole conversation. Raises ChatError."""
+    session = ChatSession(options)
+    try:
+        if options.questions:
+            for question in options.questions:
+                _show(session, question, (), as_json=options.as_json)
+        else:
+            _converse(session, as_json=options.as_json)
+    finally:
+        session.close()
+
+
+def _converse(session: ChatSession, *, as_json: bool) -> None:
+    images: tuple[str, ...] = ()
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  (line editing and history for input())
+
+        click.echo("Ask about the picture. /image PATH adds one, /quit ends.", err=True)
+    while True:
+        try:
+            line = input("> " if is_terminal else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            return
+        if line in ("/quit", "/exit"):
+            return
+        if line.startswith("/image "):
+            images += (line.removeprefix("/image ").strip(),)
+        elif line:
+            try:
+                _show(session, line, images, as_json=as_json)
+            except ChatError as error:
+                click.echo(f"Error: {error}", err=True)
+            images = ()
+
+
+def _show(session: ChatSession, question: str, images: tuple[str, ...], *, as_json: bool) -> None:
+    """Print the answer as it comes, or one line of JSON when it is complete."""
+    began, first_s, text = time.monotonic(), 0.0, ""
+    for piece in session.ask(question, images):
+        first_s = first_s or time.monotonic() - began
+        text += piece
+        if not as_json:
+            click.echo(piece, nl=False)
+    if as_json:
+        click.echo(json.dumps({"question": question, "answer": text, "ttft_ms": round(first_s * 1000, 1)}))
+    else:
+        click.echo()

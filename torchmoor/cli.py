@@ -1,0 +1,145 @@
+"""The command line. Parses and prints; what the commands do is elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from torchmoor.chat import ChatOptions
+from torchmoor.chat import run as run_chat
+from torchmoor.errors import TorchmoorError
+from torchmoor.settings import ROUTING_STRATEGIES
+from torchmoor.up import UpOptions
+from torchmoor.up import run as run_up
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+STORE = "model_store"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="torchmoor")
+def main() -> None:
+    """Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API."""
+
+
+@main.command()
+@click.option("--instances", default=1, show_default=True, type=click.IntRange(1, 64), help="TorchServe instances.")
+@click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
+@click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
+@click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Where the .mar archives are.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where the instances' folders and logs go while they run (default: a temporary directory).",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(ROUTING_STRATEGIES),
+    default=ROUTING_STRATEGIES[0],
+    show_default=True,
+    help="How an instance is chosen for requests that belong to no session.",
+)
+@click.option(
+    "--allow-image-host",
+    multiple=True,
+    metavar="HOST",
+    help="A host name, address or CIDR block that images may be fetched from although it is private. Repeatable.",
+)
+@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
+def up(
+    instances: int,
+    port: int,
+    admin_port: int,
+    host: str,
+    no_auth: bool,
+    model_store: Path | None,
+    run_dir: Path | None,
+    strategy: str,
+    allow_image_host: tuple[str, ...],
+    log_level: str,
+) -> None:
+    """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
+
+    Progress goes to standard error. When all is ready, one line of JSON on standard output says where.
+
+    \b
+    Examples:
+      torchmoor up --instances 2
+      torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
+      torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
+    """
+    import uvloop
+
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    options = UpOptions(
+        num_instances=instances,
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        model_store=(model_store or _default_store()).resolve(),
+        run_dir=None if run_dir is None else run_dir.resolve(),
+        strategy=strategy,
+        allowed_image_hosts=allow_image_host,
+        is_open=no_auth,
+    )
+    try:
+        uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
+    except TorchmoorError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _default_store() -> Path:
+    """model_store/ here, or else in the checkout that this package runs from."""
+    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE
+
+
+@main.command()
+@click.argument("image")
+@click.option("--endpoint-url", default="http://127.0.0.1:8080", show_default=True, help="Where the proxy listens.")
+@click.option("--endpoint", default="llava", show_default=True, help="The endpoint's name.")
+@click.option(
+    "--ask", multiple=True, metavar="QUESTION", help="Ask this and end, instead of a conversation. Repeatable."
+)
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
+@click.option("--temperature", type=click.FloatRange(min=0), help="Sample at this temperature; greedy without it.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each answer.")
+def chat(
+    image: str,
+    endpoint_url: str,
+    endpoint: str,
+    ask: tuple[str, ...],
+    max_new_tokens: int | None,
+    temperature: float | None,
+    as_json: bool,
+) -> None:
+    """Talk about IMAGE, a file or an http(s) address, with streamed answers.
+
+    In the conversation, /image PATH adds a picture and /quit ends.
+
+    \b
+    Examples:
+      torchmoor chat picture.png
+      torchmoor chat picture.png --ask "What color is the circle?" --ask "Where is it?"
+    """
+    parameters = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    options = ChatOptions(
+        image=image,
+        endpoint_url=endpoint_url,
+        endpoint=endpoint,
+        questions=ask,
+        parameters={name: value for name, value in parameters.items() if value is not None},
+        as_json=as_json,
+    )
+    try:
+        run_chat(options)
+    except TorchmoorError as error:
+        raise click.ClickException(str(error)) from error

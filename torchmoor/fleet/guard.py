@@ -1,0 +1,78 @@
+"""Runs one TorchServe instance and makes sure that it never outlives its launcher.
+
+    python -I guard.py FOLDER PID_FILE GRACE_S COMMAND...
+
+Standard input is a pipe that the launcher holds open. When it closes, because the launcher says stop or because it
+has died, however it died, the JVM gets SIGTERM, after the grace everything in the process group gets SIGKILL, and the
+instance's folder is removed. When the command ends by itself, its folder stays: the logs say why.
+The guard leads the process group. Standard library only, and as little of it as will do.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+POLL_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command until it ends or the pipe closes. Returns the command's exit status, 0 after a stop."""
+    folder, pid_file, grace_s, command = Path(arguments[0]), Path(arguments[1]), float(arguments[2]), arguments[3:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the pipe is the only order
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, restore_signals=True, preexec_fn=_heed_signals)
+    is_stopped = False
+    while child.poll() is None and not is_stopped:
+        is_stopped = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 4096)
+    if is_stopped:
+        _stop(child, pid_file, grace_s)
+    _kill_group()
+    status = child.wait()
+    if not is_stopped:
+        return status
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()  # the launcher's, if this was the last of its instances
+    return 0
+
+
+def _heed_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(child: subprocess.Popen[bytes], pid_file: Path, grace_s: float) -> None:
+    """Ask the JVM to end, whose pid TorchServe writes to a file, and wait."""
+    deadline = time.monotonic() + grace_s
+    try:
+        os.kill(int(pid_file.read_text()), signal.SIGTERM)
+    except (OSError, ValueError):
+        child.terminate()  # not that far yet
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+def _kill_group() -> None:
+    """SIGKILL to all that is left in the group but the guard itself."""
+    group = os.getpgrp()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if os.getpgid(int(entry.name)) == group:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

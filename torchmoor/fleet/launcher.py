@@ -1,0 +1,243 @@
+"""Starts TorchServe instances on this host, restarts those that die, and stops them all.
+
+An instance keeps its name through restarts, so that session ids go on pointing to it. The registry learns of each
+instance here; whether it is ready is the health checker's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from torchmoor.errors import LaunchError
+from torchmoor.fleet import guard
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.ports import find_free_ports, is_free
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.torchserve import PORTS_PER_INSTANCE, InstanceSpec, TorchServeSettings, environment, prepare
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+PROGRESS_INTERVAL_S = 5.0
+NUM_LOG_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherSettings:
+    """How instances are started, watched and stopped."""
+
+    torchserve: TorchServeSettings
+    run_dir: Path | None = None  # where the instances' folders go; None: a new temporary directory
+    start_timeout_s: float = 180.0  # from the start of an instance to its model being ready
+    down_timeout_s: float = 90.0  # an instance that is down for longer is restarted as a whole
+    stop_grace_s: float = 10.0
+    capacity: int = 100  # requests that the proxy sends to an instance at a time; below the handler's own limit
+    min_backoff_s: float = 1.0
+    max_backoff_s: float = 30.0
+    max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at a time: a start is bound by the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One instance that shall run."""
+
+    name: str
+    endpoint: str
+    archive: str
+    gpu: int | None = None
+
+
+class Launcher:
+    """The instances of this host, for as long as the context lasts.
+
+    report: told of each change an operator would want to see, in a few words.
+    """
+
+    def __init__(
+        self,
+        settings: LauncherSettings,
+        registry: Registry,
+        environment: Mapping[str, str],
+        report: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._environment = dict(environment)
+        self._report = report
+        self._run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"torchmoor-{os.getpid()}"
+        self._starting = asyncio.Semaphore(settings.max_starting)
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._supervisors: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Launcher:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self, launches: Sequence[Launch]) -> None:
+        """Start all and wait until each is ready. Raises LaunchError at the first that does not come up."""
+        for launch in launches:
+            if not (self._settings.torchserve.model_store / launch.archive).exists():
+                store = self._settings.torchserve.model_store
+                raise LaunchError(f"there is no {launch.archive} in {store}; build it with make archives")
+        firsts = [asyncio.get_running_loop().create_future() for _ in launches]
+        for launch, first in zip(launches, firsts, strict=True):
+            self._supervisors.append(asyncio.create_task(self._supervise(launch, first)))
+        await asyncio.gather(*firsts)
+
+    async def stop(self) -> None:
+        """Stop every instance and wait until nothing of it is left."""
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
+        with suppress(OSError):
+            self._run_dir.rmdir()
+
+    def kill(self) -> None:
+        """Stop at once, with SIGKILL."""
+        for process in self._processes.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    async def _supervise(self, launch: Launch, first: asyncio.Future[None]) -> None:
+        """Keep one instance running. The first start's outcome goes to `first`; later failures are tried again."""
+        spec = self._plan(launch)
+        backoff_s = self._settings.min_backoff_s
+        while True:
+            try:
+                spec = self._with_free_ports(spec)
+                async with self._starting:
+                    await self._start(spec)
+                    await self._until_ready(spec)
+                backoff_s = self._settings.min_backoff_s
+                if not first.done():
+                    first.set_result(None)
+                await self._until_broken(spec)
+            except LaunchError as error:
+                await self._stop(spec.name)
+                if not first.done():
+                    first.set_exception(error)
+                    return
+                logger.error("instance failed instance=%s error=%s", spec.name, error)
+            self._registry.set_state(spec.name, InstanceState.DOWN)
+            self._report(f"{spec.name} has ended; starting it again in {backoff_s:.0f} s")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
+
+    def _plan(self, launch: Launch) -> InstanceSpec:
+        return InstanceSpec(
+            name=launch.name,
+            endpoint=launch.endpoint,
+            archive=launch.archive,
+            folder=self._run_dir / launch.name,
+            ports=(),
+            gpu=launch.gpu,
+            environment=self._environment,
+        )
+
+    @staticmethod
+    def _with_free_ports(spec: InstanceSpec) -> InstanceSpec:
+        """The same ports as before if they are free, so that nothing else has to learn new ones."""
+        if spec.ports and all(is_free(port) for port in spec.ports):
+            return spec
+        return dataclasses.replace(spec, ports=tuple(find_free_ports(PORTS_PER_INSTANCE)))
+
+    async def _start(self, spec: InstanceSpec) -> None:
+        settings = self._settings.torchserve
+        command = prepare(spec, settings)
+        self._report(f"{spec.name} starting")
+        with (spec.folder / "console.log").open("ab") as console:
+            self._processes[spec.name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", guard.__file__, str(spec.folder), str(spec.pid_file)),
+                *(str(self._settings.stop_grace_s), *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=console,
+                stderr=asyncio.subprocess.STDOUT,
+                cwd=spec.folder / "work",
+                env=environment(spec, settings),
+                start_new_session=True,
+            )
+        self._registry.add(
+            Instance(
+                name=spec.name,
+                endpoint=spec.endpoint,
+                model=spec.model,
+                port=spec.ports[0],
+                management_port=spec.ports[1],
+                capacity=self._settings.capacity,
+            )
+        )
+
+    async def _until_ready(self, spec: InstanceSpec) -> None:
+        """Raises LaunchError, with the end of the log, if the instance dies or takes too long."""
+        loop = asyncio.get_running_loop()
+        began = reported = loop.time()
+        while self._state(spec.name) is not InstanceState.READY:
+            await asyncio.sleep(POLL_S)
+            now = loop.time()
+            if self._processes[spec.name].returncode is not None:
+                raise LaunchError(f"{spec.name} ended while starting; {_log_tail(spec)}")
+            if now - began > self._settings.start_timeout_s:
+                raise LaunchError(
+                    f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {_log_tail(spec)}"
+                )
+            if now - reported >= PROGRESS_INTERVAL_S:
+                reported = now
+                self._report(f"{spec.name} loading its model, {now - began:.0f} s")
+        self._report(f"{spec.name} ready after {loop.time() - began:.1f} s")
+
+    async def _until_broken(self, spec: InstanceSpec) -> None:
+        """Returns when the process has ended, or has been down for so long that it will not mend itself."""
+        loop = asyncio.get_running_loop()
+        last_up = loop.time()
+        while self._processes[spec.name].returncode is None:
+            await asyncio.sleep(POLL_S)
+            if self._state(spec.name) is not InstanceState.DOWN:
+                last_up = loop.time()
+            elif loop.time() - last_up > self._settings.down_timeout_s:
+                await self._stop(spec.name)
+                return
+        del self._processes[spec.name]
+
+    def _state(self, name: str) -> InstanceState | None:
+        instance = self._registry.find(name)
+        return None if instance is None else instance.state
+
+    async def _stop(self, name: str) -> None:
+        """Close the guard's pipe and wait for it; SIGKILL if even that does not help."""
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), self._settings.stop_grace_s + 5)
+        except TimeoutError:
+            logger.error("instance killed instance=%s", name)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def _log_tail(spec: InstanceSpec) -> str:
+    """The last lines of what the instance wrote, for an error's message."""
+    for path in (spec.logs / "torchserve.log", spec.folder / "console.log"):
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        if lines:
+            return "the end of its log:\n" + "\n".join(lines[-NUM_LOG_LINES:])
+    return "it wrote no log"

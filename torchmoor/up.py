@@ -1,0 +1,133 @@
+"""`torchmoor up`: TorchServe instances and the front proxy on this host, from the first line to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmoor.app import Proxy
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings
+
+SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
+ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
+ENDPOINT = "llava"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the command line says."""
+
+    num_instances: int
+    host: str
+    port: int
+    admin_port: int
+    model_store: Path
+    run_dir: Path | None
+    strategy: str
+    allowed_image_hosts: tuple[str, ...]
+    is_open: bool
+
+
+async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; a second one stops at once.
+
+    report: progress, line by line; announce: the one line of JSON when everything is ready.
+    Raises ConfigError, LaunchError, OSError if a port is taken.
+    """
+    check_host(options.host, is_open=options.is_open)
+    keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
+    settings = ProxySettings(
+        endpoints=(EndpointSettings(name=ENDPOINT, model=ENDPOINT, routing_strategy=options.strategy),),
+        listen=ListenSettings(host=options.host, port=options.port, admin_port=options.admin_port),
+        sessions=SessionSettings.parse(keys),
+    )
+    registry = Registry(settings.endpoints)
+    launcher_settings = LauncherSettings(
+        torchserve=TorchServeSettings(model_store=options.model_store), run_dir=options.run_dir
+    )
+    environment = {SESSION_KEYS: keys}
+    if options.allowed_image_hosts:
+        environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
+    async with (
+        Launcher(launcher_settings, registry, environment, report) as launcher,
+        Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+    ):
+        stopping = _stop_on_signals(launcher)
+        starting = asyncio.create_task(launcher.start(plan(options.num_instances, count_gpus())))
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            starting.cancel()
+        else:
+            starting.result()
+            announce(describe(options.host, proxy))
+            await stopping
+        report("stopping")
+
+
+def describe(host: str, proxy: Proxy) -> str:
+    """The line of JSON that says where everything is."""
+    named = f"[{host}]" if ":" in host else host
+    return json.dumps(
+        {
+            "ready": True,
+            "runtime": f"http://{named}:{proxy.port}",
+            "admin": f"http://{named}:{proxy.admin_port}",
+            "endpoints": [ENDPOINT],
+        }
+    )
+
+
+def plan(num_instances: int, num_gpus: int) -> list[Launch]:
+    """Instances by name, spread over the GPUs where there are any."""
+    return [
+        Launch(f"{ENDPOINT}-{i}", ENDPOINT, f"{ENDPOINT}.mar", i % num_gpus if num_gpus else None)
+        for i in range(num_instances)
+    ]
+
+
+def count_gpus() -> int:
+    """GPUs that NVIDIA's own tool lists; 0 where there is no such tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return 0
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+
+
+def check_host(host: str, *, is_open: bool) -> None:
+    """Raise ConfigError unless the address is loopback or the operator said that anybody may come in."""
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ConfigError(f"--host must be an address of this machine or localhost, not {host!r}") from error
+    if not is_loopback and not is_open:
+        raise ConfigError(f"on {host} anybody who reaches this machine could use it: say --no-auth if that is meant")
+
+
+def _stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
+    """A future that ends with the first SIGINT or SIGTERM; the second kills the instances."""
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[None] = loop.create_future()
+
+    def on_signal() -> None:
+        if stopping.done():
+            launcher.kill()
+        else:
+            stopping.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    return stopping
