@@ -26,8 +26,8 @@ $(VENV)/bin/python:
 $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	@echo "setting up $(VENV) (a few minutes the first time)" >&2
 	$(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null \
-	  || $(BIN)/pip install -q --disable-pip-version-check torch==$(TORCH)+cpu 2>/dev/null \
-	  || $(BIN)/pip install -q --disable-pip-version-check --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
+	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off torch==$(TORCH)+cpu 2>/dev/null \
+	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
 	@touch $@

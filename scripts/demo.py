@@ -18,6 +18,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
@@ -164,9 +165,14 @@ def main() -> int:
             result["error"] = "the fleet did not start; what it said is above"
         else:
             result = converse(json.loads(line)["runtime"])
+    except (BotoCoreError, ClientError) as error:
+        result["error"] = str(error)
     finally:
         up.send_signal(signal.SIGINT)
-        status = up.wait(timeout=60)
+        try:
+            status = up.wait(timeout=60)
+        finally:
+            up.kill()
     result["ok"] = result["ok"] and status == 0
     print(json.dumps(result))
     return 0 if result["ok"] else 1

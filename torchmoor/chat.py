@@ -9,6 +9,7 @@ import mimetypes
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import boto3
 import click
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
 
 from torchmoor.errors import TorchmoorError
 
@@ -68,7 +70,10 @@ class ChatSession:
 
     def close(self) -> None:
         """Free the session's memory. Raises ChatError."""
-        self._invoke(self.id, {"type": "close_session"})
+        try:
+            self._invoke(self.id, {"type": "close_session"})
+        finally:
+            self._client.close()
 
     def _invoke(self, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
         with _readable_errors():
@@ -87,6 +92,8 @@ class _readable_errors:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ClientError):
             raise ChatError(_explain(error.response)) from error
+        if isinstance(error, HTTPError):
+            raise ChatError("the connection was lost before the answer was complete") from error
         if isinstance(error, BotoCoreError):
             raise ChatError(f"{error} (is `torchmoor up` running?)") from error
 
@@ -102,16 +109,22 @@ def _explain(response: Mapping[str, Any]) -> str:
 
 
 def make_client(endpoint_url: str) -> Any:
-    """boto3's client; a user without AWS credentials gets made-up ones, since a local proxy asks for none."""
+    """boto3's client; a user without AWS credentials gets made-up ones, since a local proxy asks for none.
+
+    Raises ChatError if the address is none.
+    """
     session = boto3.Session()
     keys = {} if session.get_credentials() else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
-    return session.client(
-        "sagemaker-runtime",
-        endpoint_url=endpoint_url,
-        region_name=session.region_name or "us-east-1",
-        config=Config(read_timeout=READ_TIMEOUT_S),
-        **keys,
-    )
+    try:
+        return session.client(
+            "sagemaker-runtime",
+            endpoint_url=endpoint_url,
+            region_name=session.region_name or "us-east-1",
+            config=Config(read_timeout=READ_TIMEOUT_S),
+            **keys,
+        )
+    except ValueError as error:
+        raise ChatError(f"--endpoint-url must be an http(s) address: {error}") from error
 
 
 def image_reference(image: str) -> str:
@@ -136,7 +149,8 @@ def run(options: ChatOptions) -> None:
         else:
             _converse(session, as_json=options.as_json)
     finally:
-        session.close()
+        with suppress(ChatError):  # the session ends by itself, and an error above matters more
+            session.close()
 
 
 def _converse(session: ChatSession, *, as_json: bool) -> None:
@@ -158,9 +172,9 @@ def _converse(session: ChatSession, *, as_json: bool) -> None:
         elif line:
             try:
                 _show(session, line, images, as_json=as_json)
+                images = ()
             except ChatError as error:
                 click.echo(f"Error: {error}", err=True)
-            images = ()
 
 
 def _show(session: ChatSession, question: str, images: tuple[str, ...], *, as_json: bool) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
 from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings
+
+logger = logging.getLogger(__name__)
 
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
@@ -55,8 +58,12 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         sessions=SessionSettings.parse(keys),
     )
     registry = Registry(settings.endpoints)
+    java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
     launcher_settings = LauncherSettings(
-        torchserve=TorchServeSettings(model_store=options.model_store), run_dir=options.run_dir
+        torchserve=TorchServeSettings(
+            model_store=options.model_store, java_home=Path(java_home) if java_home else None
+        ),
+        run_dir=options.run_dir,
     )
     environment = {SESSION_KEYS: keys}
     if options.allowed_image_hosts:
@@ -66,7 +73,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        starting = asyncio.create_task(launcher.start(plan(options.num_instances, count_gpus())))
+        starting = asyncio.create_task(launcher.start(plan(options.num_instances, find_gpus(os.environ))))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             starting.cancel()
@@ -90,21 +97,28 @@ def describe(host: str, proxy: Proxy) -> str:
     )
 
 
-def plan(num_instances: int, num_gpus: int) -> list[Launch]:
+def plan(num_instances: int, gpus: Sequence[str]) -> list[Launch]:
     """Instances by name, spread over the GPUs where there are any."""
     return [
-        Launch(f"{ENDPOINT}-{i}", ENDPOINT, f"{ENDPOINT}.mar", i % num_gpus if num_gpus else None)
+        Launch(f"{ENDPOINT}-{i}", ENDPOINT, f"{ENDPOINT}.mar", gpus[i % len(gpus)] if gpus else None)
         for i in range(num_instances)
     ]
 
 
-def count_gpus() -> int:
-    """GPUs that NVIDIA's own tool lists; 0 where there is no such tool."""
+def find_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs to use: those of CUDA_VISIBLE_DEVICES if it is set, else those that NVIDIA's own tool lists."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return 0
-    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+        return []
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        logger.warning("nvidia-smi does not answer; going on without a GPU")
+        return []
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
 
 
 def check_host(host: str, *, is_open: bool) -> None:

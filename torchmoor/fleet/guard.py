@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the pipe is the only order
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, restore_signals=True, preexec_fn=_heed_signals)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_heed_signals)
     is_stopped = False
     while child.poll() is None and not is_stopped:
         is_stopped = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 4096)
@@ -63,15 +63,25 @@ def _stop(child: subprocess.Popen[bytes], pid_file: Path, grace_s: float) -> Non
 
 
 def _kill_group() -> None:
-    """SIGKILL to all that is left in the group but the guard itself."""
-    group = os.getpgrp()
+    """SIGKILL to all of the group but the guard itself, until nobody is left to fork or to write."""
+    while others := _others_in_group():
+        for pid in others:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S / 10)
+
+
+def _others_in_group() -> list[int]:
+    """Living processes of this group; those that are dead and not yet reaped do not count."""
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if os.getpgid(int(entry.name)) == group:
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:
-                continue
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError, IndexError, ValueError):
+            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) == os.getpgrp() and state not in "ZX":
+                found.append(int(entry.name))
+    return found
 
 
 if __name__ == "__main__":

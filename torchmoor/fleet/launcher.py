@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -43,8 +44,9 @@ class LauncherSettings:
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted as a whole
     stop_grace_s: float = 10.0
     capacity: int = 100  # requests that the proxy sends to an instance at a time; below the handler's own limit
-    min_backoff_s: float = 1.0
+    min_backoff_s: float = 1.0  # before a dead instance is started again; doubled each time
     max_backoff_s: float = 30.0
+    stable_after_s: float = 300.0  # an instance that ran for so long starts with the shortest back-off again
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at a time: a start is bound by the CPU
 
 
@@ -55,7 +57,7 @@ class Launch:
     name: str
     endpoint: str
     archive: str
-    gpu: int | None = None
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
 
 
 class Launcher:
@@ -75,10 +77,12 @@ class Launcher:
         self._registry = registry
         self._environment = dict(environment)
         self._report = report
-        self._run_dir = settings.run_dir or Path(tempfile.gettempdir()) / f"torchmoor-{os.getpid()}"
+        self._run_dir = settings.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))
         self._starting = asyncio.Semaphore(settings.max_starting)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._is_stopping = False
         self._supervisors: list[asyncio.Task[None]] = []
+        self._folders: list[Path] = []
 
     async def __aenter__(self) -> Launcher:
         return self
@@ -101,15 +105,19 @@ class Launcher:
 
     async def stop(self) -> None:
         """Stop every instance and wait until nothing of it is left."""
+        self._is_stopping = True
         for supervisor in self._supervisors:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)  # of instances that had ended by themselves
         with suppress(OSError):
             self._run_dir.rmdir()
 
     def kill(self) -> None:
-        """Stop at once, with SIGKILL."""
+        """Stop at once, with SIGKILL; nothing is started again."""
+        self._is_stopping = True
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -118,33 +126,40 @@ class Launcher:
         """Keep one instance running. The first start's outcome goes to `first`; later failures are tried again."""
         spec = self._plan(launch)
         backoff_s = self._settings.min_backoff_s
-        while True:
+        while not self._is_stopping:
+            began = asyncio.get_running_loop().time()
             try:
                 spec = self._with_free_ports(spec)
                 async with self._starting:
                     await self._start(spec)
                     await self._until_ready(spec)
-                backoff_s = self._settings.min_backoff_s
                 if not first.done():
                     first.set_result(None)
                 await self._until_broken(spec)
-            except LaunchError as error:
+            except (LaunchError, OSError) as error:
                 await self._stop(spec.name)
                 if not first.done():
-                    first.set_exception(error)
+                    first.set_exception(error if isinstance(error, LaunchError) else LaunchError(str(error)))
                     return
                 logger.error("instance failed instance=%s error=%s", spec.name, error)
-            self._registry.set_state(spec.name, InstanceState.DOWN)
+            if self._is_stopping:
+                return
+            if self._state(spec.name) is not None:
+                self._registry.set_state(spec.name, InstanceState.DOWN)
+            if asyncio.get_running_loop().time() - began > self._settings.stable_after_s:
+                backoff_s = self._settings.min_backoff_s
             self._report(f"{spec.name} has ended; starting it again in {backoff_s:.0f} s")
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
 
     def _plan(self, launch: Launch) -> InstanceSpec:
+        folder = self._run_dir / launch.name
+        self._folders.append(folder)
         return InstanceSpec(
             name=launch.name,
             endpoint=launch.endpoint,
             archive=launch.archive,
-            folder=self._run_dir / launch.name,
+            folder=folder,
             ports=(),
             gpu=launch.gpu,
             environment=self._environment,
@@ -212,7 +227,9 @@ class Launcher:
             elif loop.time() - last_up > self._settings.down_timeout_s:
                 await self._stop(spec.name)
                 return
-        del self._processes[spec.name]
+        process = self._processes.pop(spec.name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the guard has seen to that, unless it was killed itself
 
     def _state(self, name: str) -> InstanceState | None:
         instance = self._registry.find(name)

@@ -16,6 +16,8 @@ from torchmoor.errors import LaunchError
 
 PORTS_PER_INSTANCE = 5
 MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
+# No files in the shared /tmp; a JVM without memory ends and is started again, instead of limping on.
+JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
 
@@ -40,7 +42,7 @@ class InstanceSpec:
     archive: str  # a file of the model store
     folder: Path  # its own, emptied by whoever starts it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
-    gpu: int | None = None
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     environment: Mapping[str, str]  # of the launcher's making: instance name, session keys, handler settings
 
     @property
@@ -95,7 +97,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "max_request_size": settings.max_body_bytes,
         "max_response_size": settings.max_body_bytes,
         "disable_system_metrics": "true",
-        "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", "-XX:+UseSerialGC", *_java_flags(settings)]),
+        "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
     }
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
@@ -118,7 +120,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         "TORCHMOOR_INSTANCE": spec.name,
     }
     if spec.gpu is not None:
-        own["CUDA_VISIBLE_DEVICES"] = str(spec.gpu)
+        own["CUDA_VISIBLE_DEVICES"] = spec.gpu
     return {**inherited, **own}
 
 

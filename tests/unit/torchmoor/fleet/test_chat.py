@@ -1,0 +1,277 @@
+"""`torchmoor chat` and boto3's real client against a small stand-in for the proxy, on a loopback socket."""
+
+import base64
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torchmoor.chat import ChatError, image_reference, make_client
+from torchmoor.cli import main
+from torchmoor.http.eventstream import exception, payload_part
+
+# boto3's client is never closed, so its pooled connections are noticed when they are collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+SESSION = "ts-seq-abc"
+PNG = b"\x89PNG not really"
+
+
+@dataclass
+class Runtime:
+    """What the stand-in was sent, and what it answers."""
+
+    url: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=lambda: [b"a red ", b"circle"])
+    error: tuple[int, dict[str, Any]] | None = None  # answered to questions
+    ending: bytes = b""  # sent after the parts
+    breaks: bool = False  # the connection ends in mid-stream
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    runtime: Runtime
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.runtime.bodies.append(body)
+        self.runtime.sessions.append(self.headers["X-Amzn-SageMaker-Session-Id"])
+        if body["type"] == "start_session":
+            expiring = f"{SESSION}; Expires=2030-01-01T00:00:00Z"
+            self.answer(200, {"session_id": SESSION}, {"X-Amzn-SageMaker-New-Session-Id": expiring})
+        elif body["type"] == "close_session":
+            self.answer(200, {"success": True}, {"X-Amzn-SageMaker-Closed-Session-Id": SESSION})
+        elif self.runtime.error is not None:
+            self.answer(*self.runtime.error, {"x-amzn-ErrorType": "ModelError"})
+        else:
+            self.stream()
+
+    def answer(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for data in [*map(payload_part, self.runtime.parts), self.runtime.ending]:
+            if data:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self.runtime.breaks:
+            self.close_connection = True
+        else:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client may leave whenever it likes
+            super().handle()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """The stand-in, and a user without any AWS configuration."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    made = Runtime()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"runtime": made}))
+    server.daemon_threads = True
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    gc.collect()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A file that nobody here decodes."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(PNG)
+    return path
+
+
+def chat(runtime: Runtime, picture: object, *arguments: str, typed: str = "") -> Result:
+    command = ["chat", str(picture), "--endpoint-url", runtime.url, *arguments]
+    return CliRunner().invoke(main, command, input=typed)
+
+
+def kinds(runtime: Runtime) -> list[str]:
+    return [body["type"] for body in runtime.bodies]
+
+
+def test_questions_are_asked_in_one_session_that_is_closed(runtime: Runtime, picture: Path) -> None:
+    """The image goes once, with the opening; the answers are all that standard output has."""
+    result = chat(runtime, picture, "--ask", "What color?", "--ask", "Where?")
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "a red circle\na red circle\n"
+    assert kinds(runtime) == ["start_session", "send_text_prompt", "send_text_prompt", "close_session"]
+    assert runtime.sessions == ["NEW_SESSION", SESSION, SESSION, SESSION]
+    assert [body["prompt_text"] for body in runtime.bodies[1:3]] == ["What color?", "Where?"]
+    image = runtime.bodies[0]["image"]
+    assert image.startswith("data:image/png;base64,")
+    assert base64.b64decode(image.partition(",")[2]) == PNG
+    assert not any("image" in body or "images" in body for body in runtime.bodies[1:])
+
+
+def test_a_character_cut_in_two_is_put_together(runtime: Runtime, picture: Path) -> None:
+    """A PayloadPart may end anywhere."""
+    whole = "größer 🟥".encode()
+    runtime.parts = [whole[i : i + 1] for i in range(len(whole))]
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.stdout == "größer 🟥\n"
+
+
+def test_json_is_one_object_a_line(runtime: Runtime, picture: Path) -> None:
+    """For programs: the question, the answer, and how long its first piece took."""
+    result = chat(runtime, picture, "--ask", "What color?", "--json")
+
+    (line,) = result.stdout.splitlines()
+    said = json.loads(line)
+    assert said["question"] == "What color?"
+    assert said["answer"] == "a red circle"
+    assert said["ttft_ms"] > 0
+
+
+def test_a_conversation_can_come_through_a_pipe(runtime: Runtime, picture: Path, tmp_path: Path) -> None:
+    """A line is a question; /image adds a picture to the next one only; /quit and the end of input end it."""
+    other = tmp_path / "other.png"
+    other.write_bytes(PNG)
+
+    result = chat(runtime, picture, typed=f"one\n\n/image {other}\ntwo\nthree\n/quit\nfour\n")
+
+    assert result.exit_code == 0, result.stderr
+    asked = runtime.bodies[1:-1]
+    assert [body["prompt_text"] for body in asked] == ["one", "two", "three"]
+    assert [len(body.get("images", [])) for body in asked] == [0, 1, 0]
+    assert kinds(runtime)[-1] == "close_session"
+
+
+def test_an_address_is_passed_on_and_not_fetched(runtime: Runtime) -> None:
+    """The handler fetches it, behind its own checks."""
+    chat(runtime, "https://example.com/a.png", "--ask", "?")
+
+    assert runtime.bodies[0]["image"] == "https://example.com/a.png"
+
+
+def test_a_missing_file_is_an_error_that_names_it(runtime: Runtime) -> None:
+    """Before any request is sent."""
+    result = chat(runtime, "/nonexistent/a.png", "--ask", "?")
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: cannot read /nonexistent/a.png: No such file or directory\n"
+    assert runtime.bodies == []
+
+
+def test_the_models_own_words_are_shown(runtime: Runtime, picture: Path) -> None:
+    """ModelError wraps the handler's JSON twice; a person reads its message only. The session is closed."""
+    original = json.dumps({"error": {"code": "ContextTooLong", "message": "the conversation is full"}})
+    runtime.error = (424, {"Message": "Received client error (400)", "OriginalMessage": original})
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the conversation is full\n"
+    assert kinds(runtime)[-1] == "close_session"
+
+
+def test_an_error_in_mid_stream_is_an_error(runtime: Runtime, picture: Path) -> None:
+    """Half an answer must not look like a whole one."""
+    runtime.ending = exception("ModelStreamError", "the instance died", "StreamBroken")
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.exit_code == 1
+    assert "the instance died" in result.stderr
+
+
+def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: Runtime) -> None:
+    """The most likely mistake of all."""
+    runtime.url = "http://127.0.0.1:1"
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.exit_code == 1
+    assert "torchmoor up" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: Path) -> None:
+    """The next question may be all right; the exit status is that of the conversation."""
+    runtime.error = (424, {"Message": "busy"})
+
+    result = chat(runtime, picture, typed="one\ntwo\n")
+
+    assert result.exit_code == 0
+    assert result.stderr.count("Error: busy") == 2
+
+
+def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
+    """A proxy that dies in the middle of an answer."""
+    runtime.breaks = True
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+
+
+def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
+    """A forgotten http:// is a slip, not a crash."""
+    runtime.url = "localhost 8080"
+
+    result = chat(runtime, picture, "--ask", "?")
+
+    assert result.exit_code == 1
+    assert "localhost 8080" in result.stderr
+
+
+def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:
+    """A laptop without AWS talks to a local proxy."""
+    client = make_client(runtime.url)
+
+    assert client.meta.region_name == "us-east-1"
+
+
+def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command against a proxy that checks signatures."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAMINE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+
+    client = make_client(runtime.url)
+
+    assert client.meta.region_name == "eu-west-1"
+    assert client._request_signer._credentials.access_key == "AKIAMINE"
+
+
+def test_a_directory_is_no_image(tmp_path: Path) -> None:
+    """As any file that cannot be read."""
+    with pytest.raises(ChatError, match="Is a directory"):
+        image_reference(str(tmp_path))

@@ -1,0 +1,130 @@
+"""The command line: help, and errors that a person can act on."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torchmoor.chat import ChatError, ChatOptions
+from torchmoor.cli import main
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help")])
+def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
+    """-h and --help alike."""
+    result = invoke(*arguments)
+
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["up", "chat"])
+def test_help_shows_examples(command: str) -> None:
+    """The fastest way to learn a command is a line to copy."""
+    assert f"torchmoor {command} " in invoke(command, "--help").stdout.partition("Examples:")[2]
+
+
+def test_the_version_is_told() -> None:
+    """For a bug report."""
+    result = invoke("--version")
+
+    assert result.exit_code == 0
+    assert "0.1.0" in result.stdout
+
+
+@pytest.mark.parametrize("plane", ["--port", "--admin-port"])
+def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane: str) -> None:
+    """Exit status 1, the port named, nothing on standard output, and no instance was started for nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        ports = {"--port": "0", "--admin-port": "0", plane: port}
+        result = invoke(
+            *("up", "--model-store", str(tmp_path), "--run-dir", str(tmp_path / "run")),
+            *(part for pair in ports.items() for part in pair),
+        )
+
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert port in result.stderr
+    assert "in use" in result.stderr
+    assert "starting" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    """A fresh clone has no archives."""
+    result = invoke("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))
+
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "make archives" in result.stderr
+    assert str(tmp_path) in result.stderr
+
+
+def test_an_address_open_to_a_network_must_be_meant() -> None:
+    """Loopback is the default; anything else needs a flag while there is no authentication."""
+    result = invoke("up", "--host", "0.0.0.0")
+
+    assert result.exit_code == 1
+    assert "--no-auth" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--instances", "0"), ("--strategy", "BEST"), ("--log-level", "loud")])
+def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    """Status 2, as everywhere."""
+    result = invoke("up", *arguments)
+
+    assert result.exit_code == 2
+    assert arguments[0] in result.stderr
+
+
+def test_a_port_out_of_range_is_an_error_that_names_it() -> None:
+    """No stack trace for a slip of the finger."""
+    result = invoke("up", "--port", "80800")
+
+    assert result.exit_code in (1, 2)
+    assert "80800" in result.stderr
+
+
+def test_session_keys_that_cannot_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the key by its id, never by its digits."""
+    monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", "k0:not-hexadecimal")
+
+    result = invoke("up")
+
+    assert result.exit_code == 1
+    assert "k0" in result.stderr
+    assert "not-hexadecimal" not in result.stderr
+
+
+def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the generation parameters that were given are sent."""
+    seen: list[ChatOptions] = []
+    monkeypatch.setattr("torchmoor.cli.run_chat", seen.append)
+
+    result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--json")
+
+    assert result.exit_code == 0
+    (options,) = seen
+    assert options.questions == ("one", "two")
+    assert options.parameters == {"max_new_tokens": 9}
+    assert options.as_json
+
+
+def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went wrong, without a stack trace."""
+
+    def fail(options: ChatOptions) -> None:
+        raise ChatError("the session has expired")
+
+    monkeypatch.setattr("torchmoor.cli.run_chat", fail)
+
+    result = invoke("chat", "a.png")
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the session has expired\n"

@@ -1,0 +1,141 @@
+"""The guard: whatever ends the launcher, nothing of its instance stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.unit.torchmoor.fleet.processes import DEADLINE_S, STUB, is_running, wait_until
+from torchmoor.fleet import guard
+
+
+@dataclass
+class Layout:
+    """An instance's folder below the launcher's, as `prepare` makes them."""
+
+    folder: Path
+    report: Path
+
+    @property
+    def pid_file(self) -> Path:
+        return self.folder / "tmp" / ".model_server.pid"
+
+    def command(self, mode: str = "heed", grace_s: float = 5.0) -> list[str]:
+        return [
+            *(sys.executable, "-I", guard.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
+            *(sys.executable, str(STUB), mode, str(self.pid_file), str(self.report)),
+        ]
+
+    def wait_for_pids(self) -> list[int]:
+        """The pids of wrapper, JVM and worker, once all of them run."""
+        wait_until(self.report.exists, "the instance runs")
+        return [int(pid) for pid in self.report.read_text().split()]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[Layout]:
+    """An instance's folders; on the way out no process of the instance may run."""
+    made = Layout(tmp_path / "run" / "llava-0", tmp_path / "report")
+    (made.folder / "tmp").mkdir(parents=True)
+    yield made
+    left = [pid for pid in made.wait_for_pids() if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "the test left processes behind"
+
+
+def start_guard(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(layout.command(mode, grace_s), stdin=subprocess.PIPE, start_new_session=True)
+
+
+def close_and_wait(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdin is not None
+    process.stdin.close()
+    return process.wait(DEADLINE_S)
+
+
+def test_a_closed_pipe_stops_everything_and_removes_the_folders(layout: Layout) -> None:
+    """A stop leaves no process, no socket and no folder."""
+    process = start_guard(layout)
+    pids = layout.wait_for_pids()
+
+    status = close_and_wait(process)
+
+    assert status == 0
+    wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
+    assert not layout.folder.parent.exists()
+
+
+def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
+    """Instances stop one by one: the first to go must leave the others theirs."""
+    other = layout.folder.parent / "llava-1"
+    other.mkdir()
+    process = start_guard(layout)
+    layout.wait_for_pids()
+
+    close_and_wait(process)
+
+    assert not layout.folder.exists()
+    assert other.is_dir()
+
+
+def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
+    """A hung JVM cannot hold up a stop for longer than the setting."""
+    process = start_guard(layout, mode="ignore", grace_s=0.5)
+    pids = layout.wait_for_pids()
+
+    began = time.monotonic()
+    close_and_wait(process)
+
+    assert 0.4 < time.monotonic() - began < 5
+    wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
+
+
+def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> None:
+    """SIGKILL to `torchmoor up` leaves nothing, though no line of its code runs any more."""
+    code = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(60)"
+    launcher = subprocess.Popen([sys.executable, "-c", code, *layout.command()])
+    pids = layout.wait_for_pids()
+
+    launcher.kill()
+    launcher.wait()
+
+    wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
+    wait_until(lambda: not layout.folder.parent.exists(), "the folders are gone")
+
+
+def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:
+    """Ctrl-C must not kill an instance before the proxy has answered what runs."""
+    process = start_guard(layout)
+    pids = layout.wait_for_pids()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(process.pid, number)
+
+    time.sleep(0.3)  # long enough for a guard that heeds them to have ended
+    assert process.poll() is None
+    assert all(map(is_running, pids))
+    close_and_wait(process)
+
+
+def test_a_jvm_that_dies_ends_the_guard_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:
+    """The launcher learns of the death, no orphaned worker stays, and the log can still say why."""
+    log = layout.folder / "torchserve.log"
+    log.write_text("why")
+    process = start_guard(layout)
+    pids = layout.wait_for_pids()
+
+    os.kill(pids[1], signal.SIGKILL)
+    status = process.wait(DEADLINE_S)
+
+    assert status != 0
+    wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
+    assert log.read_text() == "why"
+    assert process.stdin is not None
+    process.stdin.close()

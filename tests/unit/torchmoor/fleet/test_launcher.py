@@ -1,0 +1,295 @@
+"""The launcher with a stub in TorchServe's place: starts, restarts, and what is left when it has stopped."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.torchmoor.fleet.processes import STUB, is_running, wait_until
+from torchmoor.errors import LaunchError
+from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
+from torchmoor.settings import EndpointSettings
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Host:
+    """A launcher on this host, with what it reported and the processes that it started."""
+
+    tmp_path: Path
+    crashes: bool = False  # the stub dies at once instead of running
+    reports: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    ports: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.tmp_path / "run"
+
+    def prepare(self, spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
+        """As the real one, but the command is the stub."""
+        prepare(spec, settings)
+        self.ports[spec.name] = spec.ports
+        report = self.report(spec.name)
+        report.unlink(missing_ok=True)
+        if self.crashes:
+            return [sys.executable, "-c", "import sys; sys.exit('Invalid maximum heap size')"]
+        return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
+
+    def report(self, name: str) -> Path:
+        return self.tmp_path / f"{name}.pids"
+
+    def jvm(self, name: str) -> int:
+        """The pid of the instance's JVM, as the stub reported it."""
+        pids = [int(pid) for pid in self.report(name).read_text().split()]
+        self.pids += pids
+        return pids[1]
+
+    @asynccontextmanager
+    async def launcher(self, **settings: Any) -> AsyncIterator[tuple[Launcher, Registry]]:
+        registry = Registry([EndpointSettings(name="llava", model="llava")])
+        store = self.tmp_path / "store"
+        store.mkdir(exist_ok=True)
+        (store / "llava.mar").touch()
+        values = {"run_dir": self.run_dir, "stop_grace_s": 2.0, "min_backoff_s": 0.05, **settings}
+        torchserve = TorchServeSettings(model_store=store)
+        health = asyncio.create_task(self._probe(registry))
+        try:
+            async with Launcher(
+                LauncherSettings(torchserve=torchserve, **values), registry, {}, self.reports.append
+            ) as launcher:
+                yield launcher, registry
+        finally:
+            health.cancel()
+
+    async def _probe(self, registry: Registry) -> None:
+        """The health checker's part: an instance whose stub runs is ready."""
+        while True:
+            for instance in registry.instances():
+                if instance.state is InstanceState.STARTING and self.report(instance.name).exists():
+                    self.jvm(instance.name)
+                    registry.set_state(instance.name, InstanceState.READY)
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """On the way out, no process that was ever started may run."""
+    made = Host(tmp_path)
+    monkeypatch.setattr(launcher_module, "prepare", made.prepare)
+    yield made
+    try:
+        wait_until(lambda: not any(map(is_running, made.pids)), "nothing runs")
+    finally:
+        for pid in filter(is_running, made.pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await test
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  (nothing tells of it; `run` has the deadline)
+        await asyncio.sleep(0.01)
+
+
+def launches(count: int) -> list[Launch]:
+    return [Launch(f"llava-{i}", "llava", "llava.mar") for i in range(count)]
+
+
+def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
+    """Every instance is ready under its name, on ports of its own; after the stop there is no trace."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(2))
+
+            assert [instance.name for instance in registry.instances("llava")] == ["llava-0", "llava-1"]
+            assert all(instance.is_ready for instance in registry.instances())
+            assert len({port for ports in host.ports.values() for port in ports}) == 10
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
+    """Session ids carry the name: they point to the restarted instance, and nobody has to learn new ports."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(1))
+            first_jvm, ports = host.jvm("llava-0"), host.ports["llava-0"]
+
+            os.kill(first_jvm, signal.SIGKILL)
+            states = []
+            while not (InstanceState.DOWN in states and registry.instances()[0].is_ready):
+                states.append(registry.instances()[0].state)
+                await asyncio.sleep(0.005)
+
+            assert first_jvm != host.jvm("llava-0")
+            assert ports == host.ports["llava-0"]
+            assert len(registry.instances()) == 1
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_an_instance_that_stays_down_is_replaced(host: Host) -> None:
+    """A JVM that runs but whose worker never comes back does not mend itself."""
+
+    async def scenario() -> None:
+        async with host.launcher(down_timeout_s=0.2) as (launcher, registry):
+            await launcher.start(launches(1))
+            first_jvm = host.jvm("llava-0")
+
+            registry.set_state("llava-0", InstanceState.DOWN)
+            await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first_jvm)
+
+            assert not is_running(first_jvm)
+
+    run(scenario())
+
+
+def test_a_missing_archive_says_how_to_build_it(host: Host) -> None:
+    """Nothing is started, and the message is the remedy."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            with pytest.raises(LaunchError, match=r"other\.mar .*make archives"):
+                await launcher.start([Launch("other-0", "llava", "other.mar")])
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Host) -> None:
+    """`torchmoor up` fails at once, with the JVM's own words."""
+    host.crashes = True
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            with pytest.raises(LaunchError, match=r"(?s)llava-0 ended while starting.*Invalid maximum heap size"):
+                await launcher.start(launches(1))
+
+    run(scenario())
+
+
+def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
+    """A folder under /tmp that nobody was told of is litter."""
+    host.crashes = True
+    messages = []
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            try:
+                await launcher.start(launches(1))
+            except LaunchError as error:
+                messages.append(str(error))
+
+    run(scenario())
+
+    assert not host.run_dir.exists() or str(host.run_dir) in messages[0]
+
+
+def test_an_instance_that_is_never_ready_is_given_up(host: Host) -> None:
+    """The start has a deadline, and the instance that missed it is stopped."""
+
+    async def scenario() -> None:
+        async with host.launcher(start_timeout_s=0.5) as (launcher, registry):
+            registry.set_state = lambda name, state: None  # type: ignore[method-assign]
+            with pytest.raises(LaunchError, match=r"llava-0 was not ready after"):
+                await launcher.start(launches(1))
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_a_stop_in_the_middle_of_a_start_leaves_nothing(host: Host) -> None:
+    """Ctrl-C is most likely while one waits."""
+
+    async def scenario() -> None:
+        async with host.launcher(max_starting=1) as (launcher, registry):
+            starting = asyncio.create_task(launcher.start(launches(2)))
+            await until(lambda: bool(registry.instances()))
+            starting.cancel()
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_a_stop_in_the_middle_of_a_restart_leaves_nothing(host: Host) -> None:
+    """The instance is down for the moment, but its folder is there."""
+
+    async def scenario() -> None:
+        async with host.launcher(min_backoff_s=60.0) as (launcher, registry):
+            await launcher.start(launches(1))
+            os.kill(host.jvm("llava-0"), signal.SIGKILL)
+            await until(lambda: registry.instances()[0].state is InstanceState.DOWN)
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_a_second_interrupt_leaves_nothing_either(host: Host) -> None:
+    """At once does not mean untidily."""
+
+    async def scenario() -> None:
+        async with host.launcher(min_backoff_s=60.0) as (launcher, _):
+            await launcher.start(launches(1))
+            launcher.kill()
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_a_run_directory_that_cannot_be_made_is_an_error(host: Host) -> None:
+    """`torchmoor up --run-dir FILE` must end with a message, not wait for ever."""
+    (host.tmp_path / "run").touch()
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, _):
+            async with asyncio.timeout(2):
+                with pytest.raises(LaunchError):
+                    await launcher.start(launches(1))
+
+    run(scenario())
+
+
+def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
+    """Else an instance would be started beside its predecessor, which still holds its memory and its ports."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start([Launch("llava-0", "llava", "llava.mar")])
+            first = host.jvm("llava-0")
+
+            os.kill(os.getpgid(first), signal.SIGKILL)  # the guard leads the group
+
+            await until(lambda: not is_running(first))
+            await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)
+
+    run(scenario())

@@ -1,0 +1,167 @@
+"""What one TorchServe instance is given: folders, configuration, environment, command."""
+
+from pathlib import Path
+
+import pytest
+
+from torchmoor.errors import LaunchError
+from torchmoor.fleet.torchserve import (
+    MAX_TMPDIR_CHARS,
+    InstanceSpec,
+    TorchServeSettings,
+    environment,
+    find_java_home,
+    prepare,
+    render_config,
+)
+
+PORTS = (20001, 20002, 20003, 20004, 20005)
+
+
+def make_spec(folder: Path, *, gpu: str | None = None, **variables: str) -> InstanceSpec:
+    return InstanceSpec(
+        name="llava-0",
+        endpoint="llava",
+        archive="llava.mar",
+        folder=folder,
+        ports=PORTS,
+        gpu=gpu,
+        environment=variables,
+    )
+
+
+def parse(config: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in config.splitlines())
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TorchServeSettings:
+    return TorchServeSettings(model_store=tmp_path / "store")
+
+
+def test_the_model_is_named_after_its_archive(tmp_path: Path) -> None:
+    """Requests go to /predictions/llava when the archive is llava.mar."""
+    assert make_spec(tmp_path).model == "llava"
+
+
+def test_every_address_is_loopback_and_has_a_port_of_its_own(tmp_path: Path, settings: TorchServeSettings) -> None:
+    """Tokens are off because nothing but this host can reach an instance: so no address may be any other."""
+    values = parse(render_config(make_spec(tmp_path), settings))
+
+    addresses = [values[f"{plane}_address"] for plane in ("inference", "management", "metrics")]
+    assert [f"http://127.0.0.1:{port}" for port in PORTS[:3]] == addresses
+    assert [values["grpc_inference_address"], values["grpc_management_address"]] == ["127.0.0.1"] * 2
+    assert [str(port) for port in PORTS[3:]] == [values["grpc_inference_port"], values["grpc_management_port"]]
+    assert values["disable_token_authorization"] == "true"
+
+
+def test_the_configuration_loads_the_archive_and_never_times_a_client_out(
+    tmp_path: Path, settings: TorchServeSettings
+) -> None:
+    """clientTimeoutInMills makes TorchServe's streams hang, so it is never set."""
+    values = parse(render_config(make_spec(tmp_path), settings))
+
+    assert values["load_models"] == "llava.mar"
+    assert {"max_request_size", "max_response_size", "job_queue_size"} <= values.keys()
+    assert not [key for key in values if "timeout" in key.lower()]
+
+
+@pytest.mark.parametrize(("gpu", "count"), [(None, "0"), ("3", "1")])
+def test_an_instance_has_one_gpu_or_none(
+    tmp_path: Path, settings: TorchServeSettings, gpu: str | None, count: str
+) -> None:
+    """TorchServe sees only the GPU that the launcher gave it."""
+    spec = make_spec(tmp_path, gpu=gpu)
+
+    values, variables = parse(render_config(spec, settings)), environment(spec, settings)
+
+    assert count == values["number_of_gpu"]
+    if gpu is not None:
+        assert gpu == variables["CUDA_VISIBLE_DEVICES"]
+
+
+def test_the_flags_of_a_new_java_are_for_our_own_java_only(tmp_path: Path) -> None:
+    """Java 17 does not start when it is given --sun-misc-unsafe-memory-access."""
+    spec = make_spec(tmp_path)
+
+    own = parse(render_config(spec, TorchServeSettings(model_store=tmp_path)))["vmargs"]
+    other = parse(render_config(spec, TorchServeSettings(model_store=tmp_path, java_home=tmp_path)))["vmargs"]
+
+    assert "--sun-misc-unsafe-memory-access=allow" in own
+    assert "--" not in other
+
+
+def test_each_instance_has_folders_of_its_own(tmp_path: Path, settings: TorchServeSettings) -> None:
+    """Sockets, pid file, logs and working directory of two instances must never meet."""
+    specs = [make_spec(tmp_path / name) for name in ("a", "b")]
+
+    for spec in specs:
+        prepare(spec, settings)
+
+    for spec in specs:
+        variables = environment(spec, settings)
+        for name in ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION"):
+            assert Path(variables[name]).is_dir()
+            assert Path(variables[name]).is_relative_to(spec.folder)
+        assert list((spec.folder / "work").iterdir()) == [], "the working directory is first on the class path"
+
+
+def test_a_pid_file_of_an_earlier_run_is_removed(tmp_path: Path, settings: TorchServeSettings) -> None:
+    """A stop must never signal a process that only has the number of a JVM that is long gone."""
+    spec = make_spec(tmp_path)
+    spec.temporary.mkdir()
+    spec.pid_file.write_text("1")
+
+    prepare(spec, settings)
+
+    assert not spec.pid_file.exists()
+
+
+def test_the_command_runs_in_the_foreground_without_snapshots(tmp_path: Path, settings: TorchServeSettings) -> None:
+    """In the background nobody would notice its end; a snapshot would bring an earlier run's models back."""
+    command = prepare(make_spec(tmp_path), settings)
+
+    assert {"--foreground", "--ncs"} <= set(command)
+    for option in ("--ts-config", "--log-config"):
+        assert Path(command[command.index(option) + 1]).is_file()
+    assert str(settings.model_store) == command[command.index("--model-store") + 1]
+
+
+def test_a_path_too_long_for_a_socket_is_an_error_that_names_the_option(
+    tmp_path: Path, settings: TorchServeSettings
+) -> None:
+    """TorchServe itself would only report a worker that does not connect."""
+    spec = make_spec(tmp_path / ("x" * MAX_TMPDIR_CHARS))
+
+    with pytest.raises(LaunchError, match="--run-dir"):
+        prepare(spec, settings)
+
+
+def test_nothing_inherited_redirects_java_or_torchserve(
+    tmp_path: Path, settings: TorchServeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TS_CONFIG_FILE or _JAVA_OPTIONS of the user's shell would beat what the launcher wrote."""
+    for name in ("TS_CONFIG_FILE", "TS_INFERENCE_ADDRESS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS"):
+        monkeypatch.setenv(name, "theirs")
+    monkeypatch.setenv("HTTPS_PROXY", "kept")
+
+    variables = environment(make_spec(tmp_path), settings)
+
+    assert "theirs" not in variables.values()
+    assert variables["HTTPS_PROXY"] == "kept"
+
+
+def test_an_instance_knows_its_name_whatever_the_environment_says(tmp_path: Path, settings: TorchServeSettings) -> None:
+    """Session ids carry the name: two instances of one name would answer for each other's sessions."""
+    spec = make_spec(tmp_path, TORCHMOOR_INSTANCE="other", TORCHMOOR_SESSION_KEYS="k0:00")
+
+    variables = environment(spec, settings)
+
+    assert variables["TORCHMOOR_INSTANCE"] == "llava-0"
+    assert variables["TORCHMOOR_SESSION_KEYS"] == "k0:00"
+
+
+def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The user who set it reads which directory is wrong."""
+    with pytest.raises(LaunchError, match=str(tmp_path)):
+        find_java_home(TorchServeSettings(model_store=tmp_path, java_home=tmp_path))

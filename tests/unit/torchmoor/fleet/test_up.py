@@ -1,0 +1,207 @@
+"""`torchmoor up` without a JVM: what it refuses, what it says, and how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.torchmoor.fleet.processes import STUB, is_running, wait_until
+from torchmoor import up
+from torchmoor.errors import ConfigError
+from torchmoor.fleet import launcher as launcher_module
+from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
+from torchmoor.up import UpOptions, check_host, find_gpus, plan, run
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> UpOptions:
+    """Two instances on any free ports; their archive is there, though empty."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "llava.mar").touch()
+    return UpOptions(
+        num_instances=2,
+        host="127.0.0.1",
+        port=0,
+        admin_port=0,
+        model_store=tmp_path / "store",
+        run_dir=tmp_path / "run",
+        strategy="RANDOM",
+        allowed_image_hosts=(),
+        is_open=False,
+    )
+
+
+@pytest.fixture
+def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """A stub runs in TorchServe's place; gives the environment that each instance was given."""
+    given: dict[str, dict[str, str]] = {}
+
+    def stub(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
+        prepare(spec, settings)
+        given[spec.name] = dict(spec.environment)
+        report = tmp_path / f"{spec.name}.pids"
+        return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
+
+    async def is_ready(self: HealthChecker, instance: Instance) -> bool:
+        return (tmp_path / f"{instance.name}.pids").exists()
+
+    monkeypatch.setattr(launcher_module, "prepare", stub)
+    monkeypatch.setattr(HealthChecker, "is_ready", is_ready)
+    monkeypatch.setattr(up, "find_gpus", lambda environ: [])
+    monkeypatch.delenv(up.SESSION_KEYS, raising=False)
+    return given
+
+
+def serve(options: UpOptions, number: signal.Signals = signal.SIGTERM) -> tuple[list[str], list[str]]:
+    """Run until all is ready, then send ourselves the signal; returns what was announced and what was reported."""
+    announced: list[str] = []
+    reported: list[str] = []
+
+    def announce(line: str) -> None:
+        announced.append(line)
+        os.kill(os.getpid(), number)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await run(options, reported.append, announce)
+
+    asyncio.run(bounded())
+    return announced, reported
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
+    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    """One line of JSON says where everything is; after Ctrl-C no process and no folder is left."""
+    announced, reported = serve(options, number)
+
+    (line,) = announced
+    said = json.loads(line)
+    assert {"ready", "runtime", "admin", "endpoints"} == said.keys()
+    assert said["ready"] is True
+    assert said["endpoints"] == ["llava"]
+    assert said["runtime"].startswith("http://127.0.0.1:")
+    assert said["runtime"] != said["admin"]
+    assert reported[-1] == "stopping"
+    pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
+    assert len(pids) == 6
+    wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_instances_sign_with_one_secret_that_is_new_each_time(
+    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """Any instance and the proxy can verify any session id, and none of an earlier run."""
+    keys = []
+    for _ in range(2):
+        serve(options)
+        keys += [environment[up.SESSION_KEYS] for environment in environments.values()]
+        for path in tmp_path.glob("*.pids"):
+            path.unlink()
+
+    assert keys[0] == keys[1]
+    assert keys[2] == keys[3]
+    assert keys[0] != keys[2]
+    kid, _, digits = keys[0].partition(":")
+    assert len(kid) == 2
+    assert len(bytes.fromhex(digits)) >= 16
+
+
+def test_keys_of_the_environment_are_used(
+    options: UpOptions, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several hosts behind one name need one secret."""
+    monkeypatch.setenv(up.SESSION_KEYS, "k7:" + "ab" * 32)
+
+    serve(options)
+
+    assert {"k7:" + "ab" * 32} == {environment[up.SESSION_KEYS] for environment in environments.values()}
+
+
+def test_allowed_image_hosts_reach_the_handlers(options: UpOptions, environments: dict[str, dict[str, str]]) -> None:
+    """--allow-image-host may be given several times."""
+    serve(replace(options, allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
+
+    assert environments["llava-0"][up.ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
+def test_loopback_needs_no_flag(host: str) -> None:
+    """Only this machine reaches it."""
+    check_host(host, is_open=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
+def test_any_other_address_must_be_meant(host: str) -> None:
+    """There is no authentication yet: to be open to a network takes an explicit flag."""
+    with pytest.raises(ConfigError, match="--no-auth"):
+        check_host(host, is_open=False)
+
+    check_host(host, is_open=True)
+
+
+def test_a_host_that_is_no_address_is_refused() -> None:
+    """A name could resolve to anything."""
+    with pytest.raises(ConfigError, match=r"example\.com"):
+        check_host("example.com", is_open=True)
+
+
+def test_instances_are_spread_over_the_gpus() -> None:
+    """One instance a GPU while there are enough, then in turn; none where there is no GPU."""
+    assert [launch.gpu for launch in plan(3, ["0", "1"])] == ["0", "1", "0"]
+    assert [launch.gpu for launch in plan(2, [])] == [None, None]
+    assert [launch.name for launch in plan(2, [])] == ["llava-0", "llava-1"]
+
+
+def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_gpus_are_counted_as_nvidias_tool_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that name no GPU (its MIG slices, say) do not count."""
+    lines = "GPU 0: H200 (UUID: GPU-a)\\n  MIG 1g.18gb Device 0: (UUID: MIG-b)\\nGPU 1: H200 (UUID: GPU-c)\\n"
+    fake_nvidia_smi(tmp_path, f"printf '{lines}'", monkeypatch)
+
+    assert find_gpus({}) == ["0", "1"]
+
+
+def test_a_tool_without_a_driver_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images ship nvidia-smi and run on machines without a GPU."""
+    fake_nvidia_smi(tmp_path, "echo 'NVIDIA-SMI has failed'; exit 9", monkeypatch)
+
+    assert find_gpus({}) == []
+
+
+def test_a_tool_that_hangs_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi hangs on a GPU that has fallen off the bus; the command must not end with a stack trace."""
+
+    def hang(*arguments: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("nvidia-smi", 20)
+
+    monkeypatch.setattr("torchmoor.up.shutil.which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("torchmoor.up.subprocess.run", hang)
+
+    assert find_gpus({}) == []
+
+
+def test_a_limit_on_the_visible_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who gave this process one GPU of eight, or none, means it."""
+    fake_nvidia_smi(tmp_path, "printf 'GPU 0: a\\nGPU 1: b\\n'", monkeypatch)
+
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": "3"}) == ["3"]
