@@ -25,7 +25,14 @@ from torchmoor.fleet import guard
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.ports import find_free_ports, is_free
 from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.torchserve import PORTS_PER_INSTANCE, InstanceSpec, TorchServeSettings, environment, prepare
+from torchmoor.fleet.torchserve import (
+    PORTS_PER_INSTANCE,
+    InstanceSpec,
+    TorchServeSettings,
+    environment,
+    find_load_failure,
+    prepare,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +180,8 @@ class Launcher:
         return dataclasses.replace(spec, ports=tuple(find_free_ports(PORTS_PER_INSTANCE)))
 
     async def _start(self, spec: InstanceSpec) -> None:
+        if spec.log_file.is_file():  # a new one for this start; the last one's stays to be read
+            spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
         command = prepare(spec, settings)
         self._report(f"{spec.name} starting")
@@ -207,6 +216,8 @@ class Launcher:
             now = loop.time()
             if self._processes[spec.name].returncode is not None:
                 raise LaunchError(f"{spec.name} ended while starting; {_log_tail(spec)}")
+            if (failure := find_load_failure(spec)) is not None:
+                raise LaunchError(f"{spec.name} cannot load its model: {failure}")
             if now - began > self._settings.start_timeout_s:
                 raise LaunchError(
                     f"{spec.name} was not ready after {self._settings.start_timeout_s:.0f} s; {_log_tail(spec)}"
@@ -253,7 +264,7 @@ class Launcher:
 
 def _log_tail(spec: InstanceSpec) -> str:
     """The last lines of what the instance wrote, for an error's message."""
-    for path in (spec.logs / "torchserve.log", spec.folder / "console.log"):
+    for path in (spec.log_file, spec.folder / "console.log"):
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         if lines:
             return "the end of its log:\n" + "\n".join(lines[-NUM_LOG_LINES:])

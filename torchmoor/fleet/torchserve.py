@@ -58,6 +58,11 @@ class InstanceSpec:
         return self.folder / "logs"
 
     @property
+    def log_file(self) -> Path:
+        """As log4j2.xml names it."""
+        return self.logs / "torchserve.log"
+
+    @property
     def pid_file(self) -> Path:
         """Where TorchServe writes the JVM's pid."""
         return self.temporary / ".model_server.pid"
@@ -122,6 +127,16 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
     if spec.gpu is not None:
         own["CUDA_VISIBLE_DEVICES"] = spec.gpu
     return {**inherited, **own}
+
+
+def find_load_failure(spec: InstanceSpec) -> str | None:
+    """Why the worker could not load its model, in the handler's words; TorchServe itself only tries again and again."""
+    if not spec.log_file.is_file():
+        return None
+    for line in spec.log_file.read_text(errors="replace").splitlines():
+        if "Failed to load model" in line:
+            return line.partition("exception ")[2] or line
+    return None
 
 
 def find_torchserve() -> Path:

@@ -283,7 +283,7 @@ def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
     """Else an instance would be started beside its predecessor, which still holds its memory and its ports."""
 
     async def scenario() -> None:
-        async with host.launcher() as (launcher, registry):
+        async with host.launcher() as (launcher, _registry):
             await launcher.start([Launch("llava-0", "llava", "llava.mar")])
             first = host.jvm("llava-0")
 
