@@ -63,7 +63,7 @@ class Pump:
             self._forget_all_but(set(context.request_ids.values()))
             for index, request_id in context.request_ids.items():
                 if request_id not in self._replies:
-                    self._begin(request_id, rows[index], context.get_all_request_header(index))
+                    self._begin(request_id, index, rows, context)
             self._wait(rows, context.request_ids)
         except Exception:
             logger.exception("step failed")
@@ -77,17 +77,27 @@ class Pump:
 
     def _forget_all_but(self, request_ids: set[str]) -> None:
         for request_id in self._replies.keys() - request_ids:
-            self._replies.pop(request_id).cancel()
+            reply = self._replies.pop(request_id)
+            try:
+                reply.cancel()
+            except Exception:
+                logger.exception("request could not be cancelled")
 
-    def _begin(self, request_id: str, row: dict[str, Any], headers: dict[str, Any]) -> None:
-        reply = Reply(self._wake)
-        incoming = read_row(row, headers)
+    def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
+        """Hand a new row to the service; what goes wrong is this row's own failure and no other's."""
         is_full = len(self._replies) >= self._settings.max_in_flight
-        self._replies[request_id] = reply
-        if is_full and "x-torchmoor-operation" not in incoming.headers:
-            reply.fail(Overloaded(f"{self._settings.max_in_flight} requests are in flight already; try again later"))
-        else:
+        reply = self._replies[request_id] = Reply(self._wake)
+        try:
+            incoming = read_row(rows[index], context.get_all_request_header(index))
+            if is_full and "x-torchmoor-operation" not in incoming.headers:
+                limit = self._settings.max_in_flight
+                raise Overloaded(f"{limit} requests are in flight already; try again later")
             self._start(incoming, reply)
+        except HandlerError as error:
+            reply.fail(error)
+        except Exception:
+            logger.exception("request could not be started")
+            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _wake(self) -> None:
         with self._news:
@@ -114,7 +124,10 @@ class Pump:
 
     def _answer(self, index: int, request_id: str, bodies: list[bytes], context: Any) -> None:
         reply = self._replies.get(request_id)
-        said = reply.take() if reply is not None else _error(InternalError("the request could not be handled"))
+        limit = self._settings.max_response_bytes
+        said = reply.take(limit) if reply is not None else _error(InternalError("the request could not be handled"))
+        if isinstance(said, Whole) and len(said.body) > limit:
+            said = _error(InternalError(f"the answer has more than {limit} bytes, the most that this worker may send"))
         if said is None:
             del context.request_ids[index]
             return

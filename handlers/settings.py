@@ -5,6 +5,7 @@ Read once, in `initialize`; every part of the handler gets its own group and nev
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ class SessionSettings:
 
     def __post_init__(self) -> None:
         _positive("session", self, "budget_bytes", "max_sessions", "ttl_s", "max_images", "tombstone_s")
+        _not_negative("session", self, "max_waiting_turns", "max_tombstones")
         if self.max_ttl_s < self.ttl_s:
             raise ConfigError(f"handler.session.max_ttl_s must be at least ttl_s ({self.ttl_s}), not {self.max_ttl_s}")
 
@@ -45,6 +47,7 @@ class SessionSettings:
 class IntakeSettings:
     max_bytes: int = 20 << 20  # an encoded image
     max_pixels: int = 50_000_000  # of an image, checked before it is decoded
+    max_aspect_ratio: float = 100.0  # the preprocessor scales the shorter side up, and the longer one with it
     allowed_hosts: tuple[str, ...] = ()  # host names, addresses or CIDR blocks that may be private
     allow_urls: bool = True
     connect_timeout_s: float = 3.0
@@ -54,7 +57,9 @@ class IntakeSettings:
     num_threads: int = 8  # images fetched and decoded at once
 
     def __post_init__(self) -> None:
-        _positive("intake", self, "max_bytes", "max_pixels", "connect_timeout_s", "read_timeout_s", "num_threads")
+        _positive("intake", self, "max_bytes", "max_pixels", "max_aspect_ratio", "num_threads")
+        _positive("intake", self, "connect_timeout_s", "read_timeout_s", "total_timeout_s")
+        _not_negative("intake", self, "max_redirects")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +68,18 @@ class EngineSettings:
     prefill_chunk: int = 256  # prompt tokens in one step, beside the decoding rows
     max_new_tokens: int = 256  # of an answer, unless the client asks for another number
     max_new_tokens_limit: int = 2048
+    max_question_chars: int = 500_000  # checked before a question is tokenized, which takes a second a megabyte
     turn_timeout_s: float = 300.0
     num_threads: int = 1  # of torch on a CPU
 
     def __post_init__(self) -> None:
         _positive("engine", self, "max_rows", "prefill_chunk", "max_new_tokens", "turn_timeout_s", "num_threads")
+        _positive("engine", self, "max_question_chars")
+        if self.max_new_tokens_limit < self.max_new_tokens:
+            raise ConfigError(
+                f"handler.engine.max_new_tokens_limit must be at least max_new_tokens ({self.max_new_tokens}), "
+                f"not {self.max_new_tokens_limit}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +88,11 @@ class PumpSettings:
     stream_wait_s: float = 0.02  # the longest wait for news while a stream is open: what a newcomer may have to wait
     omitted_wait_s: float = 0.05  # the same while nothing streams
     resend_bytes_per_s: int = 20_000_000  # how fast TorchServe may resend the bodies of unanswered requests
+    max_response_bytes: int = 6_000_000  # in one step; more than TorchServe's max_response_size kills the worker
 
     def __post_init__(self) -> None:
         _positive("pump", self, "max_in_flight", "stream_wait_s", "omitted_wait_s", "resend_bytes_per_s")
+        _positive("pump", self, "max_response_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +116,10 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
             raise ConfigError(f"handler.{name} is not a group of settings; there are {', '.join(known)}")
     for name, group in known.items():
         assert isinstance(group, type)
-        values = dict(config.get(name) or {})
+        given = config.get(name) or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"handler.{name} must be a group of settings, not {given!r}")
+        values = dict(given)
         types = {f.name: type(getattr(group(), f.name)) for f in dataclasses.fields(group)}
         for key in types:
             text = environ.get(f"{ENV_PREFIX}{name}_{key}".upper())
@@ -116,6 +133,10 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
     return HandlerSettings(**groups)
 
 
+# The types of YAML and of the environment that a setting of a type may be given as.
+_ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int, str), float: (int, float, str), str: (str,)}
+
+
 def _coerce(key: str, value: Any, kind: type) -> Any:
     """The value as the setting's type; text is parsed, since the environment has nothing else."""
     try:
@@ -124,9 +145,12 @@ def _coerce(key: str, value: Any, kind: type) -> Any:
         if kind is tuple:
             items = value.split(",") if isinstance(value, str) else value
             return tuple(str(item).strip() for item in items if str(item).strip())
-        if kind in (int, float) and isinstance(value, bool):
+        if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind is not bool):
             raise ValueError
-        return value if isinstance(value, kind) else kind(value)
+        parsed = kind(value)
+        if kind is float and not math.isfinite(parsed):
+            raise ValueError
+        return parsed
     except (TypeError, ValueError, KeyError) as exc:
         raise ConfigError(f"{key} must be of type {kind.__name__}, not {value!r}") from exc
 
@@ -135,3 +159,9 @@ def _positive(group: str, settings: Any, *names: str) -> None:
     for name in names:
         if getattr(settings, name) <= 0:
             raise ConfigError(f"handler.{group}.{name} must be positive, not {getattr(settings, name)}")
+
+
+def _not_negative(group: str, settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) < 0:
+            raise ConfigError(f"handler.{group}.{name} must not be negative, not {getattr(settings, name)}")

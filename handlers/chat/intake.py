@@ -6,11 +6,12 @@ addresses is judged, and the connection goes to a judged address and no other, a
 
 import base64
 import binascii
+import contextlib
 import io
 import ipaddress
 import re
 import socket
-import time
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,10 @@ from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 import requests
 from PIL import Image, ImageOps, UnidentifiedImageError
 from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
 
-from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
 from handlers.settings import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -33,33 +36,89 @@ def resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+class _Deadline:
+    """Cuts the connections of one fetch when its time is over, however slowly the peer still speaks.
+
+    A socket's own time-out starts again with every byte, so a peer that sends one now and then could go on for hours.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+        self.is_over = False
+
+    def __enter__(self) -> "_Deadline":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for sock in self._sockets:
+                sock.close()
+            self._sockets.clear()
+
+    def watch(self, sock: socket.socket) -> None:
+        """A duplicate is kept: TLS takes the original away, shutting down either ends both."""
+        with self._lock:
+            self._sockets.append(sock.dup())
+            is_late = self.is_over
+        if is_late:
+            self._cut()
+
+    def _cut(self) -> None:
+        with self._lock:
+            self.is_over = True
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
 class _PinnedAdapter(HTTPAdapter):
     """Speaks TLS with the name that the caller checked, while the URL carries the address."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, deadline: _Deadline) -> None:
         self._host = host
+        self._deadline = deadline
         super().__init__(max_retries=0)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, server_hostname=self._host, assert_hostname=self._host, **kwargs)
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": self._http_pool, "https": self._https_pool}
+
+    def _http_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
+        return self._watched(HTTPConnectionPool(*args, **kwargs))
+
+    def _https_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
+        names = {"server_hostname": self._host, "assert_hostname": self._host}
+        return self._watched(HTTPSConnectionPool(*args, **{**kwargs, **names}))
+
+    def _watched(self, pool: HTTPConnectionPool) -> HTTPConnectionPool:
+        deadline = self._deadline
+
+        class Connection(pool.ConnectionCls):  # type: ignore[name-defined,misc]
+            def _new_conn(self) -> socket.socket:
+                sock: socket.socket = super()._new_conn()
+                deadline.watch(sock)
+                return sock
+
+        pool.ConnectionCls = Connection
+        return pool
 
 
 class ImageIntake:
     """Reads and decodes images within limits. Safe to call from several threads."""
 
-    def __init__(
-        self,
-        settings: IntakeSettings,
-        resolver: Resolver = resolve,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, settings: IntakeSettings, resolver: Resolver = resolve) -> None:
         self._settings = settings
         self._resolver = resolver
-        self._clock = clock
         self._allowed_names = {host.lower() for host in settings.allowed_hosts if not _is_network(host)}
         self._allowed_networks = [
             ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
         ]
+        self._lock = threading.Lock()
         self.num_fetched = 0
 
     def load(self, reference: bytes | str) -> Image.Image:
@@ -77,7 +136,7 @@ class ImageIntake:
         if scheme in ("http", "https"):
             return self._fetch(text)
         if scheme:
-            raise ImageUrlForbidden(f"an image address must be http, https or data, not {scheme}")
+            raise ImageUrlForbidden(f"an image address must be http, https or data, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
             raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
         return self._within_limit(_decode_base64(text))
@@ -95,39 +154,54 @@ class ImageIntake:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # judged by our own limit below
                 with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                    if image.width * image.height > self._settings.max_pixels:
-                        size = f"{image.width} x {image.height}"
-                        raise ImageTooLarge(f"the image has {size} pixels, more than {self._settings.max_pixels}")
+                    self._check_size(image)
                     return _to_rgb(image)
+        except BadImage:
+            raise
         except Image.DecompressionBombError as exc:
             raise ImageTooLarge("the image has far too many pixels") from exc
         except UnidentifiedImageError as exc:
             raise NotAnImage(f"the bytes are no image of a known format ({', '.join(FORMATS)})") from exc
-        except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as exc:
+        except Exception as exc:  # hostile bytes make decoders raise struct.error, KeyError, ZeroDivisionError, ...
             raise NotAnImage("the image is broken and cannot be decoded") from exc
+
+    def _check_size(self, image: Image.Image) -> None:
+        """On the header alone, before a pixel is decoded."""
+        short, long = sorted(image.size)
+        if short * long > self._settings.max_pixels:
+            size = f"{image.width} x {image.height}"
+            raise ImageTooLarge(f"the image has {size} pixels, more than {self._settings.max_pixels}")
+        if long > short * self._settings.max_aspect_ratio:
+            raise ImageTooLarge(f"the image is {image.width} x {image.height} pixels, too long for its width")
 
     def _fetch(self, url: str) -> bytes:
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
-        deadline = self._clock() + self._settings.total_timeout_s
-        for _ in range(self._settings.max_redirects + 1):
-            answer = self._fetch_once(url, deadline)
-            if isinstance(answer, bytes):
-                self.num_fetched += 1
-                return answer
-            url = urljoin(url, answer)
+        with _Deadline(self._settings.total_timeout_s) as deadline:
+            for _ in range(self._settings.max_redirects + 1):
+                answer = self._fetch_once(url, deadline)
+                if isinstance(answer, bytes):
+                    with self._lock:
+                        self.num_fetched += 1
+                    return answer
+                try:
+                    url = urljoin(url, answer)
+                except ValueError as exc:
+                    raise ImageUnreachable("the image's address redirects to what is no valid URL") from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
 
-    def _fetch_once(self, url: str, deadline: float) -> bytes | str:
+    def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
         """The body, or the address that it redirects to."""
         target, host, port = self._check(url)
         timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
-        headers = {"Host": host if port == default_port else f"{host}:{port}", "Accept": "image/*"}
+        name = f"[{host}]" if ":" in host else host
+        headers = {"Host": name if port == default_port else f"{name}:{port}", "Accept": "image/*"}
         try:
             with requests.Session() as session:
                 session.trust_env = False  # a proxy from the environment would resolve the name again
-                session.mount("https://", _PinnedAdapter(host))
+                session.mount("http://", _PinnedAdapter(host, deadline))
+                session.mount("https://", _PinnedAdapter(host, deadline))
                 with session.get(
                     target, headers=headers, timeout=timeout, stream=True, allow_redirects=False
                 ) as response:
@@ -138,10 +212,12 @@ class ImageIntake:
                     return self._read_body(response, deadline)
         except requests.exceptions.Timeout as exc:
             raise ImageUnreachable("the image's address did not answer in time") from exc
-        except requests.exceptions.RequestException as exc:
+        except (requests.exceptions.RequestException, HTTPError, ValueError) as exc:  # ValueError: a broken Location
+            if deadline.is_over:
+                raise ImageUnreachable("the image did not arrive in time") from exc
             raise ImageUnreachable(f"the image's address cannot be reached ({type(exc).__name__})") from exc
 
-    def _read_body(self, response: requests.Response, deadline: float) -> bytes:
+    def _read_body(self, response: requests.Response, deadline: _Deadline) -> bytes:
         limit = self._settings.max_bytes
         declared = response.headers.get("Content-Length", "")
         if declared.isdigit() and int(declared) > limit:
@@ -151,8 +227,8 @@ class ImageIntake:
             data += piece
             if len(data) > limit:
                 raise ImageTooLarge(f"the image has more than {limit} bytes")
-            if self._clock() > deadline:
-                raise ImageUnreachable("the image did not arrive in time")
+        if deadline.is_over:  # a body without a declared length ends quietly when it is cut
+            raise ImageUnreachable("the image did not arrive in time")
         return bytes(data)
 
     def _check(self, url: str) -> tuple[str, str, int]:
@@ -168,9 +244,10 @@ class ImageIntake:
             raise ImageUrlForbidden("an image address must not carry a user name or password")
         port = port or (443 if parts.scheme.lower() == "https" else 80)
         try:
+            host = host if ":" in host else host.encode("idna").decode()
             addresses = self._resolver(host, port)
         except (OSError, UnicodeError) as exc:
-            raise ImageUnreachable(f"the host {host} of the image's address is not known") from exc
+            raise ImageUnreachable(f"the host {host[:255]!r} of the image's address is not known") from exc
         if not addresses:
             raise ImageUnreachable(f"the host {host} of the image's address has no address")
         for address in addresses:
@@ -186,12 +263,24 @@ class ImageIntake:
     def _may_fetch(self, host: str, address: str) -> bool:
         if host.lower() in self._allowed_names:
             return True
-        ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(address.partition("%")[0])
-        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
-            ip = ip.ipv4_mapped
+        ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
         if any(ip.version == network.version and ip in network for network in self._allowed_networks):
             return True
+        if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
+            return False
         return ip.is_global and not ip.is_multicast
+
+
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def _destination(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Where a packet to this address ends up: IPv6 has several ways to carry an IPv4 address."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+    return ip.ipv4_mapped or ip.sixtofour or translated or ip
 
 
 def _is_network(host: str) -> bool:
@@ -222,6 +311,8 @@ def _decode_data_url(text: str, max_bytes: int) -> bytes:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
+        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if upright.has_transparency_data:
         with_alpha = upright.convert("RGBA")
         canvas = Image.new("RGBA", with_alpha.size, "white")

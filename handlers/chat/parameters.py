@@ -1,6 +1,6 @@
 """The generation parameters of a request, as TGI names them, checked one by one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def parse_parameters(given: Any) -> Parameters:
         raise InvalidRequest("'parameters' must be an object")
     unknown = set(given) - set(_CHECKS)
     if unknown:
-        raise InvalidRequest(f"parameters has no field {', '.join(sorted(map(repr, unknown)))}")
+        raise InvalidRequest(f"parameters has no field {names(unknown)}")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
@@ -56,7 +56,16 @@ def parse_parameters(given: Any) -> Parameters:
     values.pop("watermark", None)
     if "stop" in values:
         values["stop"] = tuple(values["stop"])
+    for name in ("temperature", "top_p", "typical_p", "repetition_penalty"):
+        if name in values:
+            values[name] = float(values[name])  # transformers' warpers refuse whole numbers
     return Parameters(**values)
+
+
+def names(given: Iterable[object]) -> str:
+    """Names from a client as a message may repeat them: a few, and none of them long."""
+    shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in sorted(map(str, given))]
+    return ", ".join(shown[:8] + ["..."] * (len(shown) > 8))
 
 
 def _is_bool(value: Any) -> bool:
@@ -85,7 +94,7 @@ _CHECKS: dict[str, tuple[Any, str]] = {
     "top_k": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
     "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
     "typical_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "repetition_penalty": (lambda v: _is_number(v) and v > 0, "a number above 0"),
+    "repetition_penalty": (lambda v: _is_number(v) and 0.01 <= v <= 100, "a number from 0.01 to 100"),
     "seed": (lambda v: _is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
     "max_new_tokens": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
     "truncate": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),

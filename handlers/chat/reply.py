@@ -32,6 +32,7 @@ class Pieces:
 @dataclass(slots=True)
 class _Stream:
     headers: Mapping[str, str]
+    encode_error: Callable[[HandlerError], bytes]
     buffer: bytearray = field(default_factory=bytearray)
     is_begun: bool = False
     is_ended: bool = False
@@ -75,23 +76,30 @@ class Reply:
     def finish(self, headers: Mapping[str, str], body: bytes, status: int = 200) -> None:
         """The whole answer."""
         with self._lock:
+            assert self._stream is None
             self._whole = Whole(status, headers, body)
         self._wake()
 
     def fail(self, error: HandlerError) -> None:
         """The whole answer is an error. A stream that has begun ends with an error in its own form instead."""
-        self.finish(error.headers(), error.body(), error.status)
+        stream = self._stream
+        if stream is not None:
+            self.write(stream.encode_error(error), is_end=True)
+        else:
+            self.finish(error.headers(), error.body(), error.status)
 
-    def begin(self, headers: Mapping[str, str]) -> None:
-        """The answer is a stream."""
+    def begin(self, headers: Mapping[str, str], encode_error: Callable[[HandlerError], bytes]) -> None:
+        """The answer is a stream. encode_error: how it says that it failed, should it come to that."""
         with self._lock:
-            self._stream = _Stream(headers)
+            self._stream = _Stream(headers, encode_error)
         self._wake()
 
     def write(self, data: bytes, is_end: bool = False) -> None:
         """A piece of the stream."""
         with self._lock:
             assert self._stream is not None
+            if self._stream.is_ended:
+                return
             self._stream.buffer += data
             self._stream.is_ended = is_end
         self._wake()
@@ -103,17 +111,20 @@ class Reply:
                 stream is not None and (bool(stream.buffer) or stream.is_ended or not stream.is_begun)
             )
 
-    def take(self) -> Whole | Pieces | None:
-        """What is ready now, or None. The end of a stream never comes with its headers. Pump only."""
+    def take(self, max_bytes: int) -> Whole | Pieces | None:
+        """What is ready now, or None; of a stream at most `max_bytes`. Pump only.
+
+        The end of a stream never comes with its headers.
+        """
         with self._lock:
             if self._whole is not None:
                 return self._whole
             stream = self._stream
             if stream is None:
                 return None
-            data = bytes(stream.buffer)
-            stream.buffer.clear()
+            data = bytes(stream.buffer[:max_bytes])
+            del stream.buffer[:max_bytes]
             if not stream.is_begun:
                 stream.is_begun = True
                 return Pieces(data, False, stream.headers)
-            return Pieces(data, stream.is_ended)
+            return Pieces(data, stream.is_ended and not stream.buffer)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import torch
 from PIL import Image
 
 from handlers.chat.counters import Counters
@@ -30,7 +31,7 @@ from handlers.chat.wire import (
 )
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import HandlerError, InternalError, InvalidRequest
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory
 from handlers.models.text import TextModel
 from handlers.settings import HandlerSettings
 
@@ -69,7 +70,8 @@ class ChatService:
             model=model,
             engine=engine,
             store=self.store,
-            executor=self._preparing,
+            preparing=self._preparing,
+            loading=self._loading,
             counters=self._counters,
             load_images=self._load_images,
         )
@@ -81,9 +83,9 @@ class ChatService:
         """End the service's threads and the engine."""
         self._stopping.set()
         self._janitor.join()
-        self._engine.stop()
-        self._loading.shutdown()
+        self._loading.shutdown()  # before the engine, which encodes the images that are still being loaded
         self._preparing.shutdown()
+        self._engine.stop()
 
     def _expire_sessions(self) -> None:
         while not self._stopping.wait(1.0):
@@ -141,12 +143,10 @@ class ChatService:
         session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
         try:
             self.store.add_images(session, images)
-        except HandlerError:
+        except Exception:
             self.store.discard(session)
             raise
-        if reply.is_cancelled:
-            self.store.discard(session)
-            return
+        reply.on_cancel(lambda: self.store.discard(session))  # the client left before it could read the id
         self._counters.add("sessions_opened")
         stamp = _stamp(session.id)
         headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
@@ -169,7 +169,10 @@ class ChatService:
     def _load_image(self, reference: ImageReference) -> SessionImage:
         self._counters.add("images_received")
         picture = self._intake.load(reference)
-        pixels = self._model.preprocess(picture).to(self._model.device, self._model.dtype)
+        try:
+            pixels = self._model.preprocess(picture).to(self._model.device, self._model.dtype)
+        except torch.OutOfMemoryError as exc:
+            raise OutOfMemory("the device ran out of memory while taking in this image") from exc
         features = self._engine.encode_image(pixels)
         self._counters.add("images_encoded")
         return SessionImage(_content_key(picture), pixels, features)
@@ -192,6 +195,7 @@ class ChatService:
                 "demoted": self.store.num_demoted,
             },
             "turns": {
+                **self.store.turn_counts(),
                 "in_progress": started - finished - cancelled - failed,
                 "started": started,
                 "finished": finished,

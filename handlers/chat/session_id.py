@@ -87,6 +87,8 @@ def _parse_keys(text: str) -> dict[str, bytes]:
     keys = {}
     for item in text.split(","):
         kid, _, key = item.strip().partition(":")
+        if kid in keys:
+            raise ConfigError(f"{KEYS_VARIABLE} has two keys of the kid {kid!r}")
         try:
             keys[kid] = bytes.fromhex(key)
         except ValueError:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from handlers.chat.session_id import SessionId, SessionIds
@@ -79,7 +80,8 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     error: type[SessionGone]
-    forget_at: float
+    forget_at: float  # until then the id is answered with `error`, afterwards it is unknown
+    keep_until: float  # until the id itself has expired it must not look lost
 
 
 class SessionStore:
@@ -102,6 +104,13 @@ class SessionStore:
     def session_ids(self) -> list[str]:
         with self._lock:
             return list(self._sessions)
+
+    def turn_counts(self) -> dict[str, int]:
+        """How many turns hold their session, and how many wait behind one."""
+        with self._lock:
+            sessions = [*self._sessions.values(), *self._ending]
+            running = sum(session.turn is not None for session in sessions)
+            return {"running": running, "waiting": sum(len(session.waiting) for session in sessions)}
 
     def open(self, cache: SequenceCache, ttl_s: float, endpoint: str, principal: str) -> Session:
         """A new session without images. Raises Overloaded if there are too many."""
@@ -135,11 +144,11 @@ class SessionStore:
         tombstone = self._tombstones.get(sid.text)
         if tombstone is not None and tombstone.forget_at > now:
             return _gone(tombstone.error)
-        if sid.expires_at > now:
+        if tombstone is None and sid.expires_at > now:
             return SessionLost(
                 "this session's memory is gone, because its worker was restarted or replaced; open a new one"
             )
-        if sid.expires_at + self.settings.tombstone_s > now:
+        if tombstone is None and sid.expires_at + self.settings.tombstone_s > now:
             return _gone(SessionExpired)
         return SessionUnknown("no session of this id is known any more; open one with a start_session request")
 
@@ -162,7 +171,7 @@ class SessionStore:
                 self._end(session, SessionExpired)
             while self._tombstones:
                 text, oldest = next(iter(self._tombstones.items()))
-                if oldest.forget_at > now and len(self._tombstones) <= self.settings.max_tombstones:
+                if oldest.keep_until > now and len(self._tombstones) <= self.settings.max_tombstones:
                     break
                 del self._tombstones[text]
 
@@ -170,7 +179,9 @@ class SessionStore:
         if self._sessions.pop(session.id.text, None) is None:
             return
         session.end = _gone(error)
-        self._tombstones[session.id.text] = _Tombstone(error, self._wall() + self.settings.tombstone_s)
+        forget_at = self._wall() + self.settings.tombstone_s
+        keep_until = max(forget_at, session.id.expires_at + self.settings.tombstone_s)
+        self._tombstones[session.id.text] = _Tombstone(error, forget_at, keep_until)
         logger.info("session ended session_id=%s reason=%s", session.id.text[:24], error.__name__)
         if session.turn is None:
             self._release(session)
@@ -209,7 +220,10 @@ class SessionStore:
                     session.waiting.remove(turn)
                 return None
             session.last_used = self._wall()
-            session.cache.trim()
+            try:
+                session.cache.trim()
+            except torch.OutOfMemoryError:  # no room for the smaller copy: the larger one stays, and stays counted
+                logger.warning("cache not trimmed session_id=%s", session.id.text[:24])
             session.turn = session.waiting.popleft() if session.waiting else None
             if session.end is not None and session.turn is None:
                 self._ending.discard(session)
@@ -251,7 +265,10 @@ class SessionStore:
         """Room in the session's cache for `num_tokens` positions in all. Raises OutOfMemory."""
         with self._lock:
             self._make_room(session.cache.shape.num_bytes(num_tokens) - session.cache.num_bytes)
-            session.cache.reserve(num_tokens)
+            try:
+                session.cache.reserve(num_tokens)
+            except RuntimeError as exc:  # torch.OutOfMemoryError on a GPU, a plain one from the CPU's allocator
+                raise OutOfMemory(f"the device has no room for {num_tokens} tokens; try again later") from exc
             self._account(session)
 
     def _account(self, session: Session) -> None:

@@ -46,7 +46,8 @@ class TurnParts:
     model: TextModel
     engine: Engine
     store: SessionStore
-    executor: Executor
+    preparing: Executor  # for turns that touch nothing but this worker
+    loading: Executor  # for turns that bring images, which may be slow to fetch
     counters: Counters
     load_images: Callable[[Sequence[ImageReference]], list[SessionImage]]
 
@@ -62,6 +63,7 @@ class Turn:
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
         self._stopped: HandlerError | None = None
+        self._is_over = False
         self._received = time.monotonic()
         self._detokenizer = Detokenizer(parts.model.tokenizer, ask.parameters.stop)
         self._writer = stream_writer(ask.stream) if ask.stream else None
@@ -75,8 +77,13 @@ class Turn:
         may_run = self._parts.store.enqueue(self._session, self)
         self._parts.counters.add("turns_started")
         if may_run:
-            self._parts.executor.submit(self._prepare)
+            self._schedule()
         self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+
+    def _schedule(self) -> None:
+        """The turn's time has come. A slow image server holds up only other turns with images."""
+        executor = self._parts.loading if self._ask.images else self._parts.preparing
+        executor.submit(self._prepare)
 
     def stop(self, error: HandlerError) -> None:
         """End the turn early, within one step of the engine. Any thread."""
@@ -111,6 +118,7 @@ class Turn:
             raise self._stopped
         if session.end is not None:
             raise session.end
+        text = self._question_text()
         if self._ask.images:
             self._own_images = self._parts.load_images(self._ask.images)
             self._parts.store.add_images(session, self._own_images)
@@ -120,7 +128,7 @@ class Turn:
             "role": "user",
             "content": [
                 *({"type": "image"} for _ in pending),
-                {"type": "text", "text": self._question_text()},
+                {"type": "text", "text": text},
             ],
         }
         self._messages = [*session.messages, question]
@@ -128,8 +136,8 @@ class Turn:
         spans = _place_images(prompt, images, model.image_token_id)
         max_new_tokens = self._max_new_tokens(len(prompt))
         kept = min(session.cache.common_prefix(prompt), len(prompt) - 1)
-        session.cache.truncate(kept)
         self._parts.store.reserve(session, len(prompt) + max_new_tokens)
+        session.cache.truncate(kept)
         self._receipt = {
             "X-Torchmoor-Cache-Tier": "kv" if kept else "features" if images else "none",
             "X-Torchmoor-Prefill-Tokens": str(len(prompt) - kept),
@@ -152,15 +160,18 @@ class Turn:
 
     def _question_text(self) -> str:
         text = self._ask.prompt_text
-        for reserved in self._parts.model.reserved_text():
-            if reserved in text:
-                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
+        max_chars = self._parts.settings.max_question_chars
+        if len(text) > max_chars:
+            raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {max_chars}")
         limit = self._ask.parameters.truncate
         if limit is not None:
             tokenizer = self._parts.model.tokenizer
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             if len(ids) > limit:
                 text = tokenizer.decode(ids[-limit:], skip_special_tokens=True)
+        for reserved in self._parts.model.reserved_text():
+            if reserved in self._ask.prompt_text or reserved in text:
+                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
         return text
 
     def _max_new_tokens(self, num_prompt_tokens: int) -> int:
@@ -216,16 +227,19 @@ class Turn:
     def _commit(self) -> None:
         """The answer is complete: it becomes part of the conversation before the client hears of its end."""
         assert self._sequence is not None
-        answer = {"role": "assistant", "content": [{"type": "text", "text": self._detokenizer.text}]}
+        text = self._detokenizer.text
+        for reserved in self._parts.model.reserved_text():
+            text = text.replace(reserved, " ")  # spelled out by the model, it would be read as one more image
+        answer = {"role": "assistant", "content": [{"type": "text", "text": text}]}
         self._parts.store.commit(self._session, [*self._messages, answer], self._images)
-        self._parts.counters.add("turns_finished")
         self._parts.counters.add("tokens_generated", len(self._sequence.output))
-        self._over()
+        self._over("turns_finished")
 
     def _show(self, token: Token, summary: Summary | None) -> None:
         assert self._writer is not None
         if not self._reply.is_streaming:
-            self._reply.begin({"Content-Type": self._writer.content_type, **self._receipt})
+            headers = {"Content-Type": self._writer.content_type, **self._receipt}
+            self._reply.begin(headers, self._writer.error)
             if self._ask.parameters.return_full_text and self._ask.stream is StreamFormat.TEXT:
                 self._reply.write(self._ask.prompt_text.encode())
         self._reply.write(self._writer.token(token, summary), is_end=summary is not None)
@@ -242,19 +256,24 @@ class Turn:
         self._reply.finish(headers, json.dumps(body, ensure_ascii=False).encode())
 
     def _fail(self, error: HandlerError) -> None:
-        self._parts.counters.add("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
         self._parts.store.drop_images(self._session, self._own_images)
-        self._over()
-        if self._reply.is_streaming and self._writer is not None:
-            self._reply.write(self._writer.error(error), is_end=True)
-        else:
-            self._reply.fail(error)
+        self._over("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
+        self._reply.fail(error)
 
-    def _over(self) -> None:
-        """The session is free for its next turn."""
+    def _over(self, outcome: str) -> None:
+        """Counts the turn's outcome, once; the session is free for its next turn."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        self._parts.counters.add(outcome)
         following = self._parts.store.dequeue(self._session, self)
-        if following is not None:
-            self._parts.executor.submit(following._prepare)
+        if following is None:
+            return
+        try:
+            following._schedule()
+        except RuntimeError:
+            following._fail(InternalError("the worker is stopping"))
 
 
 def _place_images(prompt: list[int], images: Sequence[SessionImage], image_token_id: int | None) -> list[ImageSpan]:

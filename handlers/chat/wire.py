@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from handlers.chat.parameters import Parameters, parse_parameters
+from handlers.chat.parameters import Parameters, names, parse_parameters
 from handlers.errors import InvalidJson, InvalidRequest, SessionIdMismatch
 
 NEW_SESSION = "NEW_SESSION"
@@ -95,7 +95,7 @@ def parse(incoming: Incoming) -> Command:
     if operation == "status":
         return Status()
     if operation:
-        raise InvalidRequest(f"there is no operation {operation!r}")
+        raise InvalidRequest(f"there is no operation {names([operation])}")
     caller = Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
     header_id = headers.get(SESSION_HEADER)
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -107,7 +107,7 @@ def parse(incoming: Incoming) -> Command:
     kind = _kind(body)
     unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
     if unknown:
-        raise InvalidRequest(f"{kind} has no field {', '.join(sorted(map(repr, unknown)))}")
+        raise InvalidRequest(f"{kind} has no field {names(unknown)}")
     if kind == "start_session":
         return _parse_open(caller, body, header_id)
     session_id = _session_id(header_id, body.get("session_id"))
@@ -190,6 +190,8 @@ def _parse_ask(
     prompt = body.get("prompt_text")
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequest("'prompt_text' must be a text that is not empty")
+    if not _is_unicode(prompt):
+        raise InvalidRequest("'prompt_text' must be valid Unicode: it has one half of a surrogate pair")
     is_stream = body.get("stream", False)
     if not isinstance(is_stream, bool):
         raise InvalidRequest("'stream' must be true or false")
@@ -201,6 +203,15 @@ def _parse_ask(
         parameters=parse_parameters(body.get("parameters")),
         stream=_stream_format(accept) if is_stream else None,
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """False for the lone surrogates that JSON's escapes can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stream_format(accept: str) -> StreamFormat:

@@ -52,10 +52,10 @@ class Detokenizer:
             return ""
         searched_from = max(0, len(self._text) - self._hold)
         self._text += new.replace("\x1e", "")  # the separator before an error at the end of a plain stream
-        found = [at for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
-        if found:
+        found = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
+        if found:  # the one that was complete first, so that the borders of tokens make no difference
             self.is_stopped = True
-            self._text = self._text[: min(found)]
+            self._text = self._text[: min(found)[1]]
             hold = 0
         end = max(self._shown, len(self._text) - hold)
         piece, self._shown = self._text[self._shown : end], end

@@ -4,6 +4,7 @@ Other threads call `submit`, `call` and `cancel` only; everything else happens h
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -45,7 +46,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; sequences still running get no more events."""
+        """End the thread; sequences still running end with an error."""
         with self._wake:
             self._is_stopping = True
             self._wake.notify()
@@ -74,6 +75,8 @@ class Engine:
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:
+            if self._is_stopping:
+                raise InternalError("the worker is stopping")
             self._inbox.append(action)
             self._wake.notify()
 
@@ -85,16 +88,27 @@ class Engine:
                     self._wake.wait()
                 actions = list(self._inbox)
                 self._inbox.clear()
+            for action in actions:
+                self._guard(action)
             if self._is_stopping:
+                self._fail_all(InternalError("the worker is stopping"))
                 return
             try:
-                for action in actions:
-                    action()
                 self.step()
             except Exception:
                 logger.exception("engine step failed")
-                for sequence in self.scheduler.all():
-                    self._finish(sequence, InternalError("the engine failed; the worker's log has the reason"))
+                self._fail_all(InternalError("the engine failed; the worker's log has the reason"))
+
+    def _guard(self, action: Callable[[], object]) -> None:
+        """Run what belongs to one sequence, so that its failure is not the others'."""
+        try:
+            action()
+        except Exception:
+            logger.exception("engine action failed")
+
+    def _fail_all(self, error: Exception) -> None:
+        for sequence in self.scheduler.all():
+            self._finish(sequence, error)
 
     def step(self) -> None:
         """Give each scheduled sequence its next token. Engine thread only."""
@@ -109,7 +123,7 @@ class Engine:
     def _commit(self, batch: list[Work]) -> None:
         try:
             logits = self.runner.run(batch)
-        except (torch.OutOfMemoryError, RuntimeError) as exc:
+        except Exception as exc:
             self._isolate(batch, exc)
             return
         self.num_steps += 1
@@ -118,27 +132,40 @@ class Engine:
         for row, work in enumerate(batch):
             if not work.is_last:
                 continue
-            sequence = work.sequence
-            sampler = self._samplers[sequence]
-            if sampler.is_plain_greedy:
-                token, logprob = greedy[row], float(logits[row, greedy[row]]) - norms[row]
-            else:
-                context = [max(t, 0) for t in sequence.prompt] + sequence.output
-                token, logprob = sampler.choose(logits[row], context)
-            self._deliver(sequence, token, logprob)
+            try:
+                self._choose(work.sequence, logits[row], greedy[row], norms[row])
+            except Exception as exc:
+                self._fail(work.sequence, exc)
+
+    def _choose(self, sequence: Sequence, logits: Tensor, greedy: int, norm: float) -> None:
+        """One sequence's next token. norm: the logarithm of the sum of its logits' exponentials."""
+        if not math.isfinite(norm):
+            raise ArithmeticError("the model's logits are not finite")
+        sampler = self._samplers[sequence]
+        if sampler.is_plain_greedy:
+            token, logprob = greedy, float(logits[greedy]) - norm
+        else:
+            context = [max(t, 0) for t in sequence.prompt] + sequence.output
+            token, logprob = sampler.choose(logits, context)
+        self._deliver(sequence, token, logprob)
 
     def _isolate(self, batch: list[Work], error: Exception) -> None:
         """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
         if len(batch) > 1:
             for work in batch:
                 self._commit([work])
-            return
-        logger.error("sequence failed error=%s", error, exc_info=error)
-        sequence = batch[0].sequence
-        if isinstance(error, torch.OutOfMemoryError):
-            self._finish(sequence, OutOfMemory("the device ran out of memory while computing this answer"))
         else:
-            self._finish(sequence, InternalError("the model failed on this conversation; see the worker's log"))
+            self._fail(batch[0].sequence, error)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """This sequence cannot go on; the reason is in the log."""
+        logger.error("sequence failed error=%s", error, exc_info=error)
+        if isinstance(error, torch.OutOfMemoryError):
+            answer: Exception = OutOfMemory("the device ran out of memory while computing this answer")
+        else:
+            answer = InternalError("the model failed on this conversation; see the worker's log")
+        self._forget(sequence)
+        self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
 
     def _deliver(self, sequence: Sequence, token: int, logprob: float) -> None:
         sequence.output.append(token)
@@ -153,13 +180,16 @@ class Engine:
             self._forget(sequence)
 
     def _admit(self, sequence: Sequence) -> None:
-        self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
-        self.scheduler.add(sequence)
+        try:
+            self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
+            self.scheduler.add(sequence)
+        except Exception as exc:
+            self._fail(sequence, exc)
 
     def _finish(self, sequence: Sequence, error: Exception) -> None:
         if sequence in self._samplers:
             self._forget(sequence)
-            sequence.on_event(TokenEvent(None, error=error))
+            self._guard(lambda: sequence.on_event(TokenEvent(None, error=error)))
 
     def _forget(self, sequence: Sequence) -> None:
         """Out of the batch; the sequence may have left already, by its own event."""

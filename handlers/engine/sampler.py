@@ -15,6 +15,8 @@ from transformers import (
 
 from handlers.engine.sequence import SamplingParams
 
+MIN_TEMPERATURE = 1e-6  # below it logits overflow float32; it is greedy already
+
 
 class Sampler:
     """Holds a sequence's random state, so that the same seed gives the same answer whatever else runs."""
@@ -32,7 +34,7 @@ class Sampler:
         else:
             self.generator.manual_seed(params.seed)
         if params.temperature != 1.0:
-            self.processors.append(TemperatureLogitsWarper(params.temperature))
+            self.processors.append(TemperatureLogitsWarper(max(params.temperature, MIN_TEMPERATURE)))
         if params.top_k:
             self.processors.append(TopKLogitsWarper(params.top_k))
         if params.top_p is not None and params.top_p < 1.0:

@@ -57,8 +57,11 @@ def ragged_attention(
     """Causal attention of each part to its own cache.
 
     query: (1, heads, T, head size), key and value: (1, kv heads, T, head size), T the sum of the parts' tokens.
-    Returns (1, T, heads, head size).
+    Returns (1, T, heads, head size). Raises NotImplementedError for what it would have to leave out.
     """
+    for name in ("softcap", "s_aux"):  # a cap on the scores, attention sinks
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")
     outputs, start = [], 0
     for cache, num_tokens in parts:
         window = slice(start, start + num_tokens)

@@ -1,0 +1,269 @@
+"""What the tests of the handlers share: a clock, the tiny checkpoint, and a chat service with a client in process."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from handlers.chat.intake import ImageIntake
+from handlers.chat.reply import Pieces, Reply, Whole
+from handlers.chat.service import ChatService
+from handlers.chat.session_id import SessionIds
+from handlers.chat.wire import Incoming
+from handlers.engine.engine import Engine
+from handlers.engine.runner import ModelRunner
+from handlers.engine.scheduler import Scheduler
+from handlers.models.llava import LlavaModel
+from handlers.models.loader import load_model
+from handlers.settings import (
+    EngineSettings,
+    HandlerSettings,
+    IntakeSettings,
+    PumpSettings,
+    SessionSettings,
+)
+
+CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny-llava"
+DEADLINE_S = 30.0
+
+
+class FakeClock:
+    """Moves only when told."""
+
+    def __init__(self, now: float = 1_800_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class EndlessModel:
+    """The real model, except that nothing ends an answer before its length, and that the test decides who fails."""
+
+    def __init__(self, model: LlavaModel) -> None:
+        self._model = model
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.before_step: Callable[[torch.Tensor, Any], None] = lambda embeds, parts: None
+        self.after_step: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits
+        self.num_steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, embeds: torch.Tensor, positions: torch.Tensor, parts: Any, last: torch.Tensor) -> torch.Tensor:
+        self.num_steps += 1
+        self.before_step(embeds, parts)
+        return self.after_step(self._model.forward(embeds, positions, parts, last))
+
+
+class Exchange:
+    """One request on its way: reads the reply as the pump does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_wakes = 0
+        self.reply = Reply(self._wake)
+        self.headers: dict[str, str] = {}
+        self.status: int | None = None
+        self.body = b""
+        self.pieces: list[bytes] = []
+        self.is_over = False
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._num_wakes += 1
+            self._changed.notify_all()
+
+    def read(self) -> None:
+        """Take what is there."""
+        while not self.is_over and self.reply.has_news():
+            said = self.reply.take(1 << 20)
+            if isinstance(said, Whole):
+                self.status, self.headers, self.body, self.is_over = said.status, dict(said.headers), said.body, True
+            elif isinstance(said, Pieces):
+                if said.headers is not None:
+                    assert not said.is_end
+                    self.status, self.headers = 200, dict(said.headers)
+                self.pieces.append(said.data)
+                self.body += said.data
+                self.is_over = said.is_end
+
+    def wait_until(self, is_reached: Callable[["Exchange"], bool]) -> "Exchange":
+        """Read until a condition holds; fails the test if it never does."""
+        with self._changed:
+            seen = -1
+            while True:
+                if seen != self._num_wakes:
+                    seen = self._num_wakes
+                    self.read()
+                    if is_reached(self):
+                        return self
+                assert self._changed.wait(DEADLINE_S), f"no answer: status={self.status} body={self.body[:200]!r}"
+
+    def wait(self) -> "Exchange":
+        """Read to the end."""
+        return self.wait_until(lambda exchange: exchange.is_over)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str | None:
+        """The error's code, which header and body must agree on."""
+        code = self.headers.get("X-Torchmoor-Error")
+        if code is not None:
+            assert self.json["error"]["code"] == code
+        return code
+
+
+class Client:
+    """Speaks the session API to a service, without TorchServe."""
+
+    def __init__(self, service: ChatService) -> None:
+        self.service = service
+
+    def send(self, body: Any, headers: Mapping[str, str] | None = None) -> Exchange:
+        exchange = Exchange()
+        self.service.start(Incoming(dict(headers or {}), body), exchange.reply)
+        return exchange
+
+    def call(self, body: Any, headers: Mapping[str, str] | None = None) -> Exchange:
+        return self.send(body, headers).wait()
+
+    def open(self, *images: str, **fields: Any) -> str:
+        body = {"type": "start_session", "images": list(images)} if images else {"requestType": "NEW_SESSION"}
+        answer = self.call({**body, **fields})
+        assert answer.status == 200, answer.body
+        return str(answer.json["session_id"])
+
+    def ask(self, session_id: str, prompt: str, *, headers: Mapping[str, str] | None = None, **fields: Any) -> Exchange:
+        body = {"type": "send_text_prompt", "session_id": session_id, "prompt_text": prompt, **fields}
+        return self.send(body, headers)
+
+    def answer(self, session_id: str, prompt: str, **fields: Any) -> str:
+        answer = self.ask(session_id, prompt, **fields).wait()
+        assert answer.status == 200, answer.body
+        return str(answer.json["response_text"])
+
+
+def draw(shape: str, colour: str, size: int = 96) -> Image.Image:
+    """A picture of one coloured shape on white."""
+    image = Image.new("RGB", (size, size), "white")
+    box = (size // 4, size // 4, size * 3 // 4, size * 3 // 4)
+    getattr(ImageDraw.Draw(image), shape)(box, fill=colour)
+    return image
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(scope="session")
+def one_thread() -> None:
+    """Torch on one thread: the machine is shared, and sums keep one order."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_llava(one_thread: None) -> LlavaModel:
+    """The demo checkpoint as the handlers load it, in float32."""
+    model = load_model(CHECKPOINT, torch.device("cpu"), "float32")
+    assert isinstance(model, LlavaModel)
+    return model
+
+
+@pytest.fixture
+def endless_llava(tiny_llava: LlavaModel) -> EndlessModel:
+    """The same weights, in the test's hands."""
+    return EndlessModel(tiny_llava)
+
+
+@pytest.fixture(scope="session")
+def reference(one_thread: None) -> Callable[..., str]:
+    """What transformers alone answers: (messages, images, max_new_tokens) -> text, greedy, without a session."""
+    processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
+    model = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
+
+    def generate(messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = processor(text=text, images=images or None, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+        return str(processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    return generate
+
+
+def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
+    kinds = {
+        "session": SessionSettings,
+        "intake": IntakeSettings,
+        "engine": EngineSettings,
+        "pump": PumpSettings,
+    }
+    return HandlerSettings(**{name: kinds[name](**values) for name, values in groups.items()})
+
+
+ServiceFactory = Callable[..., Client]
+
+
+@pytest.fixture
+def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFactory]:
+    """Builds clients of services of their own; on the way out nothing may be pinned, running or miscounted."""
+    services: list[ChatService] = []
+
+    def make(model: Any = tiny_llava, **groups: dict[str, Any]) -> Client:
+        settings = make_settings(**groups)
+        scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
+        engine = Engine(ModelRunner(model), scheduler, 1)
+        ids = SessionIds({"k0": b"k" * 32}, "local")
+        service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), clock)
+        engine.start()
+        services.append(service)
+        return Client(service)
+
+    yield make
+    problems = []
+    for service in services:
+        service.stop()
+        store = service.store
+        store.check_integrity()
+        status: Any = service.status()
+        if status["turns"]["in_progress"] or store._ending or service._engine.scheduler.all():
+            problems.append(f"left behind: {status['turns']} {store._ending} {service._engine.scheduler}")
+        problems += [repr(s) for s in store._sessions.values() if s.turn is not None or s.waiting]
+        if service._engine._samplers:
+            problems.append(f"samplers left: {service._engine._samplers}")
+    assert not problems
+
+
+@pytest.fixture
+def client(make_client: ServiceFactory) -> Client:
+    """A client of a service with the defaults."""
+    return make_client()
+
+
+@pytest.fixture
+def exchange_type() -> type[Exchange]:
+    return Exchange
+
+
+@pytest.fixture
+def drawing() -> Callable[..., Image.Image]:
+    return draw
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Path:
+    return CHECKPOINT

@@ -1,0 +1,754 @@
+"""The door for images: addresses, redirects, limits, formats."""
+
+import base64
+import contextlib
+import io
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from handlers.chat.intake import FORMATS, ImageIntake, resolve
+from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.settings import IntakeSettings
+
+LOCAL = ("127.0.0.1", "::1")
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+PNG = encoded(Image.new("RGB", (4, 3), (255, 0, 0)))
+
+
+class WebServer:
+    """Answers each connection with what the test scripted for its path, byte for byte; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.routes: dict[str, bytes | Callable[[socket.socket], None]] = {"/a.png": answer(PNG)}
+        self.requests: list[str] = []
+        self.wrap: Callable[[socket.socket], socket.socket] = lambda connection: connection
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def url(self, path: str = "/a.png", host: str = "127.0.0.1") -> str:
+        return f"http://{host}:{self.port}{path}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            try:
+                connection = stack.enter_context(self.wrap(connection))
+                request = b""
+                while b"\r\n\r\n" not in request:
+                    piece = connection.recv(65_536)
+                    if not piece:
+                        return
+                    request += piece
+                self.requests.append(request.decode("latin-1"))
+                route = self.routes.get(request.split()[1].decode(), answer(b"", "404 Not Found"))
+                if callable(route):
+                    route(connection)
+                else:
+                    connection.sendall(route)
+            except OSError:
+                return
+
+    def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def redirect(where: str, status: str = "302 Found") -> bytes:
+    return answer(b"", status, f"Location: {where}")
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.stop()
+
+
+def intake(resolver: Callable[[str, int], list[str]] = resolve, **values: Any) -> ImageIntake:
+    return ImageIntake(IntakeSettings(**{"allowed_hosts": LOCAL, **values}), resolver)
+
+
+def strict(resolver: Callable[[str, int], list[str]] = resolve) -> ImageIntake:
+    return intake(resolver, allowed_hosts=())
+
+
+def no_resolver(host: str, port: int) -> list[str]:
+    raise AssertionError(f"{host} must not be resolved")
+
+
+# Addresses
+
+
+def test_allowed_address_is_fetched(web: WebServer) -> None:
+    """A private address that the operator allowed is fetched, with its name in the Host header."""
+    loader = intake(lambda host, port: ["127.0.0.1"], allowed_hosts=("images.internal",))
+
+    image = loader.load(web.url(host="Images.internal"))
+
+    assert image.size == (4, 3)
+    assert f"host: images.internal:{web.port}\r\n" in web.requests[0].lower()
+    assert loader.num_fetched == 1
+
+
+@pytest.mark.parametrize("allowed", ["127.0.0.1", "127.0.0.0/8", "::ffff:0:0/96", "localhost"])
+def test_allowance_may_be_a_name_an_address_or_a_block(web: WebServer, allowed: str) -> None:
+    """allowed_hosts takes each of the three; one that does not match allows nothing."""
+    loader = intake(lambda host, port: ["127.0.0.1"], allowed_hosts=("10.0.0.0/8", allowed))
+
+    if allowed.startswith("::"):
+        with pytest.raises(ImageUrlForbidden):
+            loader.read(web.url(host="localhost"))
+    else:
+        assert loader.read(web.url(host="localhost")) == PNG
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0177.0.0.1",
+        "0.0.0.0",
+        "10.0.0.1",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "198.18.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:169.254.169.254]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "[2001:0:7f00:1::]",
+        "[fe80::1]",
+        "[fc00::1]",
+        "[fd00:ec2::254]",
+        "[ff02::1]",
+        "localhost",
+    ],
+)
+def test_private_and_local_addresses_are_forbidden(host: str) -> None:
+    """Whatever its spelling, an address that is not public is not asked."""
+    with pytest.raises((ImageUrlForbidden, ImageUnreachable)) as caught:
+        strict().read(f"http://{host}/a.png")
+
+    if not (isinstance(caught.value, ImageUnreachable) and host.startswith("[")):  # a machine without IPv6
+        assert isinstance(caught.value, ImageUrlForbidden)
+        assert caught.value.status == 403
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::a00:1"])
+def test_one_private_address_among_public_ones_forbids_the_name(address: str) -> None:
+    """A name with several addresses is judged by the worst of them."""
+    with pytest.raises(ImageUrlForbidden):
+        strict(lambda host, port: ["93.184.215.14", address]).read("http://example.com/a.png")
+
+
+@pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"])
+def test_public_addresses_may_be_fetched(address: str) -> None:
+    """Public addresses pass the judgement, through NAT64 and 6to4 too."""
+    loader = strict(lambda host, port: [address])
+
+    target, host, port = loader._check("https://example.com/a.png?q=1#part")
+
+    literal = f"[{address}]" if ":" in address else address
+    assert (target, host, port) == (f"https://{literal}:443/a.png?q=1", "example.com", 443)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "FILE:///etc/passwd",
+        "ftp://example.com/a.png",
+        "gopher://example.com/",
+        "s3://bucket/a.png",
+        "http://user@example.com/a.png",
+        "http://user:secret@example.com/a.png",
+        "http://example.com@127.0.0.1/a.png",
+        "http:///a.png",
+        "http://",
+        "http:a.png",
+        "http://[::1/a.png",
+        "http://example.com:99999/a.png",
+        "http://example.com:x/a.png",
+    ],
+)
+def test_forbidden_forms_of_addresses(url: str) -> None:
+    """Other schemes, credentials and broken URLs are refused without asking a name server."""
+    with pytest.raises(ImageUrlForbidden):
+        strict(no_resolver).read(url)
+
+
+@pytest.mark.parametrize("reference", ["x" * 1_000_000 + ":", "http://" + "a." * 500_000 + "com/"])
+def test_errors_stay_small_whatever_the_reference(reference: str) -> None:
+    """An error must fit into a response, so it repeats little of what the client sent."""
+
+    def unknown(host: str, port: int) -> list[str]:
+        raise socket.gaierror("unknown")
+
+    with pytest.raises(BadImage) as caught:
+        strict(unknown).read(reference)
+
+    assert len(caught.value.message) < 500
+
+
+def test_urls_can_be_switched_off(web: WebServer) -> None:
+    """allow_urls false forbids every address; the image itself still works."""
+    loader = intake(allow_urls=False)
+
+    with pytest.raises(ImageUrlForbidden):
+        loader.read(web.url())
+    assert loader.load(PNG).size == (4, 3)
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a..b", "x" * 70 + ".com", "\u4f8b\u3048..jp"])
+def test_unknown_host_is_unreachable(host: str) -> None:
+    """A name without an address is 502, however malformed it is."""
+
+    def unknown(name: str, port: int) -> list[str]:
+        raise socket.gaierror("unknown")
+
+    with pytest.raises(ImageUnreachable):
+        strict(unknown).read(f"http://{host}/a.png")
+
+
+def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> None:
+    """A name that HTTP headers cannot carry is encoded, not a crash."""
+    asked = []
+
+    def resolver(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    assert intake(resolver).read(web.url(host="\u4f8b\u3048.jp")) == PNG
+
+    assert asked == ["xn--r8jz45g.jp"]
+    assert "xn--r8jz45g.jp" in web.requests[0]
+
+
+def test_connection_goes_to_the_judged_address(web: WebServer) -> None:
+    """A name server that answers otherwise the second time changes nothing: it is not asked again."""
+    answers = iter([["127.0.0.1"]])
+
+    assert intake(lambda host, port: next(answers)).read(web.url(host="rebind.example")) == PNG
+
+
+def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would resolve the name again, behind our judgement."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+
+    assert intake().read(web.url()) == PNG
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for images.example, with its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    key, both = folder / "key.pem", folder / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", both]
+    command += ["-subj", "/CN=images.example", "-addext", "subjectAltName=DNS:images.example"]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_bytes(both.read_bytes() + key.read_bytes())
+    return both
+
+
+def serve_tls(web: WebServer, certificate: Path) -> list[str | None]:
+    """From now on the server speaks TLS; returns the list in which it notes the names that clients ask for."""
+    names: list[str | None] = []
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    tls.sni_callback = lambda sock, name, context: names.append(name)
+    web.wrap = lambda connection: tls.wrap_socket(connection, server_side=True)
+    return names
+
+
+def test_tls_is_spoken_with_the_name_at_the_judged_address(
+    web: WebServer, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection goes to the address, the certificate must be for the name."""
+    names = serve_tls(web, certificate)
+    monkeypatch.setattr("requests.adapters.DEFAULT_CA_BUNDLE_PATH", str(certificate))
+    loader = intake(lambda host, port: ["127.0.0.1"])
+
+    assert loader.read(f"https://images.example:{web.port}/a.png") == PNG
+    with pytest.raises(ImageUnreachable, match="SSLError"):
+        loader.read(f"https://other.example:{web.port}/a.png")
+
+    assert names == ["images.example", "other.example"]
+    assert len(web.requests) == 1
+
+
+def test_unknown_certificate_is_refused(web: WebServer, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates are verified, and the environment cannot bring in others."""
+    serve_tls(web, certificate)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+
+    with pytest.raises(ImageUnreachable, match="SSLError"):
+        intake(lambda host, port: ["127.0.0.1"]).read(f"https://images.example:{web.port}/a.png")
+
+    assert web.requests == []
+
+
+def test_slow_handshake_ends_at_the_total_timeout(web: WebServer) -> None:
+    """A peer that drips its TLS handshake is cut as well."""
+    web.wrap = lambda connection: drip(b"\x16\x03\x03\x40\x00")(connection) or connection
+
+    with pytest.raises(ImageUnreachable, match="in time"):
+        intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url().replace("http", "https"))
+
+
+# Redirects
+
+
+def test_redirects_are_followed(web: WebServer) -> None:
+    """Relative and absolute ones, each judged again."""
+    web.routes["/one"] = redirect("/two", "301 Moved Permanently")
+    web.routes["/two"] = redirect(web.url())
+
+    assert intake().read(web.url("/one")) == PNG
+    assert len(web.requests) == 3
+
+
+def test_redirect_to_a_forbidden_address_is_forbidden(web: WebServer) -> None:
+    """A public host must not be a way into the private network."""
+
+    def resolver(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"] if host == "images.internal" else [host]
+
+    loader = intake(resolver, allowed_hosts=("images.internal",))
+    for where in (
+        web.url(),
+        "http://169.254.169.254/latest/meta-data/",
+        "file:///etc/passwd",
+        "http://u:p@images.internal/",
+    ):
+        web.routes["/out"] = redirect(where)
+        with pytest.raises(ImageUrlForbidden):
+            loader.read(web.url("/out", host="images.internal"))
+
+    assert all("/out" in request for request in web.requests)
+
+
+def test_name_that_moves_between_redirects_is_judged_again(web: WebServer) -> None:
+    """The same name may answer with another address for the next hop: that one is judged as well."""
+    answers = iter([["127.0.0.1"], ["10.0.0.1"]])
+    web.routes["/again"] = redirect(web.url(host="moving.example"))
+
+    with pytest.raises(ImageUrlForbidden):
+        intake(lambda host, port: next(answers)).read(web.url("/again", host="moving.example"))
+
+
+def test_redirect_loop_ends(web: WebServer) -> None:
+    """max_redirects bounds the hops."""
+    web.routes["/loop"] = redirect("/loop")
+
+    with pytest.raises(ImageUnreachable, match="redirects"):
+        intake(max_redirects=2).read(web.url("/loop"))
+
+    assert len(web.requests) == 3
+
+
+@pytest.mark.parametrize("where", ["http://[", "", "//", "http://[::1]:x/"])
+def test_broken_redirects_are_refused(web: WebServer, where: str) -> None:
+    """A Location that is no address is the image's failure, not ours."""
+    web.routes["/broken"] = redirect(where)
+
+    with pytest.raises(BadImage):
+        intake().read(web.url("/broken"))
+
+
+# What the server sends
+
+
+@pytest.mark.parametrize(
+    "status", ["404 Not Found", "500 Oops", "204 No Content", "206 Partial Content", "304 Not Modified"]
+)
+def test_other_statuses_are_unreachable(web: WebServer, status: str) -> None:
+    """Only 200 brings an image."""
+    web.routes["/a.png"] = answer(PNG if status[0] == "5" else b"", status)
+
+    with pytest.raises(ImageUnreachable, match=status[:3]):
+        intake().read(web.url())
+
+
+def test_declared_size_is_judged_before_the_body(web: WebServer) -> None:
+    """A Content-Length beyond the limit is refused without reading."""
+    web.routes["/big"] = b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n"
+
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=1000).read(web.url("/big"))
+
+
+@pytest.mark.parametrize("framing", ["Connection: close\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"])
+def test_size_is_judged_while_the_body_arrives(web: WebServer, framing: str) -> None:
+    """A body without a declared length is cut at the limit."""
+
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" + framing.encode())
+        piece = b"x" * 4096
+        while True:
+            connection.sendall(b"1000\r\n" + piece + b"\r\n" if "chunked" in framing else piece)
+
+    web.routes["/endless"] = endless
+
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=100_000).read(web.url("/endless"))
+
+
+def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
+    """A body that grows by decompression is measured after it."""
+    body = zlib.compress(bytes(50_000_000))
+    web.routes["/bomb"] = answer(body, "200 OK", "Content-Encoding: deflate")
+
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=100_000).read(web.url("/bomb"))
+
+
+def drip(head: bytes) -> Callable[[socket.socket], None]:
+    """Sends its first bytes and then one byte at a time until the peer is gone."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(head)
+        connection.settimeout(0.05)
+        while True:
+            connection.sendall(b"x")
+            try:
+                if not connection.recv(1):
+                    return
+            except TimeoutError:
+                continue
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n",
+        b"HTTP/1.1 200 OK\r\nX-Slow: ",
+        b"HTTP/1.1 ",
+    ],
+)
+def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> None:
+    """A byte now and then does not keep a fetch alive beyond total_timeout_s, wherever in the answer it comes."""
+    web.routes["/slow"] = drip(head)
+
+    with pytest.raises(ImageUnreachable, match="in time"):
+        intake(total_timeout_s=0.25, read_timeout_s=5.0).read(web.url("/slow"))
+
+
+def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
+    """A peer that says nothing at all is given up."""
+    web.routes["/mute"] = lambda connection: connection.recv(1)  # type: ignore[assignment,return-value]
+
+    with pytest.raises(ImageUnreachable, match="in time"):
+        intake(read_timeout_s=0.1).read(web.url("/mute"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000,
+    ],
+)
+def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
+    """Whatever a server sends is its own failure."""
+    web.routes["/bad"] = raw
+
+    with pytest.raises(ImageUnreachable):
+        intake().read(web.url("/bad"))
+
+
+def test_refused_connection_is_unreachable() -> None:
+    """Nobody listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    with pytest.raises(ImageUnreachable):
+        intake().read(f"http://127.0.0.1:{port}/")
+
+
+# Text forms
+
+
+def test_data_urls_and_base64() -> None:
+    """The same picture as data URL, percent-encoded data URL and bare base64, white space allowed."""
+    text = base64.b64encode(PNG).decode()
+    percent = "".join(f"%{byte:02x}" for byte in PNG)
+
+    forms = [
+        f"data:image/png;base64,{text}",
+        f"DATA:;BASE64,{text}",
+        f"data:image/png,{percent}",
+        text,
+        f"  {text[:20]}\n{text[20:]}\n",
+    ]
+
+    assert [intake(no_resolver).read(form) for form in forms] == [PNG] * len(forms)
+
+
+@pytest.mark.parametrize(
+    "text", ["!!!", "abc", "data:image/png;base64,%%%", "data:image/png", "a" * 101, "\u00e9", "C:\\a.png"]
+)
+def test_broken_text_is_no_image(text: str) -> None:
+    """Text that is no reference of any kind."""
+    with pytest.raises(BadImage):
+        intake(no_resolver).read(text)
+
+
+@pytest.mark.parametrize("form", ["{}", "data:;base64,{}"])
+def test_text_beyond_the_limit_is_too_large(form: str) -> None:
+    """The encoded image's limit holds for every way in."""
+    text = base64.b64encode(bytes(1001)).decode()
+
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=1000).read(form.format(text))
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=1000).read(form.format(text * 100))
+    with pytest.raises(ImageTooLarge):
+        intake(max_bytes=1000).read(bytes(1001))
+
+
+# Pictures
+
+RED, BLUE = (254, 0, 0), (0, 0, 254)
+
+
+def near(pixel: Any, wanted: tuple[int, int, int]) -> bool:
+    return all(abs(a - b) < 12 for a, b in zip(pixel, wanted, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_each_format_is_decoded(form: str) -> None:
+    """RGB of the picture's own size, in every accepted format."""
+    image = intake().decode(encoded(Image.new("RGB", (16, 8), RED), form))
+
+    assert image.mode == "RGB"
+    assert image.size == (16, 8)
+    assert near(image.getpixel((5, 5)), RED)
+
+
+def test_other_formats_are_refused() -> None:
+    """Formats beyond the list have decoders of their own that are never reached."""
+    for form in ("PPM", "ICO", "PCX", "EPS", "PDF", "TGA"):
+        with pytest.raises(NotAnImage):
+            intake().decode(encoded(Image.new("RGB", (16, 16)), form))
+
+
+def test_palette_grey_and_bilevel_become_rgb() -> None:
+    """Modes other than RGB."""
+    red = Image.new("RGB", (4, 4), RED)
+
+    assert near(intake().decode(encoded(red.convert("P"))).getpixel((0, 0)), RED)
+    assert intake().decode(encoded(Image.new("L", (4, 4), 77))).getpixel((0, 0)) == (77, 77, 77)
+    assert intake().decode(encoded(Image.new("1", (4, 4), 1))).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_transparency_lies_on_white() -> None:
+    """RGBA, grey with alpha and a transparent palette entry."""
+    clear = (255, 255, 255)
+    palette = Image.new("P", (4, 4), 0)
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+
+    assert intake().decode(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)))).getpixel((0, 0)) == clear
+    assert near(intake().decode(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 128)))).getpixel((0, 0)), (255, 127, 127))
+    assert intake().decode(encoded(Image.new("LA", (4, 4), (0, 0)))).getpixel((0, 0)) == clear
+    assert intake().decode(encoded(palette, transparency=0)).getpixel((0, 0)) == clear
+    assert intake().decode(encoded(palette, "GIF", transparency=0)).getpixel((0, 0)) == clear
+
+
+def test_exif_rotation_is_applied() -> None:
+    """A photo taken sideways stands upright."""
+    image = Image.new("RGB", (32, 16), BLUE)
+    image.paste(RED, (0, 0, 16, 16))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn 90 degrees clockwise
+
+    upright = intake().decode(encoded(image, "JPEG", exif=exif, quality=95))
+
+    assert upright.size == (16, 32)
+    assert near(upright.getpixel((8, 4)), RED)
+    assert near(upright.getpixel((8, 28)), BLUE)
+
+
+def test_animation_gives_its_first_frame() -> None:
+    """GIF and WebP with several frames."""
+    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
+
+    for form in ("GIF", "WEBP"):
+        data = encoded(frames[0], form, save_all=True, append_images=frames[1:], duration=10, loop=0)
+        assert near(intake().decode(data).getpixel((4, 4)), RED)
+
+
+def test_cmyk_jpeg_becomes_rgb() -> None:
+    """A print shop's JPEG."""
+    image = intake().decode(encoded(Image.new("RGB", (8, 8), RED).convert("CMYK"), "JPEG", quality=95))
+
+    assert near(image.getpixel((4, 4)), RED)
+
+
+@pytest.mark.parametrize(("form", "mode"), [("PNG", "I;16"), ("TIFF", "I;16"), ("TIFF", "I")])
+def test_deep_greys_are_scaled(form: str, mode: str) -> None:
+    """16-bit greys keep their brightness instead of being cut off at white."""
+    image = Image.new(mode, (2, 1))
+    image.putpixel((0, 0), 65_535)
+    image.putpixel((1, 0), 32_768)
+
+    decoded = intake().decode(encoded(image, form))
+
+    assert decoded.getpixel((0, 0)) == (255, 255, 255)
+    assert near(decoded.getpixel((1, 0)), (128, 128, 128))
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
+def test_truncated_images_are_broken(form: str, kept: float) -> None:
+    """Half a picture is no picture."""
+    data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), form)
+
+    with pytest.raises(NotAnImage):
+        intake().decode(data[: int(len(data) * kept)])
+
+
+def test_empty_and_text_bytes_are_no_image() -> None:
+    """415, and a message without the bytes."""
+    for data in (b"", b"hello", b"<svg></svg>", b"\x89PNG\r\n\x1a\n"):
+        with pytest.raises(NotAnImage) as caught:
+            intake().load(data)
+        assert caught.value.status == 415
+
+
+def png_header(width: int, height: int) -> bytes:
+    chunk = b"IHDR" + width.to_bytes(4) + height.to_bytes(4) + b"\x08\x02\x00\x00\x00"
+    idat = b"IDAT" + zlib.compress(b"\x00" * 100)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (len(c) - 4).to_bytes(4) + c + zlib.crc32(c).to_bytes(4) for c in (chunk, idat, b"IEND")
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(10_000, 10_001), (60_000, 60_000), (1 << 30, 1 << 30)])
+def test_decompression_bombs_are_refused_by_their_header(width: int, height: int) -> None:
+    """A small file that claims a huge picture is not decoded."""
+    with pytest.raises(ImageTooLarge) as caught:
+        intake().decode(png_header(width, height))
+
+    assert caught.value.status == 413
+
+
+def test_pixels_are_limited() -> None:
+    """One pixel more than max_pixels is too many."""
+    assert intake(max_pixels=12).load(PNG).size == (4, 3)
+    with pytest.raises(ImageTooLarge):
+        intake(max_pixels=11).load(PNG)
+
+
+def test_threads_of_pixels_are_refused() -> None:
+    """A line of pixels would be scaled up to gigabytes by a preprocessor that goes by the shorter side."""
+    assert intake().decode(encoded(Image.new("RGB", (100, 1)))).size == (100, 1)
+    for size in ((101, 1), (1, 60_000)):
+        with pytest.raises(ImageTooLarge):
+            intake().decode(encoded(Image.new("RGB", size)))
+
+
+SEEDS = [encoded(Image.new("RGB", (9, 7), RED), form) for form in FORMATS] + [
+    encoded(Image.new("P", (9, 7), 1)),
+    encoded(Image.new("RGBA", (9, 7), (1, 2, 3, 4)), "WEBP"),
+]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> None:
+    """No bytes make the decoder raise anything but the BadImage family."""
+    raw = bytearray(data.draw(st.sampled_from(SEEDS)))
+    for _ in range(data.draw(st.integers(0, 6))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] = data.draw(st.integers(0, 255))
+    raw = raw[: data.draw(st.integers(0, len(raw)))]
+
+    try:
+        image = intake(max_pixels=1_000_000).load(bytes(raw))
+    except BadImage:
+        return
+    assert image.mode == "RGB"
+
+
+@settings(max_examples=200, deadline=None)
+@given(reference=st.binary(max_size=200) | st.text(max_size=100) | st.text(max_size=60).map("data:{}".format))
+def test_any_reference_gives_a_picture_or_a_bad_image(reference: bytes | str) -> None:
+    """No reference makes the intake raise anything but the BadImage family."""
+
+    def unknown(host: str, port: int) -> list[str]:
+        raise socket.gaierror("unknown")
+
+    with pytest.raises(BadImage):
+        strict(unknown).load(reference)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rest=st.text(max_size=40), address=st.ip_addresses().map(str) | st.sampled_from(["not an address", ""]))
+def test_any_url_is_judged(rest: str, address: str) -> None:
+    """No URL makes the judgement raise anything but the BadImage family, and no private address passes it."""
+    loader = strict(lambda host, port: [address] if "." in address or ":" in address else [])
+    try:
+        target, *_ = loader._check("http://" + rest)
+    except BadImage:
+        return
+    assert address in target

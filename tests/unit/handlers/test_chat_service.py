@@ -1,0 +1,765 @@
+"""The chat service with the tiny checkpoint, in process: conversations, streams, queues, ends."""
+
+import base64
+import io
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from handlers.chat.intake import ImageIntake
+from handlers.errors import ImageUnreachable
+
+NUM = 16
+GREEDY = {"max_new_tokens": NUM}
+SHORT = {"parameters": GREEDY}
+
+
+def data_url(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.fixture
+def red(drawing: Callable[..., Image.Image]) -> Image.Image:
+    return drawing("ellipse", "red")
+
+
+@pytest.fixture
+def blue(drawing: Callable[..., Image.Image]) -> Image.Image:
+    return drawing("rectangle", "blue", 120)
+
+
+def question(text: str, num_images: int = 0) -> dict[str, Any]:
+    return {
+        "role": "user",
+        "content": [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": text}],
+    }
+
+
+def reply_of(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+class Hold:
+    """Stops the engine before a step of the test's choice, until told to go on."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.is_reached = threading.Event()
+        self._may_go_on = threading.Event()
+        model.before_step = self._before_step
+
+    def _before_step(self, embeds: torch.Tensor, parts: Any) -> None:
+        if not self._may_go_on.is_set():
+            self.is_reached.set()
+            assert self._may_go_on.wait(30)
+
+    def wait(self) -> None:
+        assert self.is_reached.wait(30)
+
+    def release(self) -> None:
+        self._may_go_on.set()
+
+
+def settled(client: Any) -> dict[str, Any]:
+    """The status once the engine's thread has done all that was asked of it so far."""
+    client.service._engine.call(lambda: None).result(30)
+    status: dict[str, Any] = client.call(None, {"x-torchmoor-operation": "status"}).json
+    return status
+
+
+# Conversations
+
+
+def test_conversation_answers_as_a_stateless_model_would(client: Any, reference: Any, red: Any, blue: Any) -> None:
+    """Each turn equals transformers' generate() on the whole conversation, an image added half way included."""
+    sid = client.open(data_url(red))
+    messages, images = [question("what is the shape?", 1)], [red]
+
+    for text in ("what colour is it?", "and the other one?", "how many shapes are there?"):
+        found = client.answer(sid, messages[-1]["content"][-1]["text"], **SHORT)
+        assert found == reference(messages, images, NUM)
+        messages += [reply_of(found), question(text)]
+        if text.startswith("and"):
+            assert client.call({"type": "add_images", "session_id": sid, "image": data_url(blue)}).status == 200
+            messages[-1] = question(text, 1)
+            images.append(blue)
+
+    assert client.answer(sid, messages[-1]["content"][-1]["text"], **SHORT) == reference(messages, images, NUM)
+
+
+def test_question_may_bring_its_own_image(client: Any, reference: Any, red: Any, blue: Any) -> None:
+    """An image in the question's body belongs to that question."""
+    sid = client.open(data_url(red))
+    first = client.answer(sid, "what is it?", **SHORT)
+
+    second = client.answer(sid, "and this?", images=[data_url(blue)], **SHORT)
+
+    messages = [question("what is it?", 1), reply_of(first), question("and this?", 1)]
+    assert second == reference(messages, [red, blue], NUM)
+
+
+def test_session_without_an_image_chats(client: Any, reference: Any) -> None:
+    """An opening without an image is a text conversation."""
+    sid = client.open()
+
+    assert client.answer(sid, "hello", **SHORT) == reference([question("hello")], [], NUM)
+
+
+def test_follow_up_prefills_its_own_tokens_only(client: Any, red: Any) -> None:
+    """The receipt tells where the context came from; the image is encoded once in the session's life."""
+    sid = client.open(data_url(red))
+
+    receipts = [client.ask(sid, text, **SHORT).wait().headers for text in ("what is the shape?", "is it red?")]
+
+    assert [r["X-Torchmoor-Cache-Tier"] for r in receipts] == ["features", "kv"]
+    first, second = (int(r["X-Torchmoor-Prefill-Tokens"]) for r in receipts)
+    contexts = [int(r["X-Torchmoor-Context-Tokens"]) for r in receipts]
+    assert first == contexts[0] > 36
+    assert second < contexts[1] - contexts[0] + 3  # the question, its frame and the answer's last token
+    assert float(receipts[0]["X-Torchmoor-Ttft-Ms"]) > 0
+    assert int(receipts[0]["X-Torchmoor-Generated-Tokens"]) >= 1
+    assert settled(client)["images"] == {"received": 1, "fetched": 0, "encoded": 1}
+
+
+def test_interleaved_sessions_keep_their_images_apart(make_client: Any, reference: Any, red: Any, blue: Any) -> None:
+    """Concurrent turns of two sessions answer as each alone would."""
+    client = make_client(engine={"prefill_chunk": 16})
+    sids = [client.open(data_url(red)), client.open(data_url(blue))]
+    histories: list[list[dict[str, Any]]] = [[], []]
+
+    for text in ("what colour is the shape?", "what shape is it?", "where is it?"):
+        for i in range(2):
+            histories[i].append(question(text, 0 if histories[i] else 1))
+        asked = [client.ask(sid, text, **SHORT) for sid in sids]
+        for i, (exchange, picture) in enumerate(zip(asked, (red, blue), strict=True)):
+            found = exchange.wait().json["response_text"]
+            assert found == reference(histories[i], [picture], NUM)
+            histories[i].append(reply_of(found))
+
+
+def test_demoted_session_answers_the_same(
+    make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
+) -> None:
+    """A session that lost its cache to others computes it again from its image's features, not from the picture."""
+    features = 36 * tiny_llava.model.config.text_config.hidden_size * 4
+    one = 4 * 3 * 96 * 96 + features
+    longer = {"max_new_tokens": 50}  # two blocks are reserved for it, more than one of the caches leaves
+    client = make_client(session={"budget_bytes": 2 * one + 2 * 64 * tiny_llava.bytes_per_token})
+    first, second = client.open(data_url(red)), client.open(data_url(blue))
+    answers = [
+        client.answer(first, "what is it?", parameters=longer),
+        client.answer(second, "what is it?", parameters=longer),
+    ]
+
+    again = client.ask(first, "which colour?", parameters=longer).wait()
+
+    assert again.headers["X-Torchmoor-Cache-Tier"] == "features"
+    messages = [question("what is it?", 1), reply_of(answers[0]), question("which colour?")]
+    assert again.json["response_text"] == reference(messages, [red], 50)
+    status = settled(client)
+    assert status["sessions"]["demoted"] >= 1
+    assert status["images"]["encoded"] == 2
+
+
+def test_sampling_with_a_seed_repeats(client: Any, red: Any) -> None:
+    """Two sessions, one seed, one answer; whole numbers are fine as temperature and penalty."""
+    parameters = {"do_sample": True, "temperature": 2, "repetition_penalty": 2, "seed": 5, **GREEDY}
+
+    found = {client.answer(client.open(data_url(red)), "what?", parameters=parameters) for _ in range(3)}
+
+    assert len(found) == 1
+
+
+# Streams
+
+
+STREAMS = {"text": "", "tgi": "text/event-stream", "lmi": "application/jsonlines"}
+
+
+def test_streamed_text_equals_the_whole_answer(client: Any, red: Any) -> None:
+    """The plain stream's bytes are the answer's text."""
+    whole = client.answer(client.open(data_url(red)), "what is the shape?", **SHORT)
+
+    streamed = client.ask(client.open(data_url(red)), "what is the shape?", stream=True, **SHORT).wait()
+
+    assert streamed.body.decode() == whole
+    assert streamed.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert streamed.headers["X-Torchmoor-Cache-Tier"] == "features"
+    assert len(streamed.pieces) >= 2
+
+
+def test_tgi_stream(client: Any, red: Any) -> None:
+    """Server-sent events in TGI's form: a token each, the text and the details in the last."""
+    whole = client.answer(client.open(data_url(red)), "what is the shape?", **SHORT)
+
+    streamed = client.ask(
+        client.open(data_url(red)), "what is the shape?", stream=True, headers={"accept": "text/event-stream"}, **SHORT
+    ).wait()
+
+    assert streamed.headers["Content-Type"] == "text/event-stream"
+    blocks = streamed.body.decode().split("\n\n")
+    assert blocks.pop() == ""
+    events = [json.loads(block.removeprefix("data:")) for block in blocks]
+    assert all(set(event) == {"token", "generated_text", "details"} for event in events)
+    assert all(set(event["token"]) == {"id", "text", "logprob", "special"} for event in events)
+    assert "".join(event["token"]["text"] for event in events) == whole
+    assert [event["generated_text"] for event in events] == [None] * (len(events) - 1) + [whole]
+    details = events[-1]["details"]
+    assert details["generated_tokens"] == len(events)
+    assert details["finish_reason"] in ("eos_token", "length")
+    assert details["input_length"] == int(streamed.headers["X-Torchmoor-Context-Tokens"])
+
+
+def test_lmi_stream(client: Any, red: Any) -> None:
+    """JSON lines in LMI's form: generated_text and details in the last line only."""
+    whole = client.answer(client.open(data_url(red)), "what is the shape?", **SHORT)
+
+    streamed = client.ask(
+        client.open(data_url(red)),
+        "what is the shape?",
+        stream=True,
+        headers={"accept": "application/jsonlines"},
+        **SHORT,
+    ).wait()
+
+    assert streamed.headers["Content-Type"] == "application/jsonlines"
+    lines = [json.loads(line) for line in streamed.body.decode().splitlines()]
+    assert all(set(line) == {"token"} for line in lines[:-1])
+    assert "".join(line["token"]["text"] for line in lines) == whole == lines[-1]["generated_text"]
+    assert lines[-1]["details"]["generated_tokens"] == len(lines)
+
+
+def test_full_text_and_details(client: Any, red: Any) -> None:
+    """return_full_text puts the question before the answer, in every form; details tell how it ended."""
+    prompt = "what is the shape? \u00e9"
+    whole = client.answer(client.open(data_url(red)), prompt, **SHORT)
+    parameters = {**GREEDY, "return_full_text": True, "details": True, "seed": 3}
+
+    def ask(**fields: Any) -> Any:
+        return client.ask(client.open(data_url(red)), prompt, parameters=parameters, **fields).wait()
+
+    plain = ask()
+    assert plain.json["response_text"] == prompt + whole
+    assert plain.json["details"]["seed"] == 3
+    assert ask(stream=True).body.decode() == prompt + whole
+    lines = ask(stream=True, headers={"accept": "application/jsonlines"}).body.decode().splitlines()
+    assert json.loads(lines[-1])["generated_text"] == prompt + whole
+    assert "".join(json.loads(line)["token"]["text"] for line in lines) == whole
+
+
+def test_stop_string_ends_the_answer_and_the_memory_of_it(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """The answer ends before the stop string, streamed or not, and the conversation holds what the client saw."""
+    client = make_client(endless_llava)
+    whole = client.answer(client.open(data_url(red)), "what?", parameters={"max_new_tokens": 40})
+    assert len(whole) > 8
+    stop = whole[6:8]
+    parameters = {"max_new_tokens": 40, "stop": [stop], "details": True}
+
+    sid = client.open(data_url(red))
+    answer = client.ask(sid, "what?", parameters=parameters).wait().json
+    streamed = client.ask(client.open(data_url(red)), "what?", parameters=parameters, stream=True).wait()
+
+    assert answer["response_text"] == whole[: whole.index(stop)] == streamed.body.decode()
+    assert answer["details"]["finish_reason"] == "stop_sequence"
+    assert client.service.store._sessions[sid].messages[-1] == reply_of(answer["response_text"])
+    assert client.ask(sid, "more", parameters=GREEDY).wait().headers["X-Torchmoor-Cache-Tier"] == "kv"
+
+
+def test_truncate_keeps_the_last_tokens_of_the_question(client: Any, tiny_llava: Any) -> None:
+    """The question is cut from the left, to so many tokens; a shorter one is left alone."""
+    sid = client.open()
+    text = "one two three four five six seven"
+    ids = tiny_llava.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    client.answer(sid, text, parameters={**GREEDY, "truncate": 3})
+    client.answer(sid, "short", parameters={**GREEDY, "truncate": 1000})
+
+    asked = [m["content"][-1]["text"] for m in client.service.store._sessions[sid].messages if m["role"] == "user"]
+    assert asked == [tiny_llava.tokenizer.decode(ids[-3:]), "short"]
+
+
+# Turns
+
+
+def test_turns_of_a_session_run_in_order(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """Questions sent at once are answered one after the other, each seeing the ones before."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+
+    asked = [client.ask(sid, text, **SHORT) for text in ("first", "second", "third")]
+    hold.wait()
+    assert settled_turns(client) == (1, 2)
+    hold.release()
+    for exchange in asked:
+        assert exchange.wait().status == 200
+
+    messages = client.service.store._sessions[sid].messages
+    assert [m["content"][-1]["text"] for m in messages if m["role"] == "user"] == ["first", "second", "third"]
+    tiers = [exchange.headers["X-Torchmoor-Cache-Tier"] for exchange in asked]
+    assert tiers == ["features", "kv", "kv"]
+
+
+def settled_turns(client: Any) -> tuple[int, int]:
+    turns = client.call(None, {"x-torchmoor-operation": "status"}).json["turns"]
+    return turns["running"], turns["waiting"]
+
+
+def test_too_many_waiting_turns_are_overload(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """One more question than may wait is 429 with Retry-After; the others are answered."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava, session={"max_waiting_turns": 2})
+    sid = client.open(data_url(red))
+    asked = [client.ask(sid, "q", **SHORT) for _ in range(3)]
+
+    refused = client.ask(sid, "q", **SHORT).wait()
+    hold.release()
+
+    assert (refused.status, refused.error) == (429, "Overloaded")
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert [exchange.wait().status for exchange in asked] == [200] * 3
+
+
+def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
+    make_client: Any, endless_llava: Any, red: Any, blue: Any
+) -> None:
+    """A stream whose reader has gone ends within a step; the conversation is as before the question."""
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+    client.answer(sid, "one", **SHORT)
+    before = list(client.service.store._sessions[sid].messages)
+
+    left = client.ask(sid, "two", stream=True, images=[data_url(blue)], parameters={"max_new_tokens": 1500})
+    left.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    left.reply.cancel()
+    after = client.answer(sid, "three", **SHORT)
+
+    session = client.service.store._sessions[sid]
+    assert session.messages == [*before, question("three"), reply_of(after)]
+    assert len(session.images) == 1
+    assert session.pending_images == []
+    turns = settled(client)["turns"]
+    assert (turns["finished"], turns["cancelled"], turns["failed"], turns["in_progress"]) == (2, 1, 0, 0)
+
+
+def test_client_that_leaves_while_waiting_gives_up_its_place(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """A waiting turn is cancelled without ever running, and is counted once."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+    first, second, third = (client.ask(sid, text, **SHORT) for text in ("first", "second", "third"))
+    hold.wait()
+
+    second.reply.cancel()
+    assert settled_turns(client) == (1, 1)
+    hold.release()
+
+    assert (first.wait().status, third.wait().status) == (200, 200)
+    texts = [m["content"][-1]["text"] for m in client.service.store._sessions[sid].messages if m["role"] == "user"]
+    assert texts == ["first", "third"]
+    assert settled(client)["turns"]["cancelled"] == 1
+
+
+def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """The stream ends with the separator and the error; those who wait get it as a whole; the memory is free."""
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+    running = client.ask(sid, "one", stream=True, parameters={"max_new_tokens": 1500})
+    waiting = client.ask(sid, "two", **SHORT)
+    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+
+    closed = client.call({"type": "close_session", "session_id": sid})
+
+    assert closed.json == {"success": True}
+    assert closed.headers["X-Amzn-SageMaker-Closed-Session-Id"] == sid
+    text, separator, error = running.wait().body.partition(b"\x1e")
+    assert text
+    assert separator
+    assert json.loads(error)["error"]["code"] == "SessionClosed"
+    assert (waiting.wait().status, waiting.error) == (410, "SessionClosed")
+    assert client.ask(sid, "three").wait().error == "SessionClosed"
+    assert client.service.store.used_bytes == 0
+
+
+@pytest.mark.parametrize("form", ["tgi", "lmi"])
+def test_errors_in_other_streams_keep_their_form(make_client: Any, endless_llava: Any, form: str) -> None:
+    """The last event or line is the error."""
+    client = make_client(endless_llava)
+    sid = client.open()
+    running = client.ask(
+        sid, "one", stream=True, headers={"accept": STREAMS[form]}, parameters={"max_new_tokens": 1500}
+    )
+    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+
+    client.call({"type": "close_session", "session_id": sid})
+
+    last = running.wait().body.decode().strip().split("\n")[-1].removeprefix("data:")
+    assert "closed" in json.loads(last)["error"]
+
+
+def test_expiry_lets_a_running_answer_finish(make_client: Any, endless_llava: Any, clock: Any, red: Any) -> None:
+    """The running turn is answered; the waiting one and the next are told that the session has expired."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red), ttl_s=60)
+    running, waiting = client.ask(sid, "one", **SHORT), client.ask(sid, "two", **SHORT)
+    hold.wait()
+
+    clock.advance(60)
+    late = client.ask(sid, "three", **SHORT).wait()
+    hold.release()
+
+    assert (late.status, late.error) == (410, "SessionExpired")
+    assert running.wait().status == 200
+    assert (waiting.wait().status, waiting.error) == (410, "SessionExpired")
+    assert client.service.store.used_bytes == 0
+
+
+def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions that wait for their images leave the others' way free."""
+    arrived, may_go_on = threading.Semaphore(0), threading.Event()
+
+    def slow_read(self: ImageIntake, reference: Any) -> bytes:
+        arrived.release()
+        assert may_go_on.wait(30)
+        raise ImageUnreachable("too slow")
+
+    monkeypatch.setattr(ImageIntake, "read", slow_read)
+    client = make_client()
+    slow = [client.ask(client.open(), "and this?", images=["https://example.com/a.png"]) for _ in range(3)]
+    for _ in slow:
+        assert arrived.acquire(timeout=30)
+
+    assert client.ask(client.open(), "hello", **SHORT).wait().status == 200
+    may_go_on.set()
+
+    assert [exchange.wait().error for exchange in slow] == ["ImageUnreachable"] * 3
+
+
+def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any, red: Any, blue: Any) -> None:
+    """The failed question leaves no trace and its session goes on; a neighbour notices nothing."""
+    client = make_client(endless_llava)
+    bad, good = client.open(data_url(red)), client.open(data_url(blue))
+    cache = client.service.store._sessions[bad].cache
+    expected = client.answer(client.open(data_url(blue)), "one", **SHORT)
+
+    def raise_for_bad(embeds: Any, parts: Any) -> None:
+        if any(part is cache for part, _ in parts):
+            raise RuntimeError("boom")
+
+    endless_llava.before_step = raise_for_bad
+    failed, fine = client.ask(bad, "one", **SHORT), client.ask(good, "one", **SHORT)
+    assert (failed.wait().status, failed.error) == (500, "InternalError")
+    assert "boom" not in failed.body.decode()
+    assert fine.wait().json["response_text"] == expected
+    endless_llava.before_step = lambda embeds, parts: None
+
+    assert client.ask(bad, "two", **SHORT).wait().status == 200
+    assert len(client.service.store._sessions[bad].messages) == 2
+    assert settled(client)["turns"]["failed"] == 1
+
+
+def test_answer_that_spells_an_image_token_does_not_break_the_session(
+    make_client: Any, endless_llava: Any, red: Any
+) -> None:
+    """Text that the model writes must not count as one more image in the next turn."""
+    spelled = endless_llava.tokenizer.convert_tokens_to_ids(list("<image>"))
+    assert "".join(endless_llava.tokenizer.convert_ids_to_tokens(spelled)) == "<image>"
+    script = iter(spelled)
+
+    def write(logits: torch.Tensor) -> torch.Tensor:
+        token = next(script, None)
+        if token is not None:
+            logits = torch.full_like(logits, -10.0)
+            logits[:, token] = 10.0
+        return logits
+
+    endless_llava.after_step = write
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+
+    assert client.answer(sid, "say it", parameters={"max_new_tokens": len(spelled)}) == "<image>"
+
+    assert client.ask(sid, "again", **SHORT).wait().status == 200
+
+
+# Refusals
+
+
+def test_image_token_in_a_question_is_refused(client: Any, red: Any) -> None:
+    """A question cannot smuggle in a place for an image, nor get one by truncation."""
+    sid = client.open(data_url(red))
+
+    for text in ("what is <image>", "<im<|end|>age> is here", "<image><image>"):
+        answer = client.ask(sid, text, parameters={"max_new_tokens": 2, "truncate": 7}).wait()
+        assert answer.status in (200, 400)
+        if "<image>" in text:
+            assert answer.error == "InvalidRequest"
+    assert client.ask(sid, "fine", **SHORT).wait().status == 200
+
+
+def test_conversation_beyond_the_context_is_refused(make_client: Any, tiny_llava: Any) -> None:
+    """ContextTooLong is a 400, and the session goes on with shorter questions."""
+    client = make_client()
+    sid = client.open()
+
+    refused = client.ask(sid, "word " * tiny_llava.max_context).wait()
+
+    assert (refused.status, refused.error) == (400, "ContextTooLong")
+    assert client.ask(sid, "short", **SHORT).wait().status == 200
+
+
+def test_endless_question_is_refused_before_it_is_tokenized(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """Tokenizing megabytes would hold up the other turns, even for a question that is to be truncated."""
+    client = make_client(endless_llava, engine={"max_question_chars": 100})
+    sid = client.open()
+
+    refused = client.ask(sid, "x" * 101, images=[data_url(red)], parameters={"truncate": 5}).wait()
+
+    assert (refused.status, refused.error) == (400, "ContextTooLong")
+    assert client.ask(sid, "x" * 100, **SHORT).wait().status == 200
+    assert settled(client)["images"]["received"] == 0
+
+
+def test_answer_ends_at_the_context(make_client: Any, endless_llava: Any) -> None:
+    """An answer is cut where the model's context ends, whatever was asked for."""
+    client = make_client(endless_llava)
+    sid = client.open()
+    base = int(client.ask(client.open(), "a", **SHORT).wait().headers["X-Torchmoor-Context-Tokens"])
+    ids = endless_llava.tokenizer(" a" * 10, add_special_tokens=False)["input_ids"]
+    per_a = len(ids) / 10
+    text = " a" * int((endless_llava.max_context - base - 30) / per_a)
+    context = int(
+        client.ask(client.open(), text, parameters={"max_new_tokens": 1}).wait().headers["X-Torchmoor-Context-Tokens"]
+    )
+    room = endless_llava.max_context - context
+
+    answer = client.ask(sid, text, parameters={"max_new_tokens": 2000, "details": True}).wait()
+
+    assert answer.json["details"]["generated_tokens"] == room > 0
+    assert answer.json["details"]["finish_reason"] == "length"
+
+
+def test_too_many_new_tokens_are_refused(client: Any) -> None:
+    """More than the operator's limit is a 400 that names the parameter."""
+    answer = client.ask(client.open(), "a", parameters={"max_new_tokens": 2049}).wait()
+
+    assert (answer.status, answer.error) == (400, "InvalidRequest")
+    assert "max_new_tokens" in answer.json["error"]["message"]
+
+
+def test_lack_of_memory_is_507_and_harms_nobody(make_client: Any, tiny_llava: Any) -> None:
+    """A turn that does not fit is refused; what it had cached before is still there."""
+    client = make_client(session={"budget_bytes": 2 * 64 * tiny_llava.bytes_per_token})
+    sid = client.open()
+    client.answer(sid, "hello", parameters={"max_new_tokens": 4})
+
+    refused = client.ask(sid, "hello again", parameters={"max_new_tokens": 500}).wait()
+    fits = client.ask(sid, "hello again", parameters={"max_new_tokens": 4}).wait()
+
+    assert (refused.status, refused.error) == (507, "OutOfMemory")
+    assert "Retry-After" in refused.headers
+    assert (fits.status, fits.headers["X-Torchmoor-Cache-Tier"]) == (200, "kv")
+
+
+def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any) -> None:
+    """507 for the image's bytes, 429 beyond max_sessions, and nothing is left behind."""
+    client = make_client(session={"budget_bytes": 1000})
+    opening = {"type": "start_session", "path": data_url(red)}
+
+    answer = client.call(opening)
+
+    assert (answer.status, answer.error) == (507, "OutOfMemory")
+    assert len(client.service.store) == 0
+    crowded = make_client(session={"max_sessions": 1})
+    crowded.open()
+    answer = crowded.call(opening)
+    assert (answer.status, answer.error) == (429, "Overloaded")
+
+
+@pytest.mark.parametrize("place", ["preprocess", "encode_image"])
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemory"), (RuntimeError("secret"), "InternalError")],
+)
+def test_image_that_the_device_cannot_take_fails_its_opening(
+    make_client: Any, endless_llava: Any, red: Any, place: str, failure: Exception, code: str
+) -> None:
+    """507 for memory, 500 for the rest, and no session is left."""
+
+    def fail(*args: Any) -> None:
+        raise failure
+
+    setattr(endless_llava, place, fail)
+    client = make_client(endless_llava)
+
+    answer = client.call({"type": "start_session", "path": data_url(red)})
+
+    assert answer.error == code
+    assert answer.status == (507 if code == "OutOfMemory" else 500)
+    assert b"secret" not in answer.body
+    assert len(client.service.store) == 0
+
+
+def test_client_that_leaves_before_its_id_leaves_no_session(client: Any, red: Any) -> None:
+    """A session whose id nobody read is not kept until its expiry."""
+    opening = client.send({"type": "start_session", "path": data_url(red)})
+    opening.reply.cancel()
+    late = client.send({"type": "start_session", "path": data_url(red)})
+    late._changed.acquire()
+    late._changed.wait_for(late.reply.has_news, 30)
+    late._changed.release()
+    late.reply.cancel()
+
+    client.service.stop()
+
+    assert len(client.service.store) == 0
+    assert client.service.store.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"type": "start_session", "path": "file:///etc/passwd"}, 403, "ImageUrlForbidden"),
+        ({"type": "start_session", "path": "http://127.0.0.1:1/a.png"}, 403, "ImageUrlForbidden"),
+        ({"type": "start_session", "image": "bm8gaW1hZ2U="}, 415, "NotAnImage"),
+        ({"requestType": "NEW_SESSION", "ttl_s": 10**9}, 400, "InvalidRequest"),
+        ({"type": "start_session", "images": ["bm8="] * 9}, 400, "InvalidRequest"),
+        ({"type": "close_session", "session_id": "nope"}, 404, "SessionUnknown"),
+        ({"type": "send_text_prompt", "session_id": "nope", "prompt_text": "x"}, 404, "SessionUnknown"),
+        ({"type": "add_images", "session_id": "nope", "image": "bm8="}, 404, "SessionUnknown"),
+        (b"{", 400, "InvalidJson"),
+        (None, 400, "InvalidRequest"),
+    ],
+)
+def test_failures_answer_with_their_status_and_code(client: Any, body: Any, status: int, code: str) -> None:
+    """Each failure of a request comes as its own status, header and JSON body."""
+    answer = client.call(body)
+
+    assert (answer.status, answer.error) == (status, code)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert len(client.service.store) == 0
+
+
+def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
+    """Body and both headers carry the same id; the expiry is UTC and absolute."""
+    clock.now = 1_800_000_000.9  # 2027-01-15T08:00:00Z
+
+    answer = client.call({"requestType": "NEW_SESSION", "ttl_s": 60})
+
+    sid = answer.json["session_id"]
+    assert sid.startswith("ts-seq-")
+    assert answer.headers["X-Amzn-SageMaker-Session-Id"] == f"{sid}; Expires=2027-01-15T08:01:00Z"
+    assert answer.headers["X-Amzn-SageMaker-New-Session-Id"] == answer.headers["X-Amzn-SageMaker-Session-Id"]
+
+
+def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
+    """Image bytes as the body, as TorchServe hands them over."""
+    raw = base64.b64decode(data_url(red).partition(",")[2])
+    headers = {"content-type": "image/png", "x-amzn-sagemaker-session-id": "NEW_SESSION"}
+
+    sid = client.call(raw, headers).json["session_id"]
+    added = client.call(raw, {**headers, "x-amzn-sagemaker-session-id": sid})
+
+    assert added.json == {"success": True, "images": 1}
+    assert len(client.service.store._sessions[sid].pending_images) == 2
+
+
+def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
+    """An id opened by one principal is unknown to the others."""
+    alice, bob = ({"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": name} for name in ("a", "b"))
+    sid = client.call({"requestType": "NEW_SESSION"}, alice).json["session_id"]
+
+    assert client.ask(sid, "hi", headers=bob, **SHORT).wait().error == "SessionUnknown"
+    assert client.ask(sid, "hi", headers=alice, **SHORT).wait().status == 200
+
+
+def test_status_tells_what_the_worker_holds(client: Any, red: Any) -> None:
+    """Counts and bytes for the proxy and for operators."""
+    sid = client.open(data_url(red))
+    client.answer(sid, "what?", **SHORT)
+
+    status = settled(client)
+
+    store = client.service.store
+    assert status["instance"] == "local"
+    assert status["session_ids"] == [sid]
+    assert status["sessions"]["open"] == status["sessions"]["opened"] == 1
+    assert status["sessions"]["bytes"] == store.used_bytes > 0
+    assert status["sessions"]["budget_bytes"] == store.settings.budget_bytes
+    assert status["turns"] == {
+        "running": 0,
+        "waiting": 0,
+        "in_progress": 0,
+        "started": 1,
+        "finished": 1,
+        "cancelled": 0,
+        "failed": 0,
+    }
+    assert status["tokens"]["prefilled"] > 36
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any, seed: int) -> None:
+    """Opens, asks, closes, expiries and clients that leave, in any order: everyone else is answered, nothing is kept.
+
+    The budget has room for a few caches only, so demotion and 507 take part.
+    """
+    rng = random.Random(seed)
+    image = data_url(red)
+    features = 36 * endless_llava.model.config.text_config.hidden_size * 4
+    budget = 8 * (4 * 3 * 96 * 96 + features) + 6 * 64 * endless_llava.bytes_per_token
+    client = make_client(
+        endless_llava,
+        session={"budget_bytes": budget, "max_sessions": 6, "max_waiting_turns": 2},
+        engine={"max_rows": 3, "prefill_chunk": 24},
+    )
+    wall = client.service._wall
+    sessions: list[str] = []
+    kept: list[Any] = []
+    left: list[Any] = []
+
+    for _ in range(80):
+        action = rng.choice(["open", "ask", "ask", "ask", "leave", "close", "add", "later"])
+        if action == "open" or not sessions:
+            body = {"type": "start_session", "image": image, "ttl_s": rng.choice([20, 1000])}
+            answer = client.call(body)
+            if answer.status == 200:
+                sessions.append(answer.json["session_id"])
+        elif action in ("ask", "leave"):
+            fields: dict[str, Any] = {"parameters": {"max_new_tokens": rng.choice([1, 5, 40])}}
+            if rng.random() < 0.2:
+                fields["images"] = [image]
+            exchange = client.ask(rng.choice(sessions), "what is it?", stream=rng.random() < 0.5, **fields)
+            if action == "leave":
+                exchange.reply.cancel()
+            (left if action == "leave" else kept).append(exchange)
+        elif action == "close":
+            kept.append(client.send({"type": "close_session", "session_id": rng.choice(sessions)}))
+        elif action == "add":
+            kept.append(client.send({"type": "add_images", "session_id": rng.choice(sessions), "image": image}))
+        else:
+            wall.advance(rng.choice([1, 10]))
+        if rng.random() < 0.2 and kept:
+            rng.choice(kept).reply.cancel()
+        client.service.store.check_integrity()
+
+    for exchange in kept:
+        if not exchange.reply.is_cancelled:
+            exchange.wait()
+            assert exchange.status in (200, 404, 410, 429, 507, 400), exchange.body
+    for sid in sessions:
+        client.call({"type": "close_session", "session_id": sid})
+    client.service._loading.shutdown()
+    client.service._preparing.shutdown()
+    turns = settled(client)["turns"]
+    assert (turns["running"], turns["waiting"], turns["in_progress"]) == (0, 0, 0)
+    assert client.service.store.used_bytes == 0

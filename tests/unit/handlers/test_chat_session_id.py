@@ -1,0 +1,196 @@
+"""Session ids: minting, verifying, keys from the environment."""
+
+import re
+import string
+
+import pytest
+
+from handlers.chat.session_id import SessionId, SessionIds
+from handlers.errors import ConfigError
+from torchmoor.routing import sessions as proxy
+
+EXPIRES_AT = 1_800_003_600
+KEYS = {"k1": b"1" * 32, "k2": b"2" * 16}
+
+
+@pytest.fixture
+def ids() -> SessionIds:
+    return SessionIds(KEYS, "node-1")
+
+
+def test_minted_id_has_the_documented_form(ids: SessionIds) -> None:
+    """Prefix, nonce, expiry in hex, instance, key id and MAC, in this order."""
+    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+
+    match = re.fullmatch(r"ts-seq-([a-z2-7]{16})-([0-9a-f]{8})-node-1-k1[a-z2-7]{26}", sid.text)
+    assert match is not None
+    assert int(match[2], 16) == EXPIRES_AT
+    assert sid == SessionId(sid.text, EXPIRES_AT, "node-1")
+
+
+def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
+    """The header's value is at most 256 characters, even with the longest instance name."""
+    longest = SessionIds(KEYS, "a" * 63)
+
+    text = longest.mint(EXPIRES_AT, "llava", "").text
+
+    assert len(f"{text}; Expires=2027-01-15T08:00:00Z") <= 256
+    assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", text)
+
+
+def test_ids_do_not_repeat(ids: SessionIds) -> None:
+    """Two openings of the same second get ids of their own."""
+    assert len({ids.mint(EXPIRES_AT, "", "").text for _ in range(100)}) == 100
+
+
+def test_minted_id_verifies(ids: SessionIds) -> None:
+    """For the endpoint and caller it was minted for, an id tells its expiry and instance."""
+    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+
+    assert ids.verify(sid.text, "llava", "alice") == sid
+
+
+@pytest.mark.parametrize("instance", ["a", "node-1", "a-b-c", "k0", "local", "x" * 63])
+def test_instance_names_survive(instance: str) -> None:
+    """An instance's name may hold hyphens without making the id ambiguous."""
+    ids = SessionIds(KEYS, instance)
+
+    verified = ids.verify(ids.mint(EXPIRES_AT, "e", "p").text, "e", "p")
+
+    assert verified is not None
+    assert verified.instance == instance
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "principal"), [("other", "alice"), ("llava", "bob"), ("", ""), ("llava", ""), ("llava\nalice", "")]
+)
+def test_another_endpoint_or_caller_is_refused(ids: SessionIds, endpoint: str, principal: str) -> None:
+    """An id is worth nothing to anybody but the caller and endpoint it was minted for."""
+    sid = ids.mint(EXPIRES_AT, "llava", "alice")
+
+    assert ids.verify(sid.text, endpoint, principal) is None
+
+
+def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
+    """No one-character edit, insertion or deletion of an id is another valid id."""
+    text = ids.mint(EXPIRES_AT, "llava", "").text
+    edits = set()
+    for i in range(len(text)):
+        edits.add(text[:i] + text[i + 1 :])
+        for c in string.ascii_lowercase + string.digits + "-":
+            edits.add(text[:i] + c + text[i + 1 :])
+            edits.add(text[:i] + c + text[i:])
+        edits.add(text[:i] + text[i].upper() + text[i + 1 :])
+    edits.discard(text)
+
+    assert [edit for edit in edits if ids.verify(edit, "llava", "") is not None] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ts-seq-", "NEW_SESSION", "ts-seq-\u0661", "é" * 90, " ", "\n", "a" * 100_000, "a-" * 50_000, "\ud800"]
+)
+def test_nonsense_is_refused(ids: SessionIds, text: str) -> None:
+    """Whatever a client sends as an id is answered, at once, by None."""
+    assert ids.verify(text, "", "") is None
+
+
+def test_canonical_form_only(ids: SessionIds) -> None:
+    """White space around an id, or a line feed after it, makes it another text."""
+    text = ids.mint(EXPIRES_AT, "", "").text
+
+    assert [ids.verify(edit, "", "") for edit in (text + "\n", " " + text, text + " ")] == [None] * 3
+
+
+def test_wrong_key_is_refused(ids: SessionIds) -> None:
+    """Ids of a fleet with other keys under the same key id are forgeries."""
+    other = SessionIds({"k1": b"x" * 32}, "node-1")
+
+    assert ids.verify(other.mint(EXPIRES_AT, "", "").text, "", "") is None
+
+
+def test_keys_rotate(ids: SessionIds) -> None:
+    """After the signing key changed, ids of the old key live on as long as that key is known."""
+    old = ids.mint(EXPIRES_AT, "", "")
+    rotated = SessionIds({"k3": b"3" * 32, **KEYS}, "node-1")
+    retired = SessionIds({"k3": b"3" * 32}, "node-1")
+
+    assert rotated.mint(EXPIRES_AT, "", "").text[-28:-26] == "k3"
+    assert rotated.verify(old.text, "", "") == old
+    assert retired.verify(old.text, "", "") is None
+
+
+def test_proxy_verifies_the_same_ids(ids: SessionIds) -> None:
+    """The proxy's own code accepts what the handler mints and reads the same facts from it."""
+    for endpoint, principal in (("llava", "0" * 64), ("", ""), ("My-Endpoint", "")):
+        for instance in ("node-1", "a", "x-9"):
+            sid = SessionIds(KEYS, instance).mint(EXPIRES_AT, endpoint, principal)
+
+            seen = proxy.verify(sid.text, KEYS, endpoint=endpoint, principal=principal)
+
+            assert seen is not None
+            assert (seen.text, seen.instance, seen.expires_at) == (sid.text, instance, EXPIRES_AT)
+            assert proxy.verify(sid.text, KEYS, endpoint=endpoint + "x", principal=principal) is None
+            assert proxy.verify(sid.text[:-1] + "a", KEYS, endpoint=endpoint, principal=principal) in (None, seen)
+
+
+def test_environment_gives_keys_and_name() -> None:
+    """The first key signs, all verify, and the launcher's name is in the ids."""
+    environ = {
+        "TORCHMOOR_INSTANCE": "n-7",
+        "TORCHMOOR_SESSION_KEYS": f"aa:{'01' * 16}, bb:{'02' * 32}",
+    }
+
+    ids = SessionIds.from_environment(environ)
+    sid = ids.mint(EXPIRES_AT, "", "")
+
+    assert ids.instance == "n-7"
+    assert sid.text[-28:-26] == "aa"
+    assert proxy.verify(sid.text, {"aa": b"\x01" * 16}, endpoint="") is not None
+    assert ids.verify(SessionIds({"bb": b"\x02" * 32}, "n-7").mint(EXPIRES_AT, "", "").text, "", "") is not None
+
+
+def test_without_environment_each_process_has_its_own_key() -> None:
+    """A handler alone under TorchServe works, and its ids are nobody else's."""
+    one, other = SessionIds.from_environment({}), SessionIds.from_environment({})
+
+    sid = one.mint(EXPIRES_AT, "", "")
+
+    assert sid.instance == "local"
+    assert one.verify(sid.text, "", "") == sid
+    assert other.verify(sid.text, "", "") is None
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "k1",
+        "k1:",
+        "k1:zz",
+        ":" + "00" * 16,
+        "k1:" + "00" * 15,
+        "K1:" + "00" * 16,
+        "abc:" + "00" * 16,
+        "k1:" + "00" * 16 + ",",
+        " ",
+        "k1:" + "00" * 16 + ",k1:" + "11" * 16,
+    ],
+)
+def test_malformed_keys_stop_the_worker(keys: str) -> None:
+    """A key that is missing, short, twice there or not hexadecimal is a ConfigError that names the variable."""
+    with pytest.raises(ConfigError, match="TORCHMOOR_SESSION_KEYS"):
+        SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": keys})
+
+
+def test_key_errors_do_not_tell_the_key() -> None:
+    """What is wrong with a key is said without repeating the key."""
+    with pytest.raises(ConfigError) as caught:
+        SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
+
+    assert "5ec2e7" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["-a", "a-", "a--b", "A", "a_b", "a.b", "é", "a" * 64, "a b", "a\n"])
+def test_malformed_instance_names_stop_the_worker(name: str) -> None:
+    """A name that the id's form cannot hold is a ConfigError that names the variable."""
+    with pytest.raises(ConfigError, match="TORCHMOOR_INSTANCE"):
+        SessionIds.from_environment({"TORCHMOOR_INSTANCE": name})

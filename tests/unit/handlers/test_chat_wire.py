@@ -1,0 +1,409 @@
+"""Requests to commands: every body form, and each error."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
+from handlers.chat.wire import (
+    AddImages,
+    Ask,
+    Caller,
+    CloseSession,
+    Incoming,
+    OpenSession,
+    Status,
+    StreamFormat,
+    parse,
+)
+from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch
+
+NOBODY = Caller("", "")
+SESSION = "x-amzn-sagemaker-session-id"
+URL = "https://example.com/a.png"
+
+
+def command(body: Any, **headers: str) -> Any:
+    return parse(Incoming({name.replace("_", "-"): value for name, value in headers.items()}, body))
+
+
+def ask(**fields: Any) -> Any:
+    return command({"type": "send_text_prompt", "session_id": "s", "prompt_text": "hi", **fields})
+
+
+@pytest.mark.parametrize("as_text", [json.dumps, lambda body: json.dumps(body).encode(), lambda body: body])
+def test_body_may_come_parsed_or_not(as_text: Any) -> None:
+    """TorchServe hands over JSON as an object, text or bytes, by the content type."""
+    body = {"type": "close_session", "session_id": "s"}
+
+    assert command(as_text(body)) == CloseSession(caller=NOBODY, session_id="s")
+
+
+def test_sample_opens_with_a_path() -> None:
+    """The AWS sample's start_session, without any header."""
+    opened = command({"type": "start_session", "path": URL})
+
+    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=None)
+
+
+def test_open_with_header() -> None:
+    """The runtime API's NEW_SESSION header goes with the sample's body."""
+    opened = parse(Incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))
+
+    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=60)
+
+
+def test_open_with_several_images() -> None:
+    """'path', 'image' and 'images' add up, in this order."""
+    opened = command({"type": "start_session", "images": ["c", "d"], "image": "b", "path": "a"})
+
+    assert opened.images == ("a", "b", "c", "d")
+
+
+def test_guide_opens_without_an_image() -> None:
+    """AWS's guide opens with nothing but a requestType."""
+    assert command({"requestType": "NEW_SESSION"}) == OpenSession(caller=NOBODY, images=(), ttl_s=None)
+    assert command({"requestType": "NEW_SESSION", "image": URL}).images == (URL,)
+
+
+@pytest.mark.parametrize("content_type", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])
+def test_raw_image_opens_or_adds(content_type: str) -> None:
+    """Image bytes open a session under NEW_SESSION and join the session that the header names."""
+    headers = {"content-type": content_type}
+
+    opened = parse(Incoming({**headers, SESSION: "NEW_SESSION"}, b"\x89PNG"))
+    added = parse(Incoming({**headers, SESSION: "s"}, b"\x89PNG"))
+
+    assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None)
+    assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",))
+
+
+def test_raw_image_without_a_session_is_refused() -> None:
+    """An image alone says nothing about what to do with it."""
+    with pytest.raises(InvalidRequest, match="session id"):
+        parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+
+
+def test_json_without_a_content_type_is_json() -> None:
+    """A body that begins with a brace is no image, whatever it is called."""
+    body = b'  {"type": "close_session", "session_id": "s"}'
+
+    assert isinstance(command(body), CloseSession)
+    assert isinstance(command(body, content_type="application/octet-stream"), CloseSession)
+
+
+def test_ask_with_everything() -> None:
+    """All fields of a question arrive in the command."""
+    asked = parse(
+        Incoming(
+            {SESSION: "s", "x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "p"},
+            {
+                "type": "send_text_prompt",
+                "prompt_text": "what?",
+                "images": [URL],
+                "stream": True,
+                "parameters": {"max_new_tokens": 5},
+            },
+        )
+    )
+
+    assert asked == Ask(
+        caller=Caller("llava", "p"),
+        session_id="s",
+        prompt_text="what?",
+        images=(URL,),
+        parameters=Parameters(max_new_tokens=5),
+        stream=StreamFormat.TEXT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", StreamFormat.TEXT),
+        ("*/*", StreamFormat.TEXT),
+        ("text/event-stream", StreamFormat.TGI),
+        ("application/json, TEXT/event-stream;q=0.5", StreamFormat.TGI),
+        ("application/jsonlines", StreamFormat.LMI),
+    ],
+)
+def test_accept_chooses_the_stream_form(accept: str, form: StreamFormat) -> None:
+    """Without a known Accept the stream is plain text."""
+    body = {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "stream": True}
+
+    assert command(body, accept=accept).stream is form
+
+
+def test_accept_alone_does_not_stream() -> None:
+    """Only the body's stream field makes a stream."""
+    body = {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x"}
+
+    assert command(body, accept="text/event-stream").stream is None
+
+
+def test_add_and_close() -> None:
+    """The other two operations, the guide's word for close included."""
+    assert command({"type": "add_images", "session_id": "s", "image": "a"}).images == ("a",)
+    assert command({"type": "close_session", "session_id": "s"}).session_id == "s"
+    assert parse(Incoming({SESSION: "s"}, {"requestType": "CLOSE"})) == CloseSession(caller=NOBODY, session_id="s")
+
+
+def test_status_needs_no_body() -> None:
+    """The status operation is a header."""
+    assert command(None, x_torchmoor_operation="status") == Status()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        b"",
+        "",
+        [],
+        5,
+        0,
+        True,
+        3.5,
+        {},
+        {"type": None},
+        {"type": 5},
+        {"type": ["start_session"]},
+        {"type": "START_SESSION"},
+        {"requestType": "close"},
+        {"requestType": {}},
+        {"type": "start_session"},
+        {"type": "start_session", "path": ""},
+        {"type": "start_session", "path": 5},
+        {"type": "start_session", "images": URL},
+        {"type": "start_session", "images": [None]},
+        {"type": "start_session", "images": []},
+        {"type": "start_session", "path": URL, "ttl_s": 0},
+        {"type": "start_session", "path": URL, "ttl_s": True},
+        {"type": "start_session", "path": URL, "ttl_s": 1.5},
+        {"type": "start_session", "path": URL, "session_id": "s"},
+        {"type": "start_session", "path": URL, "prompt_text": "x"},
+        {"type": "add_images", "session_id": "s"},
+        {"type": "close_session"},
+        {"type": "close_session", "session_id": ""},
+        {"type": "close_session", "session_id": 7},
+        {"type": "close_session", "session_id": "s", "path": URL},
+        {"type": "send_text_prompt", "session_id": "s"},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": ""},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": " \n"},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": ["x"]},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": "half \ud83d"},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "stream": "true"},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "parameters": []},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "temperature": 1},
+        {"type": "send_text_prompt", "prompt_text": "x"},
+    ],
+)
+def test_wrong_bodies_are_invalid_requests(body: Any) -> None:
+    """Each is a 400 that says what is wrong."""
+    with pytest.raises(InvalidRequest) as caught:
+        command(body)
+
+    assert caught.value.status == 400
+    assert caught.value.message
+
+
+@pytest.mark.parametrize("body", ["{", b"{\xff", "nonsense", b"\xef\xbb\xbf", "[" * 100_000, "{" + '"a":[' * 100_000])
+def test_what_is_no_json_is_invalid_json(body: Any) -> None:
+    """Broken text has a code of its own, and its error does not repeat the text."""
+    with pytest.raises(InvalidJson) as caught:
+        command(body, content_type="application/json")
+
+    assert len(caught.value.message) < 200
+
+
+def test_headers_and_body_must_agree() -> None:
+    """Two different session ids are a mismatch; the same twice is fine."""
+    body = {"type": "close_session", "session_id": "a"}
+
+    with pytest.raises(SessionIdMismatch):
+        parse(Incoming({SESSION: "b"}, body))
+
+    assert parse(Incoming({SESSION: "a"}, body)).session_id == "a"
+
+
+def test_new_session_header_needs_an_opening_body() -> None:
+    """NEW_SESSION above a question or a close is refused."""
+    for kind in ("close_session", "send_text_prompt", "add_images"):
+        with pytest.raises(InvalidRequest, match="NEW_SESSION"):
+            parse(
+                Incoming(
+                    {SESSION: "NEW_SESSION"}, {"type": kind, "prompt_text": "x"} if "text" in kind else {"type": kind}
+                )
+            )
+
+
+def test_open_under_an_existing_session_is_refused() -> None:
+    """A start_session with another session's id in the header is a mistake of the client."""
+    with pytest.raises(InvalidRequest):
+        parse(Incoming({SESSION: "s"}, {"type": "start_session", "path": URL}))
+
+
+def test_unknown_operation_is_refused() -> None:
+    """An operation that does not exist is named in the error."""
+    with pytest.raises(InvalidRequest, match="reboot"):
+        command(None, x_torchmoor_operation="reboot")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "close_session", "\u00e9" * 3_000_000: 1},
+        {"type": "close_session", **{f"field-{i}": 1 for i in range(10_000)}},
+        {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "parameters": {"x" * 3_000_000: 1}},
+    ],
+)
+def test_errors_stay_small_whatever_the_client_sent(body: Any) -> None:
+    """An error larger than TorchServe's max_response_size would kill the worker."""
+    with pytest.raises(InvalidRequest) as caught:
+        command(body)
+
+    assert len(caught.value.body()) < 2000
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = st.sampled_from(
+    ["type", "requestType", "session_id", "path", "image", "images", "ttl_s", "prompt_text", "parameters", "stream"]
+)
+VALUES = st.sampled_from(
+    ["start_session", "add_images", "send_text_prompt", "close_session", "NEW_SESSION", "CLOSE", "s", True]
+)
+PARAMETERS = st.dictionaries(
+    st.sampled_from([*Parameters.__dataclass_fields__, "watermark"]) | st.text(), JSON | st.floats(), max_size=4
+)
+HEADERS = st.dictionaries(
+    st.sampled_from([SESSION, "content-type", "accept", "x-torchmoor-operation", "x-torchmoor-endpoint"]),
+    st.sampled_from(["NEW_SESSION", "s", "application/json", "image/png", "status", "text/event-stream"]) | st.text(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    body=JSON | st.dictionaries(FIELDS, VALUES | JSON | PARAMETERS, max_size=6) | st.binary() | st.text(),
+    headers=HEADERS,
+)
+def test_anything_is_a_command_or_a_handler_error(body: Any, headers: dict[str, str]) -> None:
+    """No request makes the parser raise anything but an error for its client, and that error can be sent."""
+    refused: HandlerError | None = None
+    try:
+        parse(Incoming(headers, body))
+    except HandlerError as error:
+        refused = error
+
+    if refused is not None:
+        assert 400 <= refused.status < 500
+        assert json.loads(refused.body())["error"]["code"] == refused.code
+
+
+@settings(max_examples=300, deadline=None)
+@given(given=PARAMETERS)
+def test_accepted_parameters_are_within_their_ranges(given: dict[str, Any]) -> None:
+    """What passes is of the right type and range, so that the engine need not ask again."""
+    try:
+        p = parse_parameters(given)
+    except InvalidRequest:
+        return
+    assert p.temperature is None or (isinstance(p.temperature, float) and 0 <= p.temperature < 1e9)
+    assert p.repetition_penalty is None or isinstance(p.repetition_penalty, float)
+    assert p.top_p is None or 0 < p.top_p <= 1
+    assert p.max_new_tokens is None or p.max_new_tokens >= 1
+
+
+def test_all_parameters_are_taken() -> None:
+    """TGI's names, as TGI means them; whole numbers become the floats that the samplers ask for."""
+    given = {
+        "do_sample": True,
+        "temperature": 2,
+        "top_k": 3,
+        "top_p": 1,
+        "typical_p": 0.5,
+        "repetition_penalty": 2,
+        "seed": 2**63 - 1,
+        "max_new_tokens": 7,
+        "truncate": 9,
+        "stop": ["a", "b"],
+        "return_full_text": True,
+        "details": True,
+        "watermark": False,
+    }
+
+    p = parse_parameters(given)
+
+    assert p == Parameters(**{**{k: v for k, v in given.items() if k != "watermark"}, "stop": ("a", "b")})
+    assert isinstance(p.temperature, float)
+    assert isinstance(p.repetition_penalty, float)
+
+
+def test_null_parameters_are_left_to_us() -> None:
+    """null means not given, as in TGI's clients."""
+    assert parse_parameters(None) == parse_parameters({}) == parse_parameters({"top_k": None, "stop": None})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("do_sample", 1),
+        ("temperature", -0.1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 10**400),
+        ("top_k", 0),
+        ("top_k", 1.0),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("typical_p", 0),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-9),
+        ("repetition_penalty", 1e8),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", True),
+        ("truncate", 0),
+        ("stop", "x"),
+        ("stop", [""]),
+        ("stop", ["x"] * (MAX_STOP + 1)),
+        ("stop", ["x" * (MAX_STOP_CHARS + 1)]),
+        ("stop", [1]),
+        ("return_full_text", "no"),
+        ("details", 0),
+        ("watermark", True),
+        ("best_of", 2),
+    ],
+)
+def test_wrong_parameters_are_named(name: str, value: Any) -> None:
+    """Each wrong parameter is a 400 that names it."""
+    with pytest.raises(InvalidRequest, match=name):
+        ask(parameters={name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "is_sampling"),
+    [
+        ({}, False),
+        ({"do_sample": True}, True),
+        ({"temperature": 0.7}, True),
+        ({"top_k": 5}, True),
+        ({"typical_p": 0.5}, True),
+        ({"do_sample": False, "temperature": 0.7}, False),
+        ({"temperature": 0, "do_sample": True}, False),
+        ({"temperature": 0.0, "top_p": 0.5}, False),
+        ({"repetition_penalty": 1.2, "seed": 1}, False),
+    ],
+)
+def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool) -> None:
+    """A sampling setting turns sampling on; temperature 0 and do_sample false turn it off."""
+    assert parse_parameters(given).is_sampling is is_sampling

@@ -1,0 +1,182 @@
+"""The handler's settings and what starts from them."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from handlers.chat_entry import ChatHandler
+from handlers.errors import ConfigError
+from handlers.settings import HandlerSettings, load_settings
+from handlers.start import choose_device, start_chat
+
+
+def test_defaults_need_nothing() -> None:
+    """An empty group of settings is a working one."""
+    assert load_settings({}, {}) == HandlerSettings()
+
+
+def test_file_sets_values() -> None:
+    """Groups and keys of the model-config, whole numbers where a fraction may stand."""
+    intake = {"total_timeout_s": 5, "allowed_hosts": ["10.0.0.0/8"]}
+
+    loaded = load_settings({"session": {"ttl_s": 60}, "intake": intake, "engine": None}, {})
+
+    assert loaded.session.ttl_s == 60
+    assert loaded.intake.total_timeout_s == 5.0
+    assert isinstance(loaded.intake.total_timeout_s, float)
+    assert loaded.intake.allowed_hosts == ("10.0.0.0/8",)
+    assert loaded.engine == HandlerSettings().engine
+
+
+def test_environment_beats_the_file() -> None:
+    """TORCHMOOR_HANDLER_<GROUP>_<KEY>, parsed as the setting's own type."""
+    environ = {
+        "TORCHMOOR_HANDLER_SESSION_TTL_S": "30",
+        "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS": " 127.0.0.1, images.internal,,",
+        "TORCHMOOR_HANDLER_INTAKE_ALLOW_URLS": "False",
+        "TORCHMOOR_HANDLER_PUMP_STREAM_WAIT_S": "0.5",
+        "TORCHMOOR_HANDLER_MODEL_PATH": "/models/x",
+        "UNRELATED": "x",
+    }
+
+    loaded = load_settings({"session": {"ttl_s": 60, "max_images": 3}}, environ)
+
+    assert (loaded.session.ttl_s, loaded.session.max_images) == (30, 3)
+    assert loaded.intake.allowed_hosts == ("127.0.0.1", "images.internal")
+    assert loaded.intake.allow_urls is False
+    assert loaded.pump.stream_wait_s == 0.5
+    assert loaded.model.path == "/models/x"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"sesion": {}}, "handler.sesion"),
+        ({"session": {"ttl": 5}}, "handler.session.ttl"),
+        ({"session": {1: 5}}, "handler.session.1"),
+        ({"session": 5}, "handler.session"),
+        ({"session": ["ttl_s"]}, "handler.session"),
+        ({"session": "ttl_s"}, "handler.session"),
+        ({"session": {"ttl_s": "soon"}}, "handler.session.ttl_s"),
+        ({"session": {"ttl_s": 1.5}}, "handler.session.ttl_s"),
+        ({"session": {"ttl_s": True}}, "handler.session.ttl_s"),
+        ({"session": {"ttl_s": None}}, "handler.session.ttl_s"),
+        ({"session": {"ttl_s": [5]}}, "handler.session.ttl_s"),
+        ({"intake": {"allow_urls": "maybe"}}, "handler.intake.allow_urls"),
+        ({"intake": {"allow_urls": 2}}, "handler.intake.allow_urls"),
+        ({"intake": {"allowed_hosts": 5}}, "handler.intake.allowed_hosts"),
+        ({"intake": {"total_timeout_s": "nan"}}, "handler.intake.total_timeout_s"),
+        ({"intake": {"total_timeout_s": float("inf")}}, "handler.intake.total_timeout_s"),
+        ({"model": {"path": None}}, "handler.model.path"),
+        ({"model": {"dtype": "int8"}}, "handler.model.dtype"),
+        ({"session": {"budget_bytes": 0}}, "handler.session.budget_bytes"),
+        ({"session": {"max_sessions": -1}}, "handler.session.max_sessions"),
+        ({"session": {"max_waiting_turns": -1}}, "handler.session.max_waiting_turns"),
+        ({"session": {"max_tombstones": -1}}, "handler.session.max_tombstones"),
+        ({"session": {"ttl_s": 100, "max_ttl_s": 99}}, "handler.session.max_ttl_s"),
+        ({"intake": {"total_timeout_s": 0}}, "handler.intake.total_timeout_s"),
+        ({"intake": {"max_redirects": -1}}, "handler.intake.max_redirects"),
+        ({"intake": {"max_aspect_ratio": 0}}, "handler.intake.max_aspect_ratio"),
+        ({"engine": {"max_rows": 0}}, "handler.engine.max_rows"),
+        ({"engine": {"max_new_tokens": 100, "max_new_tokens_limit": 99}}, "handler.engine.max_new_tokens_limit"),
+        ({"pump": {"max_response_bytes": 0}}, "handler.pump.max_response_bytes"),
+    ],
+)
+def test_wrong_settings_are_named(config: dict[str, Any], named: str) -> None:
+    """Unknown groups and keys, wrong types and values out of range stop the worker with a RuntimeError."""
+    with pytest.raises(ConfigError, match=named) as caught:
+        load_settings(config, {})
+
+    assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SESSION_TTL_S", "soon"), ("SESSION_TTL_S", ""), ("INTAKE_ALLOW_URLS", "yes"), ("PUMP_MAX_IN_FLIGHT", "-1")],
+)
+def test_wrong_environment_is_named(name: str, value: str) -> None:
+    """A value from the environment is checked as one from the file."""
+    with pytest.raises(ConfigError, match=name.partition("_")[2].lower()):
+        load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value})
+
+
+def test_shipped_config_is_valid() -> None:
+    """The archive's model-config has known settings, and room for more rows than the handler takes."""
+    path = Path(__file__).parents[3] / "handlers" / "configs" / "llava.yaml"
+    config = yaml.safe_load(path.read_text())
+
+    loaded = load_settings(config["handler"], {})
+
+    assert config["batchSize"] > loaded.pump.max_in_flight
+    assert config["continuousBatching"] is True
+    assert (config["minWorkers"], config["maxWorkers"], config["maxBatchDelay"]) == (1, 1, 1)
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes a setting after the start."""
+    loaded = load_settings({}, {})
+
+    for group in dataclasses.fields(loaded):
+        settings = getattr(loaded, group.name)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, dataclasses.fields(settings)[0].name, 1)
+
+
+def test_device_is_the_assigned_one() -> None:
+    """Without an accelerator, or without one assigned, the CPU."""
+    assert choose_device(None) == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert choose_device(0) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "environ"),
+    [
+        ({"model": {"path": "nowhere"}}, {}),
+        ({"nonsense": {}}, {}),
+        ({}, {"TORCHMOOR_SESSION_KEYS": "bad"}),
+    ],
+)
+def test_worker_does_not_start_on_a_wrong_setting(
+    config: dict[str, Any], environ: dict[str, str], checkpoint: Path
+) -> None:
+    """Whatever is wrong at the start is a RuntimeError, the only kind TorchServe reports well."""
+    config = {"model": {"path": checkpoint.name}, **config}
+
+    with pytest.raises(RuntimeError):
+        start_chat(checkpoint.parent, None, config, environ)
+
+
+@pytest.fixture
+def kept_log_levels() -> Iterator[None]:
+    loggers = [logging.getLogger(), logging.getLogger("handlers")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("kept_log_levels")
+def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchServe's two calls: initialize with the archive's directory, then handle."""
+    monkeypatch.setenv("TORCHMOOR_INSTANCE", "n-1")
+    context: Any = SimpleNamespace(
+        system_properties={"model_dir": str(checkpoint.parent), "gpu_id": None},
+        model_yaml_config={"handler": {"model": {"path": checkpoint.name}}},
+        request_ids={},
+        stopping_criteria=None,
+    )
+    handler = ChatHandler()
+
+    handler.initialize(context)
+
+    assert handler.handle([], context) == []
+    assert handler.service.status()["instance"] == "n-1"
+    handler.service.stop()

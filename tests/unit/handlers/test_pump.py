@@ -1,0 +1,577 @@
+"""The pump against TorchServe's own context and response encoder."""
+
+import json
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from handlers.adapter import Pump, read_row
+from handlers.chat.reply import Reply
+from handlers.chat.wire import Incoming
+from handlers.errors import HandlerError, InternalError, NotAnImage
+from handlers.settings import PumpSettings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # it leaves its version file open
+    from ts.context import Context
+    from ts.protocol.otf_message_handler import create_predict_response
+    from ts.service import Service
+
+JSON = b"application/json"
+
+
+class Frame:
+    """One request's part of a response, as TorchServe's front end reads it."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+
+    @property
+    def next(self) -> str | None:
+        """ "true": more will come; "false": the end of a stream; None: a whole answer."""
+        return self.headers.get("ts_stream_next")
+
+
+def decode(message: bytes) -> dict[str, Frame]:
+    """The frames of a response by request id."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        at += 4
+        return int(struct.unpack("!i", message[at - 4 : at])[0])
+
+    def data() -> bytes:
+        nonlocal at
+        length = number()
+        at += length
+        return message[at - length : at]
+
+    assert number() == 200
+    data()
+    frames = {}
+    while at < len(message) - 4:
+        request_id = data().decode()
+        data()  # content type
+        status = number()
+        data()  # phrase
+        headers = {data().decode(): data().decode() for _ in range(number())}
+        frames[request_id] = Frame(status, headers, data())
+    assert number() == -1
+    return frames
+
+
+class FrontEnd:
+    """TorchServe's side: keeps the active requests, sends them all at each step, reads what came back.
+
+    It insists on what the real front end needs: the first frame of a stream is never its last, and no whole answer
+    follows a stream's first frame.
+    """
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+        self._context = Context("llava", "/", {}, 8, None, "0.12.0")
+        self.active: dict[str, dict[str, Any]] = {}
+        self.bodies: dict[str, bytes] = {}
+        self.over: dict[str, Frame] = {}
+        self.heads: dict[str, Frame] = {}
+
+    def send(self, request_id: str, body: Any, content_type: bytes = JSON, **headers: str) -> None:
+        self.send_parts(request_id, {"body": (content_type.decode(), body)}, **headers)
+
+    def send_parts(self, request_id: str, parts: dict[str, tuple[str, Any]], **headers: str) -> None:
+        self.active[request_id] = {
+            "requestId": request_id.encode(),
+            "headers": [
+                {"name": name.replace("_", "-").encode(), "value": value.encode()} for name, value in headers.items()
+            ],
+            "parameters": [
+                {"name": name, "contentType": content_type, "value": value}
+                for name, (content_type, value) in parts.items()
+            ],
+        }
+
+    def leave(self, request_id: str) -> None:
+        """The client has gone."""
+        del self.active[request_id]
+
+    def step(self) -> dict[str, Frame]:
+        """One round trip through the worker."""
+        headers, rows, request_ids = Service.retrieve_data_for_inference(list(self.active.values()))
+        self._context.request_ids = request_ids
+        self._context.request_processor = headers
+        returned = self._pump.handle(rows, self._context)
+        assert len(returned) == len(rows)
+        frames = decode(create_predict_response(returned, request_ids, "Prediction success", 200, self._context))
+        for request_id, frame in frames.items():
+            assert request_id in self.active
+            self.bodies[request_id] = self.bodies.get(request_id, b"") + frame.body
+            if frame.next == "true":
+                self.heads.setdefault(request_id, frame)
+                continue
+            assert (frame.next == "false") is (request_id in self.heads), "a head without an end, or the reverse"
+            self.over[request_id] = frame
+            del self.active[request_id]
+        return frames
+
+    def run(self) -> None:
+        """Steps until every request is over."""
+        for _ in range(200):
+            if not self.active:
+                return
+            self.step()
+        raise AssertionError(f"never answered: {list(self.active)}")
+
+    def error(self, request_id: str) -> str:
+        return str(json.loads(self.over[request_id].body)["error"]["code"])
+
+
+class FakeService:
+    """Answers when the test says so; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Incoming] = []
+        self.replies: list[Reply] = []
+        self.cancelled: list[int] = []
+        self.on_start: Callable[[Incoming, Reply], None] = lambda incoming, reply: None
+
+    def start(self, incoming: Incoming, reply: Reply) -> None:
+        self.asked.append(incoming)
+        self.replies.append(reply)
+        number = len(self.replies) - 1
+        reply.on_cancel(lambda: self.cancelled.append(number))
+        self.on_start(incoming, reply)
+
+
+QUICK = {"stream_wait_s": 0.001, "omitted_wait_s": 0.001}
+TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+
+
+def encode_error(error: HandlerError) -> bytes:
+    return b"!" + error.code.encode()
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def make_front(service: FakeService) -> Iterator[Callable[..., FrontEnd]]:
+    """Builds a front end around a pump; on the way out, the pump holds nothing but what TorchServe still holds."""
+    made: list[FrontEnd] = []
+
+    def make(**settings: Any) -> FrontEnd:
+        front = FrontEnd(Pump(PumpSettings(**{**QUICK, **settings}), service.start))
+        made.append(front)
+        return front
+
+    yield make
+    for front in made:
+        assert set(front._pump._replies) <= set(front.active)
+
+
+@pytest.fixture
+def front(make_front: Callable[..., FrontEnd]) -> FrontEnd:
+    return make_front()
+
+
+def test_unanswered_requests_are_left_out(front: FrontEnd, service: FakeService) -> None:
+    """While nothing is known of a request, the response does not mention it."""
+    front.send("a", {"x": 1})
+
+    assert front.step() == {}
+    assert front.step() == {}
+
+    assert len(service.asked) == 1
+    service.replies[0].finish({"Content-Type": "application/json"}, b"{}")
+    front.run()
+    assert front.over["a"].body == b"{}"
+
+
+def test_whole_answer_has_status_headers_and_body(front: FrontEnd, service: FakeService) -> None:
+    """A whole answer is one frame without a stream marker, so that TorchServe gives it a Content-Length."""
+    front.send("a", {})
+    front.step()
+
+    service.replies[0].finish({"Content-Type": "application/json", "X-Torchmoor-Prefill-Tokens": "7"}, b"answer", 201)
+    frame = front.step()["a"]
+
+    assert (frame.status, frame.body, frame.next) == (201, b"answer", None)
+    assert frame.headers == {"Content-Type": "application/json", "X-Torchmoor-Prefill-Tokens": "7"}
+
+
+def test_late_error_still_has_its_own_status(front: FrontEnd, service: FakeService) -> None:
+    """After steps of waiting an error's status, header and body arrive as they are."""
+    front.send("a", {})
+    for _ in range(3):
+        assert front.step() == {}
+
+    service.replies[0].fail(NotAnImage("broken"))
+    frame = front.step()["a"]
+
+    assert frame.status == 415
+    assert frame.headers["X-Torchmoor-Error"] == front.error("a") == "NotAnImage"
+
+
+def test_stream_begins_with_its_headers_and_never_ends_in_the_same_step(front: FrontEnd, service: FakeService) -> None:
+    """Even a stream that is complete at once takes two frames: TorchServe writes no head with the last one."""
+    front.send("a", {})
+    front.step()
+    reply = service.replies[0]
+
+    reply.begin({**TEXT, "X-Torchmoor-Cache-Tier": "kv"}, encode_error)
+    reply.write(b"all of it", is_end=True)
+    first, second = front.step()["a"], front.step()["a"]
+
+    assert (first.status, first.body, first.next) == (200, b"all of it", "true")
+    assert first.headers["X-Torchmoor-Cache-Tier"] == "kv"
+    assert (second.body, second.next) == (b"", "false")
+    assert front.active == {}
+
+
+def test_stream_carries_what_is_there(front: FrontEnd, service: FakeService) -> None:
+    """Pieces written between two steps go together; a step without news sends an empty piece and no end."""
+    front.send("a", {})
+    front.step()
+    reply = service.replies[0]
+    reply.begin(TEXT, encode_error)
+    reply.write(b"one ")
+    reply.write(b"two ")
+
+    bodies = [front.step()["a"].body, front.step()["a"].body]
+    reply.write(b"three", is_end=True)
+    last = front.step()["a"]
+
+    assert bodies == [b"one two ", b""]
+    assert (last.body, last.next) == (b"three", "false")
+    assert front.bodies["a"] == b"one two three"
+
+
+def test_failed_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
+    """An error after the first piece cannot change the status any more: the stream ends with it."""
+    front.send("a", {})
+    front.step()
+    reply = service.replies[0]
+    reply.begin(TEXT, encode_error)
+    reply.write(b"half")
+    front.step()
+
+    reply.fail(InternalError("boom"))
+    reply.write(b"too late")
+    front.run()
+
+    assert front.bodies["a"] == b"half!InternalError"
+    assert front.over["a"].status == 200
+
+
+def test_rows_mix_freely(front: FrontEnd, service: FakeService) -> None:
+    """Whole, streamed, failed and waiting requests share a step, each with its own answer."""
+    for name in "abcd":
+        front.send(name, {})
+    front.step()
+    service.replies[1].finish({}, b"whole")
+    service.replies[2].begin(TEXT, encode_error)
+    service.replies[3].fail(NotAnImage("x"))
+
+    frames = front.step()
+
+    assert set(frames) == {"b", "c", "d"}
+    assert [frames[n].next for n in "bcd"] == [None, "true", None]
+    assert [frames[n].status for n in "bcd"] == [200, 200, 415]
+    service.replies[2].write(b"end", is_end=True)
+    service.replies[0].finish({}, b"last")
+    front.run()
+    assert front.bodies == {"a": b"last", "b": b"whole", "c": b"end", "d": front.bodies["d"]}
+
+
+def test_client_that_leaves_cancels_its_request(front: FrontEnd, service: FakeService) -> None:
+    """An id that is missing from a step is cancelled, once; the others are not."""
+    for name in "abc":
+        front.send(name, {})
+    front.step()
+
+    front.leave("b")
+    front.step()
+    front.step()
+
+    assert service.cancelled == [1]
+    service.replies[1].finish({}, b"nobody reads this")
+    for number in (0, 2):
+        service.replies[number].finish({}, b"")
+    front.run()
+
+
+def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
+    """Whoever asks to be told after the client has gone is told at once."""
+    reply = exchange_type().reply
+    told: list[int] = []
+
+    reply.cancel()
+    reply.on_cancel(lambda: told.append(1))
+
+    assert reply.is_cancelled
+    assert told == [1]
+
+
+def test_cancellation_that_fails_harms_nobody(front: FrontEnd, service: FakeService) -> None:
+    """An exception in one request's cancellation stays there."""
+
+    def fail() -> None:
+        raise RuntimeError("cancel")
+
+    for name in "abc":
+        front.send(name, {})
+    front.step()
+    service.replies[0].on_cancel(fail)
+    front.leave("a")
+    front.leave("b")
+    front.send("d", {})
+
+    front.step()
+
+    assert service.cancelled == [1]
+    assert len(service.asked) == 4
+    for number in (2, 3):
+        service.replies[number].finish({}, b"fine")
+    front.run()
+    assert (front.bodies["c"], front.bodies["d"]) == (b"fine", b"fine")
+
+
+def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:
+    """Nothing escapes handle; the row gets a 500 or its own error, its neighbours their answers."""
+
+    def start(incoming: Incoming, reply: Reply) -> None:
+        if incoming.body == b"crash":
+            raise KeyError("service")
+        if incoming.body == b"refuse":
+            raise NotAnImage("no")
+        reply.finish({}, b"fine")
+
+    service.on_start = start
+    for name, body in (("a", b"ok"), ("b", b"crash"), ("c", b"refuse"), ("d", b"ok")):
+        front.send(name, body, b"application/octet-stream")
+
+    front.run()
+
+    assert [front.over[n].status for n in "abcd"] == [200, 500, 415, 200]
+    assert "service" not in front.over["b"].body.decode()
+
+
+def test_reply_that_raises_fails_its_own_row(
+    front: FrontEnd, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception while an answer is taken is that row's 500."""
+    for name in "ab":
+        front.send(name, {})
+    front.step()
+    broken = service.replies[0]
+    original = Reply.take
+
+    def take(self: Reply, max_bytes: int) -> Any:
+        if self is broken:
+            raise RuntimeError("take")
+        return original(self, max_bytes)
+
+    monkeypatch.setattr(Reply, "take", take)
+    service.replies[1].finish({}, b"fine")
+    front.run()
+    front.step()
+
+    assert (front.over["a"].status, front.error("a")) == (500, "InternalError")
+    assert front.bodies["b"] == b"fine"
+
+
+@pytest.mark.parametrize("row", [None, [], {"body": object()}, {"data": None}, {}])
+def test_strange_rows_are_answered(service: FakeService, row: Any) -> None:
+    """Whatever TorchServe puts into a row, the row is answered and its neighbours too."""
+    service.on_start = lambda incoming, reply: reply.finish({}, b"fine")
+    pump = Pump(PumpSettings(**QUICK), service.start)
+    context = Context("llava", "/", {}, 8, None, "0.12.0")
+    headers, _, _ = Service.retrieve_data_for_inference([])
+    for name in ("a", "b"):
+        front = FrontEnd(pump)
+        front.send(name, {})
+        headers += Service.retrieve_data_for_inference(list(front.active.values()))[0]
+    context.request_processor = headers
+    context.request_ids = {0: "a", 1: "b"}
+
+    bodies = pump.handle([row, {"body": {}}], context)
+
+    assert set(context.request_ids) == {0, 1}
+    assert bodies[1] == b"fine"
+    assert context.get_response_status(0)[0] in (200, 500)
+
+
+def test_in_flight_limit_refuses_but_status_still_works(
+    make_front: Callable[..., FrontEnd], service: FakeService
+) -> None:
+    """Above the limit a request is 429 at once, an operation is served; a freed place is taken again."""
+    front = make_front(max_in_flight=2)
+    for name in "ab":
+        front.send(name, {})
+    front.step()
+    front.send("c", {})
+    front.send("s", {}, X_TorchMoor_Operation="status")
+    front.step()
+
+    assert (front.over["c"].status, front.error("c")) == (429, "Overloaded")
+    assert front.over["c"].headers["Retry-After"]
+    assert service.asked[2].headers["x-torchmoor-operation"] == "status"
+    for reply in service.replies:
+        reply.finish({}, b"")
+    front.run()
+    front.send("d", {})
+    front.step()
+    assert len(service.asked) == 4
+    service.replies[3].finish({}, b"")
+    front.run()
+
+
+def test_answer_larger_than_torchserve_carries_is_an_error(
+    make_front: Callable[..., FrontEnd], service: FakeService
+) -> None:
+    """A frame beyond max_response_size would kill the worker and every request with it."""
+    front = make_front(max_response_bytes=100)
+    for name in "ab":
+        front.send(name, {})
+    front.step()
+
+    service.replies[0].finish({}, b"x" * 101)
+    service.replies[1].finish({}, b"x" * 100)
+    front.run()
+
+    assert (front.over["a"].status, front.error("a")) == (500, "InternalError")
+    assert front.bodies["b"] == b"x" * 100
+
+
+def test_large_pieces_are_spread_over_steps(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
+    """A stream that is ahead of its reader is sent in frames of the allowed size, the end after the last byte."""
+    front = make_front(max_response_bytes=100)
+    front.send("a", {})
+    front.step()
+    data = bytes(range(250))
+
+    service.replies[0].begin(TEXT, encode_error)
+    service.replies[0].write(data, is_end=True)
+    frames = [front.step()["a"] for _ in range(3)]
+
+    assert [len(frame.body) for frame in frames] == [100, 100, 50]
+    assert [frame.next for frame in frames] == ["true", "true", "false"]
+    assert front.bodies["a"] == data
+
+
+def test_news_end_the_wait(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
+    """A step returns as soon as one answer is ready, however long it might have waited."""
+    front = make_front(omitted_wait_s=20.0, resend_bytes_per_s=1)
+    answering = threading.Event()
+
+    def answer() -> None:
+        answering.wait(10)
+        service.replies[0].finish({}, b"fine")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    service.on_start = lambda incoming, reply: answering.set()
+    front.send("a", {})
+
+    front.run()
+    thread.join()
+
+    assert front.bodies["a"] == b"fine"
+
+
+def test_many_writers_lose_nothing(front: FrontEnd, service: FakeService) -> None:
+    """Streams written by threads while the pump reads arrive whole and in order."""
+    num_streams, num_pieces = 8, 200
+    for i in range(num_streams):
+        front.send(f"r{i}", {})
+    front.step()
+
+    def write(number: int) -> None:
+        reply = service.replies[number]
+        reply.begin(TEXT, encode_error)
+        for piece in range(num_pieces):
+            reply.write(f"{number}:{piece} ".encode(), is_end=piece == num_pieces - 1)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(num_streams)]
+    for thread in threads:
+        thread.start()
+    front.run()
+    for thread in threads:
+        thread.join()
+
+    for i in range(num_streams):
+        assert front.bodies[f"r{i}"].decode().split() == [f"{i}:{piece}" for piece in range(num_pieces)]
+
+
+def test_headers_are_lower_case_and_form_fields_are_none_of_them(front: FrontEnd, service: FakeService) -> None:
+    """TorchServe keeps the client's spelling and puts each form field's type among the headers as a dict."""
+    front.send_parts(
+        "a",
+        {"data": ("image/png", bytearray(b"\x89PNG")), "note": ("text/plain", "hi")},
+        X_Amzn_SageMaker_Session_Id="s",
+        ACCEPT="text/event-stream",
+    )
+    front.step()
+
+    incoming = service.asked[0]
+    assert incoming.headers == {"x-amzn-sagemaker-session-id": "s", "accept": "text/event-stream"}
+    assert incoming.body == b"\x89PNG"
+    assert isinstance(incoming.body, bytes)
+    service.replies[0].finish({}, b"")
+    front.run()
+
+
+@pytest.mark.parametrize(
+    ("row", "body"),
+    [
+        ({"body": {"type": "x"}}, {"type": "x"}),
+        ({"body": "text"}, "text"),
+        ({"body": bytearray(b"raw")}, b"raw"),
+        ({"body": memoryview(b"raw")}, b"raw"),
+        ({"data": bytearray(b"raw")}, b"raw"),
+        ({"body": None, "data": b"raw"}, None),
+        ({}, None),
+    ],
+)
+def test_body_of_a_row(row: dict[str, Any], body: Any) -> None:
+    """The body is under "body" or "data"; raw bytes become bytes."""
+    assert read_row(row, {}).body == body
+
+
+def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
+    """For logs."""
+    front.send("a", {})
+    front.step()
+
+    assert repr(front._pump) == "<Pump 1 in flight>"
+    service.replies[0].finish({}, b"")
+    front.run()
+
+
+def test_chat_service_behind_the_pump(client: Any) -> None:
+    """The real service through the real encoder: open, stream, close, and an error."""
+    front = FrontEnd(Pump(PumpSettings(), client.service.start))
+    front.send("open", {"requestType": "NEW_SESSION"}, Content_Type="application/json")
+    front.run()
+    sid = json.loads(front.bodies["open"])["session_id"]
+    ask = {"type": "send_text_prompt", "prompt_text": "hello", "parameters": {"max_new_tokens": 8}}
+
+    front.send("whole", ask, X_Amzn_SageMaker_Session_Id=sid)
+    front.run()
+    front.send("stream", {**ask, "stream": True}, X_Amzn_SageMaker_Session_Id=sid)
+    front.send("error", {**ask, "parameters": {"top_k": 0}}, X_Amzn_SageMaker_Session_Id=sid)
+    front.run()
+    front.send("close", {"requestType": "CLOSE"}, X_Amzn_SageMaker_Session_Id=sid)
+    front.run()
+
+    assert front.over["open"].headers["X-Amzn-SageMaker-New-Session-Id"].startswith(sid)
+    assert set(json.loads(front.bodies["whole"])) == {"response_text"}
+    assert front.heads["stream"].headers["Content-Type"] == TEXT["Content-Type"]
+    assert front.over["error"].status == 400
+    assert json.loads(front.bodies["close"]) == {"success": True}
