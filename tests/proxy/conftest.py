@@ -1,0 +1,270 @@
+"""A proxy and its instances in one background event loop; tests talk to it from outside, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import http.client
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
+from typing import Any, TypeVar
+
+import boto3
+import pytest
+import uvloop
+from botocore.config import Config
+
+from tests.proxy.fake_instance import FakeInstance
+from torchmoor.app import Proxy
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.routing.sessions import session_mac
+from torchmoor.settings import (
+    EndpointSettings,
+    HealthSettings,
+    LimitSettings,
+    ListenSettings,
+    ProxySettings,
+    SessionSettings,
+    TimeoutSettings,
+)
+
+T = TypeVar("T")
+
+KEY = b"0123456789abcdef0123456789abcdef"
+LISTEN = ListenSettings(port=0, admin_port=0)
+# Probes are out of the way unless a test wants them: what the proxy notices itself is what is tested.
+NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
+
+
+def make_session_id(instance: str, *, endpoint: str = "llava", key: bytes = KEY) -> str:
+    """An id as the handler of that instance would mint it."""
+    nonce, expiry, key_id = "abcdefghijklmnop", "7fffffff", "k1"
+    mac = session_mac(
+        key, endpoint=endpoint, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
+    )
+    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
+
+
+class Stage:
+    """A running proxy with two fake instances, `a` and `b`, of endpoint and model `llava`."""
+
+    def __init__(
+        self,
+        *,
+        limits: LimitSettings | None = None,
+        timeouts: TimeoutSettings | None = None,
+        health: HealthSettings = NO_PROBES,
+        strategy: str = "LEAST_OUTSTANDING_REQUESTS",
+        capacity: int = 64,
+        names: tuple[str, ...] = ("a", "b"),
+    ) -> None:
+        self.settings = ProxySettings(
+            endpoints=(EndpointSettings(name="llava", model="llava", routing_strategy=strategy),),
+            listen=LISTEN,
+            limits=limits or LimitSettings(),
+            timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
+            health=health,
+            sessions=SessionSettings(keys={"k1": KEY}),
+        )
+        self.registry = Registry(self.settings.endpoints)
+        self.instances = {name: FakeInstance(name) for name in names}
+        self._capacity = capacity
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._closables: list[Any] = []
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    @property
+    def a(self) -> FakeInstance:
+        return self.instances["a"]
+
+    @property
+    def b(self) -> FakeInstance:
+        return self.instances["b"]
+
+    # Life
+
+    def __enter__(self) -> Stage:
+        self._thread.start()
+        assert self._ready.wait(10)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for thing in reversed(self._closables):
+            thing.close()
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(15)
+        assert not self._thread.is_alive(), "the proxy did not stop"
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._main())
+        except BaseException as error:
+            self._failure = error
+            self._ready.set()
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.faults: list[dict[str, Any]] = []
+        self.loop.set_exception_handler(lambda loop, context: self.faults.append(context))
+        for fake in self.instances.values():
+            await fake.start()
+            self.registry.add(
+                Instance(
+                    name=fake.name,
+                    endpoint="llava",
+                    model="llava",
+                    port=fake.port,
+                    capacity=self._capacity,
+                    state=InstanceState.READY,
+                )
+            )
+        async with Proxy(self.settings, self.registry, rng=Random(7)) as self.proxy:
+            await asyncio.sleep(0)
+            # The first probe, which no setting prevents.
+            while self.proxy.health.is_probing and self.settings.health is NO_PROBES:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            self._usual_tasks = set(asyncio.all_tasks())
+            self._ready.set()
+            await self._stop.wait()
+        for fake in self.instances.values():
+            await fake.stop()
+
+    # From the test's thread
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Run a coroutine in the proxy's loop."""
+
+        async def wrapped() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(15)
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Return as soon as the condition holds in the proxy's loop; fail after 5 seconds."""
+
+        async def watch() -> bool:
+            deadline = self.loop.time() + 5
+            while not condition():
+                if self.loop.time() > deadline:
+                    return False
+                await asyncio.sleep(0.002)
+            return True
+
+        assert self.run(watch()), f"never came: {what}"
+
+    def instance(self, name: str) -> Instance:
+        found = self.registry.find(name)
+        assert found is not None
+        return found
+
+    def outstanding(self) -> int:
+        return sum(instance.outstanding for instance in self.registry.instances())
+
+    def check_clean(self) -> None:
+        """No exchange, lease, kept byte or task is left, and every pooled connection can be used."""
+        server = self.proxy.server
+        self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
+        self.until(lambda: self.outstanding() == 0, "all leases released")
+        self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
+        assert self.proxy.budget.used_bytes == 0
+        for instance in self.registry.instances():
+            for connection in instance.idle:
+                assert connection.is_usable
+                assert connection.exchange is None
+            assert len(set(map(id, instance.idle))) == len(instance.idle)
+        assert self.faults == []
+
+    def _extra_tasks(self) -> list[str]:
+        fakes = {task for fake in self.instances.values() for task in fake._tasks}
+        left = asyncio.all_tasks(self.loop) - self._usual_tasks - fakes
+        return [repr(task) for task in left if "Stage." not in repr(task)]
+
+    # Clients
+
+    def client(self, **config: Any) -> Any:
+        """An unmodified boto3 sagemaker-runtime client."""
+        client = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=f"http://127.0.0.1:{self.proxy.port}",
+            region_name="us-east-1",
+            aws_access_key_id="AKIAEXAMPLE",
+            aws_secret_access_key="secret",
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=15, **config),
+        )
+        self._closables.append(client)
+        return client
+
+    def close_later(self, thing: Any) -> None:
+        """Close a client or an answer's body when the stage ends."""
+        self._closables.append(thing)
+
+    def http(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=10)
+        self._closables.append(connection)
+        return connection
+
+    def socket(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=10)
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes, and read until the proxy closes or a whole answer with Content-Length is there."""
+        with self.socket() as sock:
+            sock.sendall(data)
+            return read_answer(sock)
+
+
+def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
+    """Bytes until the end of one answer with Content-Length, or (to_end) of the connection."""
+    data = bytearray()
+    while True:
+        if not to_end:
+            head, end, body = bytes(data).partition(b"\r\n\r\n")
+            lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            if end and lengths and len(body) >= int(lengths[0]):
+                break
+        piece = sock.recv(65536)
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+def replace(settings: T, **changes: Any) -> T:
+    """A settings group with some values changed."""
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """The usual stage, checked on the way out."""
+    with Stage() as running:
+        yield running
+        running.check_clean()
+
+
+@pytest.fixture
+def make_stage() -> Iterator[Callable[..., Stage]]:
+    """Stages with other settings, each checked on the way out."""
+    stages: list[Stage] = []
+
+    def make(**options: Any) -> Stage:
+        running = Stage(**options).__enter__()
+        stages.append(running)
+        return running
+
+    yield make
+    for running in stages:
+        try:
+            running.check_clean()
+        finally:
+            running.__exit__(None, None, None)

@@ -1,0 +1,205 @@
+"""A TorchServe instance that behaves as a test tells it to: a raw HTTP/1.1 server on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+Behaviour = Callable[["Received", "Wire"], Awaitable[None]]
+
+
+@dataclass
+class Received:
+    """A request as the instance saw it; header names are lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int = 0  # which of the instance's connections, counted from 1
+
+
+class Wire:
+    """What a behaviour can do with its connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self, status: int, headers: dict[str, str]) -> None:
+        """A status line and header fields."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        await self.send(f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode())
+
+    async def answer(self, status: int = 200, headers: dict[str, str] | None = None, body: bytes = b"{}") -> None:
+        """A whole answer with Content-Length."""
+        fields = {"Content-Type": "application/json", **(headers or {}), "Content-Length": str(len(body))}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        await self.send(f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode() + body)
+
+    async def begin_stream(self, content_type: str, headers: dict[str, str] | None = None) -> None:
+        """The head of a chunked answer."""
+        fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", "ts_stream_next": "true"}
+        await self.head(200, {**fields, **(headers or {})})
+
+    async def chunk(self, piece: bytes) -> None:
+        """One chunk; an empty one ends the stream."""
+        await self.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def reset(self) -> None:
+        """End the connection as a killed process does."""
+        self.writer.transport.abort()
+
+    async def until_closed(self) -> None:
+        """Wait until the proxy closes the connection."""
+        with suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+
+def answering(status: int = 200, headers: dict[str, str] | None = None, body: bytes = b"{}") -> Behaviour:
+    """Always this answer."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.answer(status, headers, body)
+
+    return behave
+
+
+def refusing(status: int, code: str | None, message: str, headers: dict[str, str] | None = None) -> Behaviour:
+    """A handler's error (with a code) or TorchServe's own (without), which closes the connection as TorchServe does."""
+    if code is None:
+        body = json.dumps({"code": status, "type": "SomeException", "message": message}).encode()
+        fields = dict(headers or {})
+    else:
+        body = json.dumps({"error": {"code": code, "message": message}}).encode()
+        fields = {"X-Torchmoor-Error": code, **(headers or {})}
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.answer(status, {**fields, "Connection": "close"}, body)
+        wire.writer.close()
+
+    return behave
+
+
+def streaming(pieces: Iterable[bytes], content_type: str = "text/plain; charset=utf-8") -> Behaviour:
+    """A chunked answer of these pieces."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream(content_type)
+        for piece in pieces:
+            await wire.chunk(piece)
+        await wire.chunk(b"")
+
+    return behave
+
+
+class Gate:
+    """Lets a behaviour wait for the test (`pass_through`, `open`) and the test for a behaviour (`reached`)."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        """Called by the test."""
+        self._opened.set()
+
+    async def pass_through(self) -> None:
+        """Called by the behaviour."""
+        self.reached.set()
+        await asyncio.get_running_loop().run_in_executor(None, self._opened.wait, 10)
+
+    def wait_reached(self) -> None:
+        """Called by the test: the behaviour has come this far."""
+        assert self.reached.wait(10), "the instance was not reached"
+
+
+@dataclass
+class FakeInstance:
+    """Answers with `behave`, remembers what it received, and counts its open connections."""
+
+    name: str
+    behave: Behaviour = field(default_factory=answering)
+    received: list[Received] = field(default_factory=list)
+    num_connections: int = 0
+    num_open: int = 0
+    port: int = 0
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self) -> None:
+        """Listen on any free port."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Die: no more connections, and a reset for those that are open."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        self.num_open += 1
+        connection = 0
+        try:
+            while not writer.is_closing():
+                request = await self._read(reader)
+                if request is None:
+                    break
+                if request.path == "/ping":
+                    await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
+                    continue
+                if not connection:  # one that carries more than a probe
+                    self.num_connections += 1
+                    connection = self.num_connections
+                request.connection = connection
+                self.received.append(request)
+                await self.behave(request, Wire(reader, writer))
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self.num_open -= 1
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Received | None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.IncompleteReadError:
+            return None
+        first, *lines = head.rstrip("\r\n").split("\r\n")
+        method, path, _ = first.split(" ")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        body = b""
+        if headers.get("transfer-encoding") == "chunked":
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                body += await reader.readexactly(size)
+                await reader.readexactly(2)
+            await reader.readexactly(2)
+        elif "content-length" in headers:
+            body = await reader.readexactly(int(headers["content-length"]))
+        return Received(method, path, headers, body)

@@ -1,0 +1,422 @@
+"""The unhappy half of connections: clients and instances that leave, stall, or are slow."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from torchmoor.settings import LimitSettings, TimeoutSettings
+
+POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+async def never(request: Received, wire: Wire) -> None:
+    await wire.until_closed()
+
+
+def waiting(stage: Stage) -> None:
+    stage.until(lambda: stage.a.received or stage.b.received, "the request at an instance")
+
+
+def closed_upstream(stage: Stage) -> None:
+    stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the instance's connection closed")
+    stage.until(lambda: stage.outstanding() == 0, "the lease released")
+
+
+def test_client_that_resets_while_waiting_is_passed_on(stage: Stage) -> None:
+    """The instance's connection closes, so that its work stops, and the lease comes down."""
+    stage.a.behave = stage.b.behave = never
+    sock = stage.socket()
+    sock.sendall(POST)
+    waiting(stage)
+
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+    closed_upstream(stage)
+
+
+def test_client_that_closes_while_waiting_is_passed_on(stage: Stage) -> None:
+    """A plain close looks like a half-close at first; the probe tells them apart."""
+    stage.a.behave = stage.b.behave = never
+    sock = stage.socket()
+    sock.sendall(POST)
+    waiting(stage)
+
+    sock.close()
+
+    closed_upstream(stage)
+
+
+def test_half_closed_client_still_gets_its_answer(stage: Stage) -> None:
+    """A client may end its sending side and go on reading; interim answers are the only trace."""
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=b'"late"')
+
+    stage.a.behave = stage.b.behave = slow
+    with stage.socket() as sock:
+        sock.sendall(POST)
+        gate.wait_reached()
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+        gate.open()
+
+        answer = read_answer(sock, to_end=True)
+
+    while answer.startswith(b"HTTP/1.1 100"):
+        answer = answer.partition(b"\r\n\r\n")[2]
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b'"late"')
+
+
+def test_client_that_leaves_in_mid_upload_is_passed_on(stage: Stage) -> None:
+    """An instance never takes half a body for a whole one."""
+    sock = stage.socket()
+    sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    stage.until(lambda: stage.outstanding() == 1, "the exchange begun")
+
+    sock.close()
+
+    closed_upstream(stage)
+    assert stage.a.received + stage.b.received == []
+
+
+def test_client_that_leaves_in_mid_stream_is_passed_on(stage: Stage) -> None:
+    """The instance notices while it is still generating."""
+    gone = threading.Event()
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        try:
+            while True:
+                await wire.chunk(b"word " * 200)
+        finally:
+            gone.set()
+
+    stage.a.behave = stage.b.behave = endless
+    sock = stage.socket()
+    sock.sendall(POST.replace(b"invocations ", b"invocations-response-stream "))
+    assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+
+    sock.close()
+
+    assert gone.wait(5)
+    closed_upstream(stage)
+
+
+def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[..., Stage]) -> None:
+    """The connection attempt is cancelled with the exchange."""
+    stage = make_stage(timeouts=TimeoutSettings(connect_timeout_s=30, sweep_interval_s=0.02))
+    # An address of the documentation range: packets go nowhere, or are refused at once.
+    for name in ("a", "b"):
+        stage.instance(name).host = "192.0.2.1"
+    sock = stage.socket()
+    sock.sendall(POST)
+    stage.until(lambda: stage.proxy.gateway.metrics["llava"].invocations == 1, "the request taken")
+
+    sock.close()
+
+    stage.until(lambda: not stage.proxy.server.connections, "the client's connection forgotten")
+
+
+def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
+    """What the proxy keeps for a client that does not read is bounded, and nothing is lost."""
+    num_pieces, piece = 400, bytes(65536)
+    progress = [0]
+
+    async def big(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/octet-stream")
+        for _ in range(num_pieces):
+            await wire.chunk(piece)
+            progress[0] += 1
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = big
+    sock = stage.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    sock.sendall(POST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+    stage.until(lambda: any(c.is_write_paused for c in stage.proxy.server.connections), "back-pressure")
+    assert progress[0] < num_pieces
+
+    answer = read_answer(sock, to_end=True)
+    sock.close()
+
+    assert answer.endswith(b"0\r\n\r\n")
+    assert len(answer) > num_pieces * len(piece)
+    assert num_pieces == progress[0]
+
+
+def test_reader_that_stops_for_good_is_cut_off(make_stage: Callable[..., Stage]) -> None:
+    """The idle time-out counts against the client when it is the client that stalls."""
+    stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.2, sweep_interval_s=0.02))
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/octet-stream")
+        while True:
+            await wire.chunk(bytes(65536))
+
+    stage.a.behave = stage.b.behave = endless
+    with stage.socket() as sock:
+        sock.sendall(POST.replace(b"invocations ", b"invocations-response-stream "))
+
+        closed_upstream(stage)
+
+
+def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
+    """A body larger than every buffer waits at the client while the instance does not read."""
+    gate = Gate()
+
+    class Unread:
+        """An instance that reads nothing before the gate opens."""
+
+        async def serve(self, reader: object, writer: object) -> None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            await gate.pass_through()
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            await original(reader, writer)
+
+    original = stage.a._serve
+    stage.run(stage.b.stop())
+    stage.run(stage.a.stop())
+    stage.a._serve = Unread().serve  # type: ignore[method-assign,assignment]
+    stage.run(stage.a.start())
+    body = bytes(32 << 20)
+    sent = threading.Event()
+
+    def upload() -> None:
+        sock.sendall(b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+        sock.sendall(body)
+        sent.set()
+
+    with stage.socket() as sock:
+        thread = threading.Thread(target=upload)
+        thread.start()
+        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.server.connections), "back-pressure")
+        assert not sent.is_set()
+
+        gate.open()
+        thread.join(20)
+        answer = read_answer(sock)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert len(body) == len(stage.a.received[0].body)
+
+
+def test_connections_to_instances_are_kept_and_reused(stage: Stage) -> None:
+    """One after the other, a hundred requests need one connection an instance at most."""
+    connection = stage.http()
+
+    for _ in range(100):
+        connection.request("POST", "/endpoints/llava/invocations", b"{}")
+        assert connection.getresponse().read() == b"{}"
+
+    assert (stage.a.num_connections, stage.b.num_connections) == (1, 1)
+    assert 50 == len(stage.a.received) == len(stage.b.received)
+
+
+def test_stale_connection_is_replaced_before_any_byte(stage: Stage) -> None:
+    """An instance that closed its idle connection costs a new connection, not an error, even for a turn."""
+    stage.a.behave = answering()
+    session = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")}
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"1", session)
+    connection.getresponse().read()
+
+    async def close_at_the_next_request(request: Received, wire: Wire) -> None:
+        if request.connection == 1:
+            wire.reset()
+        else:
+            await wire.answer()
+
+    stage.a.behave = close_at_the_next_request
+    connection.request("POST", "/endpoints/llava/invocations", b"2", session)
+    answer = connection.getresponse()
+
+    assert (answer.status, answer.headers["x-torchmoor-instance"]) == (200, "a")
+    assert [(seen.connection, seen.body) for seen in stage.a.received] == [(1, b"1"), (1, b"2"), (2, b"2")]
+    assert stage.instance("a").is_ready
+
+
+def test_idle_connection_that_the_instance_closes_leaves_the_pool(stage: Stage) -> None:
+    """The pool holds only what can be used."""
+
+    async def answer_and_close(request: Received, wire: Wire) -> None:
+        await wire.answer()
+        wire.writer.close()
+
+    stage.a.behave = stage.b.behave = answer_and_close
+    connection = stage.http()
+
+    for _ in range(4):
+        connection.request("POST", "/endpoints/llava/invocations", b"{}")
+        assert connection.getresponse().read() == b"{}"
+
+    stage.until(lambda: not stage.instance("a").idle and not stage.instance("b").idle, "the pool empty")
+
+
+def test_unused_connection_is_closed_after_a_while(make_stage: Callable[..., Stage]) -> None:
+    """pool_idle_timeout_s."""
+    stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+    connection.getresponse().read()
+
+    stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the pooled connection closed")
+
+
+def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]) -> None:
+    """A client may leave in the moment in which its connection to the instance is made."""
+    stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
+
+    stage.run(stage.proxy.server.means.connector.connect(stage.instance("a")))
+
+    stage.until(lambda: stage.a.num_open == 0, "the connection closed")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nOTHER",  # a second answer
+        b"garbage",
+    ],
+)
+def test_bytes_after_an_answer_never_reach_the_next_client(stage: Stage, extra: bytes) -> None:
+    """A connection that carries more than one answer is thrown away."""
+
+    async def chatty(request: Received, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine" + extra)
+
+    stage.a.behave = stage.b.behave = chatty
+    connection = stage.http()
+
+    for _ in range(6):
+        connection.request("POST", "/endpoints/llava/invocations", b"{}")
+        assert connection.getresponse().read() == b"mine"
+
+
+def test_trailers_of_an_answer_are_dropped(stage: Stage) -> None:
+    """Neither this answer nor the next on that connection shows them."""
+
+    async def with_trailer(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"text")
+        await wire.send(b"0\r\nX-Evil: 1\r\n\r\n")
+
+    stage.a.behave = stage.b.behave = with_trailer
+    connection = stage.http()
+
+    for _ in range(4):
+        connection.request("POST", "/endpoints/llava/invocations", b"{}")
+        answer = connection.getresponse()
+        assert answer.read() == b"text"
+        assert "x-evil" not in answer.headers
+    assert (stage.a.num_connections, stage.b.num_connections) == (1, 1)
+
+
+def test_interim_answers_are_not_passed_on(stage: Stage) -> None:
+    """100 and 103 from an instance are swallowed, with their fields."""
+
+    async def interim(request: Received, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-Early: 1\r\n\r\n")
+        await wire.answer()
+
+    stage.a.behave = stage.b.behave = interim
+    connection = stage.http()
+
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+    answer = connection.getresponse()
+
+    assert (answer.status, answer.headers["x-early"]) == (200, None)
+
+
+def test_answer_that_ends_with_its_connection_is_whole(stage: Stage) -> None:
+    """No Content-Length and no chunks: the end of the connection is the end of the body."""
+
+    async def until_close(request: Received, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nall of it")
+        wire.writer.close()
+
+    stage.a.behave = stage.b.behave = until_close
+    connection = stage.http()
+
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+
+    assert connection.getresponse().read() == b"all of it"
+
+
+def test_endless_head_of_an_answer_is_a_lost_connection(stage: Stage) -> None:
+    """The proxy's memory is bounded on this side too."""
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while True:
+            await wire.send(b"x" * 65536)
+
+    stage.a.behave = stage.b.behave = endless
+    connection = stage.http()
+
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+
+    assert connection.getresponse().status == 503
+
+
+def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> None:
+    """An instance may refuse early; the connection closes after the answer, which is not lost to a reset."""
+
+    async def refuse_early(reader: object, writer: object) -> None:
+        await reader.readuntil(b"\r\n\r\n")  # type: ignore[attr-defined]
+        await Wire(reader, writer).answer(413, {"Connection": "close"}, b"")  # type: ignore[arg-type]
+        writer.close()  # type: ignore[attr-defined]
+
+    for fake in (stage.a, stage.b):
+        stage.run(fake.stop())
+        fake._serve = refuse_early  # type: ignore[method-assign,assignment]
+        stage.run(fake.start())
+
+    with stage.socket() as sock:
+        sock.sendall(b"POST /predictions/llava HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(100_000))
+        answer = read_answer(sock, to_end=True)
+
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer.lower()
+
+
+def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
+    """The one too many gets a 503 and is closed."""
+    stage = make_stage(limits=replace(LimitSettings(), max_connections=1))
+
+    with stage.socket() as first, stage.socket() as second:
+        answer = read_answer(second, to_end=True)
+        first.sendall(POST)
+
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert read_answer(first).startswith(b"HTTP/1.1 200")
+
+
+def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -> None:
+    """An answer that is on its way is finished; idle connections close at once."""
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    with Stage(names=("a",)) as stage:
+        stage.a.behave = slow
+        with stage.socket() as busy, stage.socket() as idle:
+            busy.sendall(POST)
+            gate.wait_reached()
+            stage.loop.call_soon_threadsafe(stage._stop.set)
+            assert idle.recv(1) == b""
+            gate.open()
+
+            assert read_answer(busy).startswith(b"HTTP/1.1 200")

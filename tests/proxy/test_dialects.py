@@ -1,0 +1,268 @@
+"""The dialects that pass through, and the admin plane."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import HealthSettings, LimitSettings, TimeoutSettings
+
+PATHS = ("/invocations", "/predictions/llava")
+
+
+def post(stage: Stage, path: str, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = stage.http()
+    connection.request("POST", path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def set_state(stage: Stage, name: str, state: InstanceState) -> None:
+    async def change() -> None:
+        stage.registry.set_state(name, state)
+
+    stage.run(change())
+
+
+def admin(stage: Stage, path: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def test_ping_is_healthy_while_an_instance_is_ready(stage: Stage) -> None:
+    """200 with an empty body, else 503."""
+    statuses = []
+    for name in ("a", "b", None):
+        connection = stage.http()
+        connection.request("GET", "/ping")
+        answer = connection.getresponse()
+        statuses.append((answer.status, answer.read()))
+        if name is not None:
+            set_state(stage, name, InstanceState.DOWN)
+
+    assert statuses == [(200, b""), (200, b""), (503, b"")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_answer_passes_with_both_session_headers(stage: Stage, path: str) -> None:
+    """The container's dialect is the handler's own."""
+    value = "ts-seq-x; Expires=2030-01-01T00:00:00Z"
+    both = {"X-Amzn-SageMaker-Session-Id": value, "X-Amzn-SageMaker-New-Session-Id": value}
+    stage.a.behave = stage.b.behave = answering(headers={**both, "ts_stream_next": "true"}, body=b'{"ok": 1}')
+
+    status, headers, body = post(stage, path, X_Amzn_SageMaker_Session_Id="NEW_SESSION")
+
+    assert (status, body) == (200, b'{"ok": 1}')
+    assert value == headers["x-amzn-sagemaker-session-id"] == headers["x-amzn-sagemaker-new-session-id"]
+    assert headers["x-torchmoor-instance"] in ("a", "b")
+    assert "ts_stream_next" not in headers
+    [seen] = stage.a.received + stage.b.received
+    assert (seen.path, seen.headers["x-torchmoor-endpoint"]) == ("/predictions/llava", "llava")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_errors_pass_as_they_are(stage: Stage, path: str) -> None:
+    """Status, code and body are the handler's."""
+    stage.a.behave = refusing(410, "SessionExpired", "too late")
+
+    status, headers, body = post(stage, path, X_Amzn_SageMaker_Session_Id=make_session_id("a"))
+
+    assert (status, headers["x-torchmoor-error"]) == (410, "SessionExpired")
+    assert json.loads(body)["error"]["message"] == "too late"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_turns_are_sticky(stage: Stage, path: str) -> None:
+    """By the session header, as in the runtime API; a forged id is refused."""
+    for _ in range(3):
+        assert post(stage, path, X_Amzn_SageMaker_Session_Id=make_session_id("b"))[0] == 200
+
+    status, headers, _ = post(stage, path, X_Amzn_SageMaker_Session_Id=make_session_id("b")[:-1])
+
+    assert (status, headers["x-torchmoor-error"]) == (400, "ValidationError")
+    assert (len(stage.a.received), len(stage.b.received)) == (0, 3)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_stream_passes_chunk_by_chunk(stage: Stage, path: str) -> None:
+    """No frames; the late error's mark is the client's to read here."""
+    stage.a.behave = stage.b.behave = streaming([b"data: 1\n\n", b"data: 2\n\n"], "text/event-stream")
+
+    status, headers, body = post(stage, path)
+
+    assert (status, headers["content-type"], body) == (200, "text/event-stream", b"data: 1\n\ndata: 2\n\n")
+
+
+def test_death_in_mid_stream_cuts_the_connection(stage: Stage) -> None:
+    """A clean end would make half an answer look whole."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"half")
+        wire.writer.close()
+
+    stage.a.behave = stage.b.behave = dying
+    with stage.socket() as sock:
+        sock.sendall(b"POST /invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        try:
+            answer = read_answer(sock, to_end=True)
+        except ConnectionResetError:
+            answer = b""
+
+    assert not answer.endswith(b"0\r\n\r\n")
+
+
+def test_version_more_path_and_query_pass(stage: Stage) -> None:
+    """TorchServe's path is sent on as it is."""
+    assert post(stage, "/predictions/llava/1.0/v1/chat/completions?x=1")[0] == 200
+
+    [seen] = stage.a.received + stage.b.received
+    assert seen.path == "/predictions/llava/1.0/v1/chat/completions?x=1"
+
+
+@pytest.mark.parametrize(
+    "path", ["/predictions/other", "/predictions/", "/predictions/llava/../../models", "/predictions/llava/%2e%2e/x"]
+)
+def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
+    """In TorchServe's words; and no path leads out of /predictions."""
+    status, _, body = post(stage, path)
+
+    assert (status, json.loads(body)["type"]) == (404, "ModelNotFoundException")
+    assert stage.a.received + stage.b.received == []
+
+
+def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
+    """413, announced or not."""
+    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=1000))
+
+    assert post(stage, "/invocations", bytes(1001))[0] == 413
+    with stage.socket() as sock:
+        sock.sendall(
+            b"POST /invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n7d0\r\n" + bytes(2000)
+        )
+        assert read_answer(sock, to_end=True).startswith(b"HTTP/1.1 413")
+
+
+def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
+    """504 in the handlers' error form."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
+
+    async def silent(request: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    stage.a.behave = stage.b.behave = silent
+
+    status, headers, _ = post(stage, "/invocations")
+
+    assert (status, headers["x-torchmoor-error"]) == (504, "ModelError")
+
+
+def test_no_instance_is_unavailable(stage: Stage) -> None:
+    """503 with Retry-After."""
+    for name in ("a", "b"):
+        set_state(stage, name, InstanceState.DOWN)
+
+    status, headers, _ = post(stage, "/invocations")
+
+    assert (status, headers["x-torchmoor-error"]) == (503, "ServiceUnavailable")
+    assert headers["retry-after"]
+
+
+def test_draining_instance_serves_its_sessions_and_nothing_new(stage: Stage) -> None:
+    """What it holds it finishes."""
+    set_state(stage, "a", InstanceState.DRAINING)
+
+    for _ in range(2):
+        assert post(stage, "/invocations")[0] == 200
+    assert post(stage, "/invocations", X_Amzn_SageMaker_Session_Id=make_session_id("a"))[0] == 200
+
+    assert (len(stage.a.received), len(stage.b.received)) == (1, 2)
+
+
+def test_admin_shows_health_instances_and_metrics(stage: Stage) -> None:
+    """The numbers of the CONTRACT's names, per endpoint and variant."""
+    stage.a.behave = stage.b.behave = answering(body=b"{}")
+    post(stage, "/endpoints/llava/invocations")
+    stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")["Body"].close()
+    stage.until(lambda: stage.outstanding() == 0, "both requests over")
+    stage.a.behave = stage.b.behave = refusing(400, "InvalidJson", "no")
+    post(stage, "/endpoints/llava/invocations")
+    post(stage, "/endpoints/llava/invocations", X_Amzn_SageMaker_Session_Id="forged")
+
+    health, instances, metrics = (admin(stage, path) for path in ("/healthz", "/instances", "/metrics"))
+
+    assert health[0] == 200
+    rows: list[dict[str, Any]] = json.loads(instances[1])["instances"]
+    assert [(row["name"], row["state"], row["outstanding"]) for row in rows] == [("a", "ready", 0), ("b", "ready", 0)]
+    labels = '{endpoint="llava",variant="AllTraffic"}'
+    lines = metrics[1].decode().splitlines()
+    assert f"Invocations_total{labels} 4.0" in lines
+    assert f"Invocation4XXErrors_total{labels} 2.0" in lines
+    assert f"InvocationModelErrors_total{labels} 1.0" in lines
+    assert f"ModelLatency_count{labels} 3.0" in lines
+    assert f"FirstChunkLatency_count{labels} 1.0" in lines
+    assert 'InstanceReady{endpoint="llava",instance="a"} 1.0' in lines
+
+
+def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
+    """503 names the endpoint."""
+    for name in ("a", "b"):
+        set_state(stage, name, InstanceState.DOWN)
+
+    status, body = admin(stage, "/healthz")
+
+    assert (status, json.loads(body)["endpoints_without_instance"]) == (503, ["llava"])
+
+
+def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
+    """Only several in a row make a ready instance DOWN."""
+    patient = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02, unanswered_before_down=10**9)
+    stage = make_stage(health=patient, names=("a",))
+    stage.until(lambda: not stage.proxy.health.is_probing, "the first probe")
+    stage.run(stage.a.stop())
+
+    stage.until(lambda: stage.proxy.health._unanswered.get("a", 0) >= 3, "three probes without an answer")
+
+    assert stage.instance("a").is_ready
+
+
+def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
+    """DOWN when probes go unanswered, READY by the next good one."""
+    stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
+    stage.run(stage.a.stop())
+    stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the failed probe")
+
+    stage.run(stage.a.start())
+
+    stage.until(lambda: stage.instance("a").is_ready, "the good probe")
+    assert post(stage, "/invocations")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("workers", "state"), [([{"status": "READY"}], InstanceState.READY), ([{"status": "LOADING"}], InstanceState.DOWN)]
+)
+def test_readiness_is_a_ready_worker(
+    make_stage: Callable[..., Stage], workers: list[dict[str, str]], state: InstanceState
+) -> None:
+    """The management port is asked about the model; /ping would say yes too early."""
+    stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
+    stage.a.behave = answering(body=json.dumps([{"modelName": "llava", "workers": workers}]).encode())
+    stage.instance("a").management_port = stage.a.port
+    set_state(stage, "a", InstanceState.DOWN if state is InstanceState.READY else InstanceState.READY)
+
+    stage.until(lambda: stage.a.received and stage.instance("a").state is state, "the probe's verdict")
+
+    assert stage.a.received[-1].path == "/models/llava"
+    stage.instance("a").management_port = None

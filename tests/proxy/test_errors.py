@@ -1,0 +1,268 @@
+"""Every row of the error mapping, as the botocore exception that the client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import Stage, make_session_id, replace
+from tests.proxy.fake_instance import Received, Wire, answering, refusing
+from torchmoor.settings import TimeoutSettings
+
+OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
+
+
+def refusal(stage: Stage, operation: str = "invoke_endpoint", **arguments: object) -> ClientError:
+    with pytest.raises(ClientError) as caught:
+        getattr(stage.client(), operation)(**{"EndpointName": "llava", "Body": b"{}", **arguments})
+    return caught.value
+
+
+def status_of(error: ClientError) -> int:
+    status: int = error.response["ResponseMetadata"]["HTTPStatusCode"]
+    return status
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (404, "SessionUnknown"),
+        (410, "SessionExpired"),
+        (410, "SessionClosed"),
+        (410, "SessionLost"),
+        (400, "SessionIdMismatch"),
+    ],
+)
+def test_session_errors_are_validation_errors(stage: Stage, operation: str, status: int, code: str) -> None:
+    """400 with the handler's own message."""
+    stage.a.behave = refusing(status, code, f"this is {code}")
+
+    error = refusal(stage, operation, SessionId=make_session_id("a"))
+
+    assert (400, "ValidationError", f"this is {code}") == (
+        status_of(error),
+        error.response["Error"]["Code"],
+        error.response["Error"]["Message"],
+    )
+    assert stage.b.received == []
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("status", "code", "whose"),
+    [
+        (400, "InvalidJson", "client"),
+        (403, "ImageUrlForbidden", "client"),
+        (415, "NotAnImage", "client"),
+        (500, "InternalError", "server"),
+        (502, "ImageUnreachable", "server"),
+        (404, None, "client"),
+        (418, None, "client"),
+    ],
+)
+def test_other_errors_are_model_errors(stage: Stage, operation: str, status: int, code: str | None, whose: str) -> None:
+    """424 with the model's own status and message, and nobody else is asked."""
+    stage.a.behave = stage.b.behave = refusing(status, code, "the cause")
+
+    error = refusal(stage, operation)
+
+    assert (status_of(error), error.response["Error"]["Code"]) == (424, "ModelError")
+    assert status == error.response["OriginalStatusCode"]
+    assert "the cause" in error.response["OriginalMessage"]
+    assert error.response["LogStreamArn"].startswith("arn:")
+    expected = f"Received {whose} error ({status}) from primary with message"
+    assert error.response["Error"]["Message"].startswith(expected)
+    assert len(stage.a.received + stage.b.received) == 1
+
+
+def test_model_error_is_the_modelled_exception(stage: Stage) -> None:
+    """boto3's client.exceptions.ModelError catches it."""
+    stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
+    client = stage.client()
+
+    with pytest.raises(client.exceptions.ModelError):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("status", "code"), [(429, "Overloaded"), (507, "OutOfMemory"), (503, None), (507, None)])
+def test_instance_without_room_is_replaced_by_another(
+    stage: Stage, operation: str, status: int, code: str | None
+) -> None:
+    """A request that is no turn of a session goes elsewhere, with its whole body."""
+    stage.a.behave = refusing(status, code, "full")
+    stage.registry.find("b").last_chosen = 9  # type: ignore[union-attr]
+
+    answer = getattr(stage.client(), operation)(EndpointName="llava", Body=b"the body")
+
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert (
+        headers["x-torchmoor-instance"],
+        headers["x-amzn-sagemaker-invoked-routing-reason"],
+    ) == ("b", "retry")
+    assert [b"the body"] == [seen.body for seen in stage.b.received] == [seen.body for seen in stage.a.received]
+    list(answer["Body"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("status", "code"), [(429, "Overloaded"), (507, "OutOfMemory"), (503, None), (507, None)])
+def test_no_room_in_any_instance_is_service_unavailable(
+    stage: Stage, operation: str, status: int, code: str | None
+) -> None:
+    """Every instance is asked once, then 503 with the handler's Retry-After."""
+    stage.a.behave = stage.b.behave = refusing(status, code, "full", {"Retry-After": "7"})
+
+    error = refusal(stage, operation)
+
+    assert (
+        status_of(error),
+        error.response["Error"]["Code"],
+        error.response["Error"]["Message"],
+    ) == (503, "ServiceUnavailable", "full")
+    assert error.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "7"
+    assert (len(stage.a.received), len(stage.b.received)) == (1, 1)
+
+
+def test_turn_of_a_session_is_not_sent_elsewhere_for_load(stage: Stage) -> None:
+    """The other instance does not hold the session."""
+    stage.a.behave = refusing(429, "Overloaded", "full")
+
+    error = refusal(stage, SessionId=make_session_id("a"))
+
+    assert (status_of(error), stage.b.received) == (503, [])
+
+
+def test_torchserves_own_413_is_a_validation_error(stage: Stage) -> None:
+    """TorchServe answers it with an empty body."""
+    stage.a.behave = stage.b.behave = answering(413, {"Connection": "close"}, b"")
+
+    error = refusal(stage)
+
+    assert (status_of(error), error.response["Error"]["Code"]) == (400, "ValidationError")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callable[..., Stage], operation: str) -> None:
+    """424 with status 0 and the published message; the instance's connection is closed."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
+
+    async def silent(request: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    stage.a.behave = stage.b.behave = silent
+
+    error = refusal(stage, operation)
+
+    assert (status_of(error), error.response["OriginalStatusCode"]) == (424, 0)
+    expected = 'Received server error (0) from primary with message "Your invocation timed out while waiting'
+    assert error.response["Error"]["Message"].startswith(expected)
+    stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the instance's connection closed")
+
+
+def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) -> None:
+    """A request that is no turn of a session survives the death of its instance."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.a.behave = dying
+    stage.registry.find("b").last_chosen = 9  # type: ignore[union-attr]
+
+    answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"] == "b"
+    assert stage.instance("a").is_ready  # a reset alone does not condemn an instance and its sessions
+
+
+def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stage: Stage) -> None:
+    """The turn may have been played, so it is not sent again."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.a.behave = dying
+
+    error = refusal(stage, SessionId=make_session_id("a"))
+
+    assert (status_of(error), len(stage.a.received), stage.b.received) == (503, 1, [])
+
+
+def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
+    """The request was never sent, so even a session's turn goes to the next instance; the dead one is DOWN."""
+    stage.run(stage.a.stop())
+
+    answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=make_session_id("a"))
+
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    assert (
+        headers["x-torchmoor-instance"],
+        headers["x-amzn-sagemaker-invoked-routing-reason"],
+    ) == ("b", "session-failover")
+    assert not stage.instance("a").is_ready
+
+
+def test_no_instance_is_service_unavailable(stage: Stage) -> None:
+    """503 with Retry-After, whatever died."""
+    stage.run(stage.a.stop())
+    stage.run(stage.b.stop())
+
+    for _ in range(2):
+        error = refusal(stage)
+
+        assert (status_of(error), error.response["Error"]["Code"]) == (503, "ServiceUnavailable")
+        assert error.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"]
+
+
+def test_answer_that_is_not_http_is_a_lost_connection(stage: Stage) -> None:
+    """Garbage is never passed on."""
+
+    async def garbage(request: Received, wire: Wire) -> None:
+        await wire.send(b"\x00\x01 what is this\r\n\r\n")
+        await wire.until_closed()
+
+    stage.a.behave = stage.b.behave = garbage
+
+    error = refusal(stage)
+
+    assert status_of(error) == 503
+
+
+def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """500 InternalFailure; the log has the cause under the same id."""
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a private detail")
+
+    monkeypatch.setattr(stage.proxy.gateway, "get_session", fail)
+
+    error = refusal(stage)
+
+    assert (status_of(error), error.response["Error"]["Code"]) == (500, "InternalFailure")
+    assert "private" not in str(error.response)
+    assert error.response["ResponseMetadata"]["RequestId"] in caplog.text
+    assert "a private detail" in caplog.text
+
+
+def test_operations_of_later_versions_are_refused_clearly(stage: Stage) -> None:
+    """Async is a ValidationError that says so."""
+    with pytest.raises(ClientError) as caught:
+        stage.client().invoke_endpoint_async(EndpointName="llava", InputLocation="s3://bucket/key")
+
+    assert "not supported in this version" in caught.value.response["Error"]["Message"]
+
+
+def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:
+    """A body above the limit for kept bodies is not sent twice: the client hears of the first refusal."""
+    from torchmoor.settings import LimitSettings
+
+    stage = make_stage(limits=replace(LimitSettings(), max_replay_body_bytes=1000))
+    stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")
+
+    error = refusal(stage, Body=bytes(1001))
+
+    assert (status_of(error), len(stage.a.received + stage.b.received)) == (503, 1)

@@ -1,0 +1,198 @@
+"""InvokeEndpointWithResponseStream with the real boto3 client, whose decoder checks every frame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from botocore.exceptions import BotoCoreError, EventStreamError
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
+from torchmoor.settings import TimeoutSettings
+
+
+def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
+    answer: dict[str, object] = stage.client().invoke_endpoint_with_response_stream(
+        **{"EndpointName": "llava", "Body": b"{}", **arguments}
+    )
+    stage.close_later(answer["Body"])
+    return answer
+
+
+def parts(answer: dict[str, object]) -> list[bytes]:
+    return [event["PayloadPart"]["Bytes"] for event in answer["Body"]]  # type: ignore[attr-defined]
+
+
+def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
+    """Parts come while the instance is still writing, and the content type is told apart."""
+    gates = [Gate(), Gate()]
+
+    async def paced(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain; charset=utf-8", {"X-Torchmoor-Cache-Tier": "kv"})
+        await wire.chunk(b"ein ")
+        await gates[0].pass_through()
+        await wire.chunk("größer".encode())
+        await gates[1].pass_through()
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = paced
+    answer = invoke(stage)
+    events = iter(answer["Body"])  # type: ignore[call-overload]
+
+    first = next(events)["PayloadPart"]["Bytes"]
+    gates[0].open()
+    second = next(events)["PayloadPart"]["Bytes"]
+    gates[1].open()
+
+    assert (b"ein ", "größer".encode(), []) == (first, second, list(events))
+    assert answer["ContentType"] == "text/plain; charset=utf-8"
+    assert answer["InvokedProductionVariant"] == "AllTraffic"
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]  # type: ignore[index]
+    assert headers["content-type"] == "application/vnd.amazon.eventstream"
+    assert headers["x-torchmoor-cache-tier"] == "kv"
+    assert "ts_stream_next" not in headers
+
+
+def test_whole_answer_is_framed_too(stage: Stage) -> None:
+    """An answer with Content-Length comes as an event stream as well."""
+    stage.a.behave = stage.b.behave = answering(body=b'{"response_text": "red"}')
+
+    answer = invoke(stage)
+
+    assert b"".join(parts(answer)) == b'{"response_text": "red"}'
+    assert answer["ContentType"] == "application/json"
+
+
+def test_empty_answer_is_an_empty_stream(stage: Stage) -> None:
+    """No part at all, and a clean end."""
+    stage.a.behave = stage.b.behave = answering(body=b"")
+
+    assert parts(invoke(stage)) == []
+
+
+def test_accept_travels_under_its_other_name(stage: Stage) -> None:
+    """X-Amzn-SageMaker-Accept becomes the instance's Accept."""
+    invoke(stage, Accept="application/jsonlines")
+
+    [seen] = stage.a.received + stage.b.received
+    assert seen.headers["accept"] == "application/jsonlines"
+
+
+def test_a_session_can_be_opened_and_continued_by_stream(stage: Stage) -> None:
+    """The stream operation has no NewSessionId member, so the header tells it."""
+    value = make_session_id("b") + "; Expires=2030-01-01T00:00:00Z"
+    stage.a.behave = stage.b.behave = answering(headers={"X-Amzn-SageMaker-Session-Id": value})
+
+    opened = invoke(stage, SessionId="NEW_SESSION")
+    asked = invoke(stage, SessionId=make_session_id("b"))
+
+    assert value == opened["ResponseMetadata"]["HTTPHeaders"]["x-amzn-sagemaker-new-session-id"]  # type: ignore[index]
+    assert asked["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"] == "b"  # type: ignore[index]
+    assert b"{}" == b"".join(parts(opened)) == b"".join(parts(asked))
+
+
+def mark(message: str) -> bytes:
+    return b"\x1e" + json.dumps({"error": {"code": "InternalError", "message": message}}).encode()
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [b"some text" + mark("boom")],
+        [b"some text", mark("boom")],
+        [b"some text\x1e", mark("boom")[1:8], mark("boom")[8:]],
+        [b"some text", *(bytes([byte]) for byte in mark("boom"))],
+    ],
+)
+def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[bytes]) -> None:
+    """The mark and what follows are never shown as text, however the pieces are cut."""
+    stage.a.behave = stage.b.behave = streaming(tail)
+    text: list[bytes] = []
+
+    with pytest.raises(EventStreamError) as caught:
+        text.extend(event["PayloadPart"]["Bytes"] for event in invoke(stage)["Body"])  # type: ignore[attr-defined]
+
+    assert b"".join(text) == b"some text"
+    assert caught.value.response["Error"]["Code"] == "ModelStreamError"
+    assert "InternalError: boom" in caught.value.response["Error"]["Message"]
+
+
+def test_mark_in_another_content_type_is_data(stage: Stage) -> None:
+    """Only plain text has the convention."""
+    stage.a.behave = stage.b.behave = streaming([b"\x1ebinary"], "application/octet-stream")
+
+    assert b"".join(parts(invoke(stage))) == b"\x1ebinary"
+
+
+def test_mark_without_an_error_behind_it_is_text(stage: Stage) -> None:
+    """Nothing is lost if a handler sends the byte all the same."""
+    stage.a.behave = stage.b.behave = streaming([b"a\x1eb", b"c"])
+
+    assert b"".join(parts(invoke(stage))) == b"a\x1ebc"
+
+
+def dying(after: list[bytes]) -> Behaviour:
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain; charset=utf-8")
+        for piece in after:
+            await wire.chunk(piece)
+        await wire.writer.drain()
+        wire.writer.close()  # in the middle of the answer, after what was written
+
+    return behave
+
+
+def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
+    """What came is delivered, then the error names StreamBroken; nothing is sent twice."""
+    stage.a.behave = stage.b.behave = dying([b"half an ans"])
+    text: list[bytes] = []
+
+    with pytest.raises(EventStreamError) as caught:
+        text.extend(event["PayloadPart"]["Bytes"] for event in invoke(stage)["Body"])  # type: ignore[attr-defined]
+
+    assert b"".join(text) == b"half an ans"
+    assert caught.value.response["Error"]["Code"] == "ModelStreamError"
+    assert "StreamBroken" in caught.value.response["Error"]["Message"]
+    assert len(stage.a.received + stage.b.received) == 1
+    assert stage.proxy.gateway.metrics["llava"].mid_stream_errors == 1
+
+
+def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[..., Stage]) -> None:
+    """The idle time-out ends the stream with ModelInvocationTimeExceeded."""
+    stage = make_stage(timeouts=TimeoutSettings(stream_idle_timeout_s=0.1, sweep_interval_s=0.02))
+
+    async def stuck(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"start")
+        await wire.until_closed()
+
+    stage.a.behave = stage.b.behave = stuck
+
+    with pytest.raises(EventStreamError) as caught:
+        parts(invoke(stage))
+
+    assert "ModelInvocationTimeExceeded" in caught.value.response["Error"]["Message"]
+    stage.until(lambda: stage.a.num_open + stage.b.num_open == 0, "the instance's connection closed")
+
+
+def test_whole_operation_cuts_the_connection_when_the_instance_dies(stage: Stage) -> None:
+    """Without frames there is no way to say so, but the answer must not look complete."""
+    stage.a.behave = stage.b.behave = dying([b"half"])
+
+    answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+    with pytest.raises(BotoCoreError):
+        answer["Body"].read()
+
+
+def test_http10_client_gets_a_stream_until_close(stage: Stage) -> None:
+    """Chunks are unknown to it."""
+    stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
+
+    answer = stage.raw(b"POST /predictions/llava HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert body == b"one two"
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()

@@ -1,0 +1,350 @@
+"""HTTP strictness: what is no servable request is answered once, and nothing of it reaches an instance."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.proxy.conftest import Stage, read_answer, replace
+from tests.proxy.fake_instance import Gate, Received, Wire, answering
+from torchmoor.settings import LimitSettings
+
+LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
+HEAD = LINE + b"Host: x\r\n"
+GOOD = HEAD + b"Content-Length: 2\r\n\r\n{}"
+
+
+def refused(answer: bytes, status: int = 400) -> None:
+    """One refusal, then the end of the connection."""
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b"connection: close" in answer.lower()
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 2, 2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: +2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: -2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 0x2\r\n\r\n{}", 400),
+        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n{}", 400),
+        (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
+        (HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
+        (HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"X: a\r\n b\r\n\r\n", 400),
+        (HEAD + b"X: a\rb\r\n\r\n", 400),
+        (HEAD + b"X: a\0b\r\n\r\n", 400),
+        (HEAD + b"X y: a\r\n\r\n", 400),
+        (HEAD.replace(b"\r\n", b"\n") + b"\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n{}", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\n{}\n0\n\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}XX0\r\n\r\n", 400),
+        (LINE + b"Content-Length: 2\r\n\r\n{}", 400),
+        (HEAD + b"Host: y\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (LINE.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (LINE.replace(b"1.1", b"3.0") + b"\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (HEAD + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}", 400),
+        (HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        (HEAD + b"Expect: something\r\nContent-Length: 2\r\n\r\n{}", 417),
+        (b"POST example HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"POST /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"POST /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
+        (HEAD + b"X: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+        (HEAD + b"".join(b"X%d: a\r\n" % n for n in range(5000)) + b"\r\n", 431),
+        (HEAD + b"X: " + b"a" * 20_000, 431),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;" + b"a" * 20_000, 431),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: " + b"a" * 20_000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"nonsense\r\n\r\n", 400),
+    ],
+)
+def test_bad_request_is_refused_once_and_closes(stage: Stage, request_bytes: bytes, status: int) -> None:
+    """Whatever follows in the same bytes is not served either."""
+    with stage.socket() as sock:
+        sock.sendall(request_bytes + (b"" if request_bytes.endswith((b"aa", b"\x03")) else GOOD))
+        answer = read_answer(sock, to_end=True)
+
+    refused(answer, status)
+    assert not any(seen.body for seen in stage.a.received + stage.b.received)
+
+
+def test_smuggled_request_never_reaches_an_instance(stage: Stage) -> None:
+    """CL.TE, TE.CL and TE.TE in their usual spellings."""
+    smuggled = b"GET /predictions/llava/secret HTTP/1.1\r\nHost: x\r\n\r\n"
+    attacks = [
+        HEAD + b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" % (len(smuggled) + 5) + smuggled,
+        HEAD
+        + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % len(smuggled)
+        + smuggled
+        + b"\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\nTransfer-encoding: x\r\n\r\n0\r\n\r\n" + smuggled,
+        HEAD + b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n" + smuggled,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n0;\n\r\n\r\n" + smuggled,
+    ]
+    for attack in attacks:
+        with stage.socket() as sock:
+            sock.sendall(attack)
+            answer = read_answer(sock, to_end=True)
+        assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501")), attack
+
+    assert not any("secret" in seen.path for seen in stage.a.received + stage.b.received)
+
+
+def test_connection_header_cannot_remove_what_the_proxy_adds(stage: Stage) -> None:
+    """Headers named by Connection are stripped from the client's, not from ours."""
+    with stage.socket() as sock:
+        sock.sendall(
+            HEAD + b"Connection: X-Torchmoor-Endpoint, X-Amzn-SageMaker-Session-Id\r\n"
+            b"X-Amzn-SageMaker-Session-Id: NEW_SESSION\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    [seen] = stage.a.received + stage.b.received
+    assert seen.headers["x-torchmoor-endpoint"] == "llava"
+    assert "x-amzn-sagemaker-session-id" not in seen.headers
+
+
+def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
+    """They reach neither this request nor the next."""
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Torchmoor-Principal: evil\r\n\r\n"
+    with stage.socket() as sock:
+        for request in (chunked, GOOD):
+            sock.sendall(request)
+            assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    for seen in stage.a.received + stage.b.received:
+        assert seen.body == b"{}"
+        assert "x-torchmoor-principal" not in seen.headers
+
+
+def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
+    """The limit holds for bodies whose length nobody announced."""
+    stage = make_stage(limits=replace(LimitSettings(), max_body_bytes=1000))
+
+    with stage.socket() as sock:
+        sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        for _ in range(3):
+            sock.sendall(b"190\r\n" + bytes(400) + b"\r\n")
+        answer = read_answer(sock, to_end=True)
+
+    refused(answer)
+    assert b"ValidationError" in answer
+
+
+def test_chunk_extensions_are_dropped(stage: Stage) -> None:
+    """The body arrives without them."""
+    with stage.socket() as sock:
+        sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0;c\r\n\r\n")
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    [seen] = stage.a.received + stage.b.received
+    assert seen.body == b"{}"
+
+
+def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
+    """Slowloris: 408 and the end, however the bytes drip."""
+    stage = make_stage(limits=replace(LimitSettings(), header_timeout_s=0.1))
+
+    with stage.socket() as sock:
+        sock.sendall(b"POST /endpo")
+        answer = read_answer(sock, to_end=True)
+
+    refused(answer, 408)
+
+
+def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
+    """A connection that never says anything ends without an answer."""
+    stage = make_stage(limits=replace(LimitSettings(), header_timeout_s=0.1))
+
+    with stage.socket() as sock:
+        assert sock.recv(1) == b""
+
+
+def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
+    """The instance's connection closes too: it never takes half a body for a whole one."""
+    stage = make_stage(limits=replace(LimitSettings(), body_timeout_s=0.1))
+
+    with stage.socket() as sock:
+        sock.sendall(HEAD + b"Content-Length: 10\r\n\r\nhalf")
+        answer = read_answer(sock, to_end=True)
+
+    refused(answer, 408)
+    assert stage.a.received + stage.b.received == []
+
+
+def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stage]) -> None:
+    """keep_alive_timeout_s."""
+    stage = make_stage(limits=replace(LimitSettings(), keep_alive_timeout_s=0.1))
+
+    with stage.socket() as sock:
+        sock.sendall(GOOD)
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+        assert sock.recv(1) == b""
+
+
+def test_expectation_is_met_before_the_body_comes(stage: Stage) -> None:
+    """100 Continue, then the answer; the instance does not see the expectation."""
+    with stage.socket() as sock:
+        sock.sendall(HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert sock.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"{}")
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    [seen] = stage.a.received + stage.b.received
+    assert "expect" not in seen.headers
+
+
+def test_expectation_of_a_refused_request_is_not_met(stage: Stage) -> None:
+    """The client learns before it has sent its body."""
+    with stage.socket() as sock:
+        sock.sendall(HEAD.replace(b"llava", b"nobody") + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        answer = read_answer(sock, to_end=True)
+
+    refused(answer)
+
+
+@pytest.mark.parametrize(("path", "status"), [(b"/ping", 200), (b"/predictions/llava", 404), (b"/nothing", 404)])
+def test_head_is_answered_without_a_body(stage: Stage, path: bytes, status: int) -> None:
+    """And the connection goes on: the next answer is not taken for its body."""
+    with stage.socket() as sock:
+        sock.sendall(b"HEAD %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        while answer.count(b"\r\n\r\n") < 2:
+            answer += sock.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert answer.partition(b"\r\n\r\n")[2] == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+
+def test_keep_alive_serves_many_requests_on_one_connection(stage: Stage) -> None:
+    """Bodies and heads may be cut anywhere."""
+    with stage.socket() as sock:
+        for cut in range(1, len(GOOD), 7):
+            sock.sendall(GOOD[:cut])
+            sock.sendall(GOOD[cut:])
+            assert read_answer(sock).endswith(b"{}")
+
+
+def test_connection_close_is_honoured(stage: Stage) -> None:
+    """The answer says so, and the connection ends."""
+    with stage.socket() as sock:
+        sock.sendall(GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+        answer = read_answer(sock, to_end=True)
+
+    assert b"connection: close" in answer.lower()
+    assert answer.endswith(b"{}")
+
+
+def test_pipelined_request_is_refused_by_closing(stage: Stage) -> None:
+    """The first request is answered; what came before its answer is not served, and the client may send it again."""
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer(body=b'"first"')
+
+    stage.a.behave = stage.b.behave = slow
+    with stage.socket() as sock:
+        sock.sendall(GOOD + GOOD + GOOD)
+        gate.wait_reached()
+        gate.open()
+        answer = read_answer(sock, to_end=True)
+
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"connection: close" in answer.lower()
+    assert len(stage.a.received + stage.b.received) == 1
+
+
+def test_pipelined_replies_of_the_proxy_come_in_order(stage: Stage) -> None:
+    """What the proxy answers itself needs no waiting."""
+    with stage.socket() as sock:
+        sock.sendall(
+            b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n" * 3
+            + b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        answer = read_answer(sock, to_end=True)
+
+    statuses = [line.split()[1] for line in answer.split(b"\r\n") if line.startswith(b"HTTP/1.1")]
+    assert statuses == [b"200", b"200", b"200", b"404"]
+
+
+def test_absolute_target_is_a_path(stage: Stage) -> None:
+    """RFC 9112 3.2.2: a server takes it; the authority is ours anyway."""
+    with stage.socket() as sock:
+        sock.sendall(GOOD.replace(b"/endpoints", b"http://elsewhere/endpoints", 1))
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+
+def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
+    """A client may leave after any byte."""
+    for cut in range(0, len(GOOD), 5):
+        with stage.socket() as sock:
+            sock.sendall(GOOD[:cut])
+    stage.until(lambda: not stage.proxy.server.connections, "all connections forgotten")
+
+
+FRAGMENTS = [
+    GOOD,
+    HEAD,
+    b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    HEAD + b"Transfer-Encoding: chunked\r\n\r\n",
+    b"2\r\n{}\r\n",
+    b"0\r\n\r\n",
+    b"Content-Length: 5\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"Expect: 100-continue\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"\n",
+    b"\0",
+    b": ",
+]
+GARBAGE = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=40)), max_size=8).map(b"".join)
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> object:
+    with Stage() as running:
+        running.a.behave = running.b.behave = answering(body=b'"probe"')
+        yield running
+        running.check_clean()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=GARBAGE, cuts=st.lists(st.integers(0, 400), max_size=6))
+def test_no_bytes_crash_the_proxy_or_cross_requests(fuzzed: Stage, data: bytes, cuts: list[int]) -> None:
+    """Any bytes in any pieces: the connection is answered or closed, and the next client is served rightly."""
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    with fuzzed.socket() as sock, fuzzed.socket() as other:
+        try:
+            for start, end in itertools.pairwise(places):
+                sock.sendall(data[start:end])
+            sock.shutdown(socket.SHUT_WR)
+            answer = read_answer(sock, to_end=True)
+        except ConnectionError:
+            answer = b""
+        other.sendall(GOOD.replace(b"{}", b"ok"))
+        other_answer = read_answer(other)
+
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+    assert other_answer.startswith(b"HTTP/1.1 200")
+    assert other_answer.endswith(b'"probe"')
+    assert all(seen.body in (b"{}", b"ok", b"") or seen.body in data for seen in fuzzed.a.received + fuzzed.b.received)

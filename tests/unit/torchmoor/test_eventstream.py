@@ -1,0 +1,101 @@
+"""The encoder against botocore's own decoder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from botocore.eventstream import EventStreamBuffer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.api.streaming import MAX_HELD_BYTES, PartEncoder, TextPartEncoder
+from torchmoor.http.call import Loss
+from torchmoor.http.eventstream import encode_frame, encode_headers, exception, payload_part
+
+
+def decode(data: bytes) -> list[tuple[dict[str, object], bytes]]:
+    """botocore checks lengths and both checksums."""
+    buffer = EventStreamBuffer()
+    buffer.add_data(data)
+    return [(event.headers, event.payload) for event in buffer]
+
+
+@given(st.lists(st.binary(max_size=2000)))
+def test_parts_are_decoded_as_they_were(payloads: list[bytes]) -> None:
+    """Any bytes, any number of frames in a row."""
+    events = decode(b"".join(map(payload_part, payloads)))
+
+    expected = {
+        ":message-type": "event",
+        ":event-type": "PayloadPart",
+        ":content-type": "application/octet-stream",
+    }
+    assert [(expected, payload) for payload in payloads] == events
+
+
+@given(st.dictionaries(st.text("abc-:", min_size=1, max_size=20), st.text(max_size=50), max_size=5), st.binary())
+def test_any_headers_are_decoded_as_they_were(headers: dict[str, str], payload: bytes) -> None:
+    """Names and values keep their bytes."""
+    assert [(headers, payload)] == decode(encode_frame(encode_headers(headers), payload))
+
+
+def test_exception_carries_its_kind_and_body() -> None:
+    """ErrorCode is a member of the body."""
+    [(headers, payload)] = decode(exception("ModelStreamError", "why", "StreamBroken"))
+
+    assert (headers[":message-type"], headers[":exception-type"]) == ("exception", "ModelStreamError")
+    assert json.loads(payload) == {"Message": "why", "ErrorCode": "StreamBroken"}
+
+
+def kinds(data: bytes) -> list[object]:
+    return [headers.get(":event-type") or headers.get(":exception-type") for headers, _ in decode(data)]
+
+
+def text_of(data: bytes) -> bytes:
+    return b"".join(payload for headers, payload in decode(data) if ":event-type" in headers)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 300), max_size=5))
+def test_text_without_an_error_passes_however_it_is_cut(text: bytes, cuts: list[int]) -> None:
+    """Every byte arrives, in order, even if it looks like the mark."""
+    encoder = TextPartEncoder()
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+
+    data = b"".join(encoder.encode(text[start:end]) for start, end in itertools.pairwise(places))
+    data += encoder.finish()
+
+    assert text == text_of(data)
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    """A stream that goes on after the mark is text after all."""
+    encoder = TextPartEncoder()
+    data = encoder.encode(b"\x1e")
+
+    for _ in range(3):
+        data += encoder.encode(bytes(MAX_HELD_BYTES // 2))
+    data += encoder.finish()
+
+    assert len(text_of(data)) == 1 + 3 * (MAX_HELD_BYTES // 2)
+
+
+def test_a_stream_that_breaks_off_ends_with_its_reason() -> None:
+    """The message names the code, since botocore drops ErrorCode."""
+    for loss, code in ((Loss.RESET, "StreamBroken"), (Loss.TIMEOUT, "ModelInvocationTimeExceeded")):
+        for encoder in (PartEncoder(), TextPartEncoder()):
+            [(_, payload)] = decode(encoder.fail(loss))
+            body = json.loads(payload)
+            assert code == body["ErrorCode"]
+            assert code in body["Message"]
+
+
+def test_a_stream_that_breaks_off_after_its_error_ends_once() -> None:
+    """The handler's error is the better one; text held back is not lost either."""
+    encoder = TextPartEncoder()
+    encoder.encode(b'\x1e{"error": {"code": "InternalError", "message": "boom"}}')
+    assert kinds(encoder.fail(Loss.RESET)) == ["ModelStreamError"]
+
+    encoder = TextPartEncoder()
+    encoder.encode(b"\x1ehalf")
+    assert kinds(encoder.fail(Loss.RESET)) == ["PayloadPart", "ModelStreamError"]

@@ -1,0 +1,146 @@
+"""Instances and their leases, the registry, and the settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.http.outgoing import ReplayBudget
+from torchmoor.settings import (
+    EndpointSettings,
+    LimitSettings,
+    ListenSettings,
+    ProxySettings,
+    SessionSettings,
+)
+
+ENDPOINT = EndpointSettings(name="llava", model="llava")
+
+
+class FakeConnection:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def make_instance(name: str = "a") -> Instance:
+    return Instance(name=name, endpoint="llava", model="llava", port=1)
+
+
+def test_lease_counts_once_however_often_it_is_released() -> None:
+    """Up at the start, down at the first release."""
+    instance = make_instance()
+
+    first, second = instance.lease(), instance.lease()
+    first.release()
+    first.release()
+
+    assert instance.outstanding == 1
+    second.release()
+    assert instance.outstanding == 0
+
+
+def test_lease_comes_down_when_its_block_fails() -> None:
+    """A context manager too."""
+    instance = make_instance()
+
+    def fail() -> None:
+        with instance.lease():
+            assert instance.outstanding == 1
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    assert instance.outstanding == 0
+
+
+def test_registry_knows_instances_by_name_and_endpoint() -> None:
+    """Added, found, replaced, removed."""
+    registry = Registry([ENDPOINT])
+    old, new = make_instance(), make_instance()
+
+    registry.add(old)
+    registry.add(new)
+
+    assert [new] == list(registry.instances("llava")) == list(registry.instances())
+    assert new is registry.find("a")
+    registry.remove("a")
+    assert list(registry.instances("llava")) == []
+    assert registry.find("a") is None
+
+
+def test_unknown_names_are_errors() -> None:
+    """Each raises its own."""
+    registry = Registry([ENDPOINT])
+
+    with pytest.raises(UnknownEndpoint):
+        registry.add(Instance(name="a", endpoint="other", model="llava", port=1))
+    with pytest.raises(UnknownEndpoint):
+        registry.instances("other")
+    with pytest.raises(UnknownInstance):
+        registry.remove("a")
+    with pytest.raises(UnknownInstance):
+        registry.set_state("a", InstanceState.READY)
+
+
+def test_instance_that_goes_down_loses_its_idle_connections() -> None:
+    """The process behind them is gone."""
+    registry = Registry([ENDPOINT])
+    instance, connection = make_instance(), FakeConnection()
+    registry.add(instance)
+    instance.idle.append(connection)
+
+    registry.set_state("a", InstanceState.DOWN)
+
+    assert connection.is_closed
+    assert instance.idle == []
+    assert not registry.get_endpoint("llava").has_ready_instance()
+
+
+def test_replay_budget_is_bounded_in_total() -> None:
+    """What does not fit is not kept."""
+    budget = ReplayBudget(max_body_bytes=10, max_total_bytes=15)
+
+    assert budget.try_take(10)
+    assert not budget.try_take(10)
+    budget.give_back(10)
+    assert budget.try_take(10)
+
+
+def test_session_keys_are_read_from_the_environments_form() -> None:
+    """kid:hex, several, the first signs."""
+    settings = SessionSettings.parse("k1:" + "00" * 16 + ", k2:" + "11" * 16)
+
+    assert {"k1": bytes(16), "k2": b"\x11" * 16} == dict(settings.keys)
+    assert "11" not in repr(settings)
+
+
+@pytest.mark.parametrize("text", ["k1:zz", "k1:00", "K1:" + "00" * 16, "abc:" + "00" * 16, "00" * 16])
+def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
+    """ConfigError never shows a key."""
+    with pytest.raises(ConfigError, match=r"session\.keys") as caught:
+        SessionSettings.parse(text)
+    assert "00" * 8 not in str(caught.value) or text == "00" * 16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EndpointSettings(name="a_b", model="m"),
+        lambda: EndpointSettings(name="a", model=""),
+        lambda: EndpointSettings(name="a", model="m", routing_strategy="BEST"),
+        lambda: ListenSettings(port=70000),
+        lambda: LimitSettings(max_body_bytes=0),
+        lambda: ProxySettings(endpoints=()),
+        lambda: ProxySettings(endpoints=(ENDPOINT, ENDPOINT)),
+    ],
+)
+def test_bad_settings_are_refused_at_once(make: object) -> None:
+    """ConfigError names the key."""
+    with pytest.raises(ConfigError):
+        make()  # type: ignore[operator]

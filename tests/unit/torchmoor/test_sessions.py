@@ -1,0 +1,91 @@
+"""Session ids: what is verified, and that nothing else is."""
+
+from __future__ import annotations
+
+import string
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.routing.sessions import session_mac, verify
+
+KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
+
+
+def mint(
+    *,
+    endpoint: str = "llava",
+    principal: str = "",
+    nonce: str = "abcdefgh234567aa",
+    expiry: str = "6a000000",
+    instance: str = "llava-0",
+    key_id: str = "k1",
+    key: bytes = KEYS["k1"],
+) -> str:
+    mac = session_mac(
+        key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
+    )
+    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
+
+
+@pytest.mark.parametrize("instance", ["a", "llava-0", "torchserve-llava-12", "0-0-0", "x" * 63])
+def test_minted_id_is_verified(instance: str) -> None:
+    """Its instance and expiry are told, whatever hyphens the name has."""
+    text = mint(instance=instance)
+
+    session = verify(text, KEYS, endpoint="llava")
+
+    assert session is not None
+    assert (text, instance, 0x6A000000, "k1") == (session.text, session.instance, session.expires_at, session.key_id)
+
+
+def test_every_key_verifies() -> None:
+    """Keys rotate: the id names the one that it was signed with."""
+    assert verify(mint(key_id="k2", key=KEYS["k2"]), KEYS, endpoint="llava") is not None
+    assert verify(mint(key_id="k2", key=KEYS["k1"]), KEYS, endpoint="llava") is None
+    assert verify(mint(key_id="k3"), KEYS, endpoint="llava") is None
+    assert verify(mint(), {}, endpoint="llava") is None
+
+
+def test_id_belongs_to_one_endpoint_and_principal() -> None:
+    """Another endpoint's or caller's id is worth nothing."""
+    assert verify(mint(), KEYS, endpoint="other") is None
+    assert verify(mint(), KEYS, endpoint="llava", principal="someone") is None
+    assert verify(mint(principal="someone"), KEYS, endpoint="llava", principal="someone") is not None
+
+
+def test_any_edit_of_any_character_is_noticed() -> None:
+    """Changed, dropped, doubled, swapped: only the one canonical spelling passes."""
+    text = mint()
+    edits = set()
+    for place, character in enumerate(text):
+        edits |= {text[:place] + other + text[place + 1 :] for other in string.printable + "é٣"}
+        edits |= {text[:place] + text[place + 1 :], text[:place] + character + text[place:]}
+        edits.add(text[:place] + text[place + 1 : place + 2] + character + text[place + 2 :])
+    edits |= {text.upper(), text + "=", " " + text, text + "\n"}
+
+    assert {text} == {edit for edit in edits if verify(edit, KEYS, endpoint="llava")}
+
+
+@pytest.mark.parametrize("instance", ["", "-a", "a-", "a--b", "A", "a_b", "x" * 64, "a" * 120 + "!"])
+def test_instance_names_out_of_form_are_refused_even_if_signed(instance: str) -> None:
+    """The form is part of what a name is."""
+    assert verify(mint(instance=instance), KEYS, endpoint="llava") is None
+
+
+@given(st.text(max_size=300))
+def test_no_text_is_an_id(text: str) -> None:
+    """And none raises."""
+    assert verify(text, KEYS, endpoint="llava") is None
+    assert verify("ts-seq-" + text, KEYS, endpoint="llava") is None
+
+
+def test_long_near_misses_are_refused_quickly() -> None:
+    """The forms have no nested repeat that backtracks: this would take hours."""
+    began = time.process_time()
+
+    verify("ts-seq-" + "a" * 16 + "-00000000-" + "a" * 160 + "!-k1" + "a" * 26, KEYS, endpoint="llava")
+
+    assert time.process_time() - began < 1

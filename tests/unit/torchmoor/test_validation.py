@@ -1,0 +1,50 @@
+"""The runtime API's patterns and lengths, held against botocore's service model."""
+
+from __future__ import annotations
+
+import botocore.session
+import pytest
+
+from torchmoor.api.validation import ENDPOINT_NAME, MEMBERS, read_members
+from torchmoor.errors import ValidationError
+
+
+def test_lengths_are_those_of_the_service_model() -> None:
+    """Where this table and the installed botocore disagree, botocore is right."""
+    model = botocore.session.get_session().get_service_model("sagemaker-runtime")
+
+    for operation in ("InvokeEndpoint", "InvokeEndpointWithResponseStream"):
+        shapes = model.operation_model(operation).input_shape.members
+        assert (ENDPOINT_NAME.max_length, ENDPOINT_NAME.min_length) == (63, 0)
+        for name, shape in shapes.items():
+            header = shape.serialization.get("name", "").lower().encode()
+            if shape.serialization.get("location") != "header":
+                continue
+            member = MEMBERS[header]
+            assert name.lower() == member.name.lower() or name == "InferenceComponentName"
+            assert shape.metadata["max"] == member.max_length, name
+            assert shape.metadata.get("min", 0) == member.min_length, name
+
+
+@pytest.mark.parametrize("name", ["a", "A-1", "a--b", "x" * 63])
+def test_endpoint_names_in_form_pass(name: str) -> None:
+    """^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"""
+    ENDPOINT_NAME.check(name.encode())
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "a_b", "a b", "x" * 64, "ä", "a\n", "a" * 40 + "!"])
+def test_endpoint_names_out_of_form_are_refused(name: str) -> None:
+    """The message names member and value as the service does."""
+    with pytest.raises(ValidationError, match=r"(?s)1 validation error detected: Value .* at 'endpointName'"):
+        ENDPOINT_NAME.check(name.encode())
+
+
+def test_members_are_read_once_and_in_ascii() -> None:
+    """A member given twice is ambiguous, so it is refused."""
+    header = b"x-amzn-sagemaker-session-id"
+
+    assert {header: b"NEW_SESSION"} == read_members([(b"other", b"\xff"), (header, b"NEW_SESSION")])
+    with pytest.raises(ValidationError, match="twice"):
+        read_members([(header, b"a"), (header, b"a")])
+    with pytest.raises(ValidationError, match="ASCII"):
+        read_members([(b"accept", b"\xff")])

@@ -1,0 +1,69 @@
+"""The admin plane: health, metrics and the state of the instances, on its own port."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from torchmoor.fleet.registry import Registry
+from torchmoor.metrics import MetricsCollector
+
+
+class AdminServer:
+    """Serves GET /healthz, /metrics and /instances."""
+
+    def __init__(self, registry: Registry, collector: MetricsCollector, host: str, port: int) -> None:
+        self.port = port
+        self._registry = registry
+        self._metrics = CollectorRegistry(auto_describe=False)
+        self._metrics.register(collector)
+        self._host = host
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/instances", self._show_instances)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+
+    async def __aenter__(self) -> AdminServer:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        """200 while every endpoint has a ready instance."""
+        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.has_ready_instance()]
+        return web.json_response(
+            {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
+        )
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        body = generate_latest(self._metrics)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _show_instances(self, request: web.Request) -> web.Response:
+        rows = [
+            {
+                "name": instance.name,
+                "endpoint": instance.endpoint,
+                "model": instance.model,
+                "host": instance.host,
+                "port": instance.port,
+                "management_port": instance.management_port,
+                "state": instance.state.value,
+                "outstanding": instance.outstanding,
+                "capacity": instance.capacity,
+                "idle_connections": len(instance.idle),
+            }
+            for instance in self._registry.instances()
+        ]
+        return web.json_response({"instances": rows})

@@ -1,0 +1,62 @@
+"""Tells the dialects apart by path and method; the data plane's Application."""
+
+from __future__ import annotations
+
+import logging
+
+from torchmoor.api import container, runtime, torchserve
+from torchmoor.api.container import ContainerApi
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.passthrough import PassThrough
+from torchmoor.api.replies import refusal, runtime_error
+from torchmoor.api.runtime import RuntimeApi
+from torchmoor.api.torchserve import TorchServeApi
+from torchmoor.errors import InternalFailure, UnknownOperation
+from torchmoor.http.call import Call
+from torchmoor.http.message import Reply, Request
+
+logger = logging.getLogger(__name__)
+
+_INVOKING = frozenset((b"POST", b"PUT", b"GET"))
+_LOOKING = frozenset((b"GET", b"HEAD"))
+
+
+class Api:
+    """Every dialect on one port."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        pass_through = PassThrough(gateway)
+        self._runtime = RuntimeApi(gateway)
+        self._container = ContainerApi(gateway, pass_through)
+        self._torchserve = TorchServeApi(gateway, pass_through)
+
+    def handle(self, request: Request) -> Call | Reply:
+        """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
+        request_id = self._gateway.new_request_id()
+        try:
+            decision = self._dispatch(request, request_id)
+        except Exception:
+            logger.exception("fault request_id=%s", request_id.decode())
+            error = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
+            return runtime_error(error, request_id)
+        if isinstance(decision, Reply) and decision.status >= 400 and logger.isEnabledFor(logging.DEBUG):
+            logger.debug("request refused request_id=%s status=%d", request_id.decode(), decision.status)
+        return decision
+
+    def _dispatch(self, request: Request, request_id: bytes) -> Call | Reply:
+        path, method = request.path, request.method
+        if path.startswith(runtime.PREFIX):
+            return self._runtime.handle(request, request_id)
+        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
+            return self._torchserve.invoke(request, request_id)
+        if path == container.INVOCATIONS and method == b"POST":
+            return self._container.invoke(request, request_id)
+        if path == container.PING and method in _LOOKING:
+            return self._container.ping()
+        error = UnknownOperation(f"No operation {method.decode()} {path.decode('latin-1')[:256]}.")
+        return runtime_error(error, request_id)
+
+    def refuse(self, status: int, message: str) -> Reply:
+        """Answer bytes that are no servable request."""
+        return refusal(status, message, self._gateway.new_request_id())

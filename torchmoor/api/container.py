@@ -1,0 +1,30 @@
+"""The dialect of SageMaker's containers: GET /ping and POST /invocations, for the first configured endpoint."""
+
+from __future__ import annotations
+
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.passthrough import PassThrough, PassThroughInvocation
+from torchmoor.http.message import Reply, Request
+
+PING = b"/ping"
+INVOCATIONS = b"/invocations"
+
+_HEALTHY = Reply(200)
+_UNHEALTHY = Reply(503)
+
+
+class ContainerApi:
+    """Makes this proxy and its instances look like one container."""
+
+    def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
+        self._endpoint = gateway.registry.endpoints()[0]
+        self._pass_through = pass_through
+
+    def ping(self) -> Reply:
+        """Healthy while at least one instance is ready; the body is empty."""
+        return _HEALTHY if self._endpoint.has_ready_instance() else _UNHEALTHY
+
+    def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
+        """Pass a request to an instance; the answer keeps the instance's own form."""
+        path = b"/predictions/" + self._endpoint.settings.model.encode()
+        return self._pass_through.invoke(request, request_id, self._endpoint, path)

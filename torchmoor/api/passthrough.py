@@ -1,0 +1,79 @@
+"""Dialects in which the instance's own words reach the client: answers and errors pass as they are."""
+
+from __future__ import annotations
+
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.invocation import Invocation, body_too_large
+from torchmoor.api.replies import container_error
+from torchmoor.api.validation import INFERENCE_ID, SESSION_ID, read_members
+from torchmoor.errors import ApiError, ModelError
+from torchmoor.fleet.registry import Endpoint
+from torchmoor.http.call import Answer, Deadlines
+from torchmoor.http.message import Headers, Reply, Request, status_line
+
+TIMEOUT_STATUS = 504
+TOO_LARGE_STATUS = 413
+
+
+class PassThroughInvocation(Invocation):
+    """A request whose answer is not rewritten. A stream that breaks off ends the client's connection."""
+
+    __slots__ = ()
+
+    def error(self, error: ApiError) -> Reply:
+        """The handlers' error form; a time-out is the gateway's, not the model's."""
+        status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
+        self.status = status
+        return container_error(error, self.request_id, status=status)
+
+    def on_body_too_large(self) -> Reply:
+        """HTTP's own status for it."""
+        reply = container_error(body_too_large(self.max_body_bytes), self.request_id, status=TOO_LARGE_STATUS)
+        self.status = reply.status
+        return reply
+
+    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer:
+        """Every status passes."""
+        assert self.choice is not None
+        lines = [b"%b: %b\r\n" % field for field in headers if field[0] != b"ts_stream_next"]
+        id_line = b"x-torchmoor-request-id: %b\r\n" % self.request_id
+        head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
+        return Answer(head)
+
+
+class PassThrough:
+    """Makes the invocations of the dialects that pass through."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        settings = gateway.settings
+        timeouts = settings.timeouts
+        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._deadlines = Deadlines(
+            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
+        )
+
+    def invoke(
+        self, request: Request, request_id: bytes, endpoint: Endpoint, path: bytes
+    ) -> PassThroughInvocation | Reply:
+        """Send the request to `path` of an instance of the endpoint; sticky by the session header."""
+        try:
+            members = read_members(request.headers)
+            session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+            if (request.content_length or 0) > self._max_body_bytes:
+                return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
+        except ApiError as error:
+            return container_error(error, request_id)
+        inference_id = members.get(INFERENCE_ID)
+        return PassThroughInvocation(
+            self._gateway,
+            endpoint,
+            request,
+            request_id=request_id,
+            session=session,
+            inference_id=inference_id,
+            path=path,
+            fields=request.headers,
+            deadlines=self._deadlines,
+            max_body_bytes=self._max_body_bytes,
+        )

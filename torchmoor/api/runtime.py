@@ -1,0 +1,225 @@
+"""The SageMaker runtime API: InvokeEndpoint and InvokeEndpointWithResponseStream.
+
+POST /endpoints/{EndpointName}/invocations
+POST /endpoints/{EndpointName}/invocations-response-stream
+"""
+
+from __future__ import annotations
+
+import json
+from time import monotonic
+
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.invocation import (
+    ERROR_HEADER,
+    REFUSED_FOR_LOAD,
+    TORCHSERVE_BUSY,
+    Invocation,
+    body_too_large,
+    find_field,
+)
+from torchmoor.api.replies import runtime_error
+from torchmoor.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.api.validation import (
+    ENDPOINT_NAME,
+    INFERENCE_ID,
+    SAGEMAKER_ACCEPT,
+    SESSION_ID,
+    TARGET_MODEL,
+    TARGET_VARIANT,
+    read_members,
+)
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, UnknownOperation, ValidationError
+from torchmoor.fleet.registry import Endpoint
+from torchmoor.http import eventstream
+from torchmoor.http.call import Answer, Deadlines
+from torchmoor.http.message import Headers, Reply, Request, status_line
+
+PREFIX = b"/endpoints/"
+
+_WHOLE = b"invocations"
+_STREAMED = b"invocations-response-stream"
+_OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations", b"openai/v1/chat/completions")
+_SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
+_NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
+
+
+class RuntimeRoute:
+    """An operation of an endpoint, with what each of its requests needs, made once."""
+
+    __slots__ = ("endpoint", "is_stream", "path", "deadlines", "variant")
+
+    def __init__(self, endpoint: Endpoint, *, is_stream: bool, deadlines: Deadlines) -> None:
+        self.endpoint = endpoint
+        self.is_stream = is_stream
+        self.path = b"/predictions/" + endpoint.settings.model.encode()
+        self.deadlines = deadlines
+        self.variant = endpoint.settings.variant.encode()
+
+
+class RuntimeApi:
+    """Reads a request of the runtime API and makes its invocation."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        timeouts = gateway.settings.timeouts
+        self._max_body_bytes = gateway.settings.limits.max_body_bytes
+        whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
+        streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._routes: dict[bytes, RuntimeRoute] = {}
+        for endpoint in gateway.registry.endpoints():
+            path = b"%b%b/" % (PREFIX, endpoint.name.encode())
+            self._routes[path + _WHOLE] = RuntimeRoute(endpoint, is_stream=False, deadlines=whole)
+            self._routes[path + _STREAMED] = RuntimeRoute(endpoint, is_stream=True, deadlines=streamed)
+
+    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """The invocation for a request below /endpoints/, or why there is none."""
+        route = self._routes.get(request.path)
+        try:
+            if route is None or request.method != b"POST":
+                raise self._why_no_route(request)
+            return self._invoke(request, request_id, route)
+        except ApiError as error:
+            if route is not None:
+                metrics = self._gateway.metrics[route.endpoint.name]
+                metrics.invocations += 1
+                metrics.count_status(error.status)
+            return runtime_error(error, request_id)
+
+    def _invoke(self, request: Request, request_id: bytes, route: RuntimeRoute) -> Invocation:
+        members = read_members(request.headers)
+        if request.content_length is not None and request.content_length > self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
+        endpoint = route.endpoint
+        if TARGET_MODEL in members:
+            raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
+        if members.get(TARGET_VARIANT, route.variant) != route.variant:
+            variant = members[TARGET_VARIANT].decode()
+            raise ValidationError(f"Variant {variant} not found for endpoint {endpoint.name}.")
+        kind = StreamInvocation if route.is_stream else RuntimeInvocation
+        return kind(
+            self._gateway,
+            endpoint,
+            request,
+            request_id=request_id,
+            session=self._gateway.get_session(endpoint, members.get(SESSION_ID)),
+            inference_id=members.get(INFERENCE_ID),
+            path=route.path,
+            fields=_with_accept(request.headers) if route.is_stream else request.headers,
+            deadlines=route.deadlines,
+            max_body_bytes=self._max_body_bytes,
+        )
+
+    def _why_no_route(self, request: Request) -> ApiError:
+        """What is wrong with a path or method that has no route."""
+        name, _, operation = request.path[len(PREFIX) :].partition(b"/")
+        if request.method != b"POST" or operation not in _OPERATIONS:
+            return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
+        try:
+            ENDPOINT_NAME.check(name)
+            self._gateway.get_endpoint(name.decode("ascii"))
+        except ApiError as error:
+            return error
+        return ValidationError(f"{operation.decode()} is not supported in this version.")
+
+
+def _with_accept(headers: Headers) -> Headers:
+    """The stream operation's Accept travels under another name, because Accept names the event stream."""
+    if find_field(headers, SAGEMAKER_ACCEPT) is None:
+        return [field for field in headers if field[0] != b"accept"]
+    return [
+        (b"accept", value) if name == SAGEMAKER_ACCEPT else (name, value)
+        for name, value in headers
+        if name != b"accept"
+    ]
+
+
+class RuntimeInvocation(Invocation):
+    """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
+
+    __slots__ = ("_refused_status", "_refused_code", "_retry_after")
+
+    def error(self, error: ApiError) -> Reply:
+        """The API's error form."""
+        if isinstance(error, ModelError):
+            account = self.gateway.settings.account_id
+            error.log_stream_arn = f"arn:aws:logs:local:{account}:log-group:/torchmoor/endpoints/{self.endpoint.name}"
+        return runtime_error(error, self.request_id)
+
+    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+        """A success with the API's headers; None for the rest."""
+        if status >= 300:
+            self._refused_status = status
+            self._refused_code = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = find_field(headers, b"retry-after") or b""
+            return None
+        return Answer(self._head(status, reason, headers))
+
+    def _head(self, status: int, reason: bytes, headers: Headers) -> bytes:
+        assert self.choice is not None
+        session: bytes | None = None
+        lines = [status_line(status, reason)]
+        for field in headers:
+            name = field[0]
+            if name not in _UNTOLD:
+                lines.append(b"%b: %b\r\n" % field)
+            elif name == _NEW_SESSION_ID or (name == SESSION_ID and session is None):
+                session = field[1]
+        if session is not None:
+            lines.append(b"x-amzn-sagemaker-new-session-id: %b\r\n" % session)
+        lines.append(
+            b"x-amzn-requestid: %b\r\nx-amzn-invoked-production-variant: %b\r\n%b"
+            % (self.request_id, self.endpoint.settings.variant.encode(), self.choice.answer_lines)
+        )
+        return b"".join(lines)
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The error that an instance's refusal is for the client: by the handler's code, never by status alone."""
+        status, code = self._refused_status, self._refused_code
+        text = body.decode("utf-8", "replace")
+        error: ApiError
+        if code in _SESSION_CODES:
+            error = ValidationError(_message(text))
+        elif code.encode() in REFUSED_FOR_LOAD or (not code and status in TORCHSERVE_BUSY):
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
+            error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
+        elif not code and status == 413:
+            error = ValidationError("The request body is longer than the model's limit.")
+        else:
+            whose = "client" if status < 500 else "server"
+            error = ModelError(
+                f'Received {whose} error ({status}) from primary with message "{text}"',
+                original_status=status,
+                original_message=text,
+            )
+        return self.fail(error)
+
+
+class StreamInvocation(RuntimeInvocation):
+    """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames."""
+
+    __slots__ = ()
+
+    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+        """A success as an event stream, whether the instance streams or not; None for the rest."""
+        if status >= 300:
+            return super().answer(status, reason, headers)
+        content_type = find_field(headers, b"content-type") or b"application/octet-stream"
+        fields = [field for field in headers if field[0] != b"content-type"]
+        fields += [(b"content-type", eventstream.CONTENT_TYPE), (b"x-amzn-sagemaker-content-type", content_type)]
+        is_text = content_type.lower().startswith(b"text/plain")
+        return Answer(self._head(200, b"OK", fields), TextPartEncoder() if is_text else PartEncoder())
+
+    def on_first_piece(self) -> None:
+        """The time to the first chunk is this operation's own metric."""
+        self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+
+
+def _message(text: str) -> str:
+    """The message in an instance's error body: the handler's or TorchServe's form, else the text itself."""
+    try:
+        body = json.loads(text)
+        return str(body["error"]["message"] if "error" in body else body["message"])
+    except (ValueError, KeyError, TypeError):
+        return text or "The instance could not take the request."

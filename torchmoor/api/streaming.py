@@ -1,0 +1,81 @@
+"""How the body of a streamed answer becomes event-stream frames."""
+
+from __future__ import annotations
+
+import json
+
+from torchmoor.http.call import Loss
+from torchmoor.http.eventstream import exception, payload_part
+
+ERROR_MARK = b"\x1e"  # record separator: never part of generated text
+MAX_HELD_BYTES = 65_536
+
+_TIMED_OUT = "ModelInvocationTimeExceeded"
+_BROKEN = "StreamBroken"
+
+
+def stream_error(message: str, error_code: str) -> bytes:
+    """A ModelStreamError frame. The message names the code too, because botocore drops ErrorCode."""
+    return exception("ModelStreamError", f"{message} (ErrorCode: {error_code})", error_code)
+
+
+class PartEncoder:
+    """One PayloadPart a received piece; a ModelStreamError when the instance fails or times out."""
+
+    __slots__ = ()
+
+    def encode(self, piece: bytes) -> bytes:
+        """One received piece, one frame."""
+        return payload_part(piece)
+
+    def finish(self) -> bytes:
+        """The event stream has no end mark."""
+        return b""
+
+    def fail(self, loss: Loss) -> bytes:
+        """A last frame that says why the stream ends."""
+        if loss is Loss.TIMEOUT:
+            return stream_error("The model did not go on with its answer in time.", _TIMED_OUT)
+        return stream_error("The instance ended the stream before the answer was complete.", _BROKEN)
+
+
+class TextPartEncoder(PartEncoder):
+    """PartEncoder for plain text, whose handler reports a late error as 0x1E and a JSON object at the very end.
+
+    The object may arrive in several pieces, so everything from the mark on is held back.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def encode(self, piece: bytes) -> bytes:
+        """One received piece, one frame, up to the mark."""
+        if not self._held:
+            if ERROR_MARK not in piece:
+                return payload_part(piece)
+            text, mark, rest = piece.partition(ERROR_MARK)
+            self._held = mark + rest
+            return payload_part(text) if text else b""
+        self._held += piece
+        if len(self._held) <= MAX_HELD_BYTES:
+            return b""
+        held, self._held = self._held, b""
+        return payload_part(held)
+
+    def finish(self) -> bytes:
+        """What was held back: the handler's error, or text after all."""
+        held, self._held = self._held, b""
+        if not held:
+            return b""
+        try:
+            error = json.loads(held[1:])["error"]
+            return stream_error(f"{error['code']}: {error['message']}", _BROKEN)
+        except (ValueError, KeyError, TypeError):
+            return payload_part(held)
+
+    def fail(self, loss: Loss) -> bytes:
+        """What was held back, then why the stream ends."""
+        held = self.finish()
+        return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)

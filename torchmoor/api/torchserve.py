@@ -1,0 +1,35 @@
+"""TorchServe's own inference paths: /predictions/{model}[/{version}][/more], passed to an instance of that model."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import unquote
+
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.passthrough import PassThrough, PassThroughInvocation
+from torchmoor.http.message import Reply, Request
+
+PREFIX = b"/predictions/"
+
+
+class TorchServeApi:
+    """Finds the endpoint that serves the model in the path."""
+
+    def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
+        self._registry = gateway.registry
+        self._pass_through = pass_through
+
+    def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
+        """Pass the request on with its path and query as they are."""
+        segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
+        endpoint = self._registry.find_endpoint_by_model(segments[0])
+        if endpoint is None or "." in segments or ".." in segments:
+            return _model_not_found(segments[0])
+        path = request.path + b"?" + request.query if request.query else request.path
+        return self._pass_through.invoke(request, request_id, endpoint, path)
+
+
+def _model_not_found(model: str) -> Reply:
+    """TorchServe's own words."""
+    body = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {model[:256]}"}
+    return Reply(404, ((b"content-type", b"application/json"),), json.dumps(body).encode())

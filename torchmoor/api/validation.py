@@ -1,0 +1,97 @@
+"""The runtime API's lengths and patterns, as botocore's service model has them. boto3 itself checks none of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torchmoor.errors import ValidationError
+from torchmoor.http.message import Headers
+
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
+_PRINTABLE = rb"\A\S[\x20-\x7e]*\Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the request's shape: its API name and what its value must satisfy."""
+
+    name: str
+    max_length: int
+    min_length: int = 0
+    pattern: re.Pattern[bytes] | None = None
+
+    def check(self, value: bytes) -> None:
+        """Raise ValidationError in the words that the service uses."""
+        problem = None
+        if len(value) > self.max_length:
+            problem = f"have length less than or equal to {self.max_length}"
+        elif len(value) < self.min_length:
+            problem = f"have length greater than or equal to {self.min_length}"
+        elif self.pattern is not None and not self.pattern.fullmatch(value):
+            problem = f"satisfy regular expression pattern: {self.pattern.pattern.decode()}"
+        elif not value.isascii():
+            problem = "be ASCII"
+        if problem is not None:
+            shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
+            raise ValidationError(
+                f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
+                f"Member must {problem}"
+            )
+
+
+def _named(name: str, max_length: int = 63) -> Member:
+    return Member(name, max_length, 0, re.compile(_NAME))
+
+
+def _printable(name: str, max_length: int) -> Member:
+    return Member(name, max_length, 1, re.compile(_PRINTABLE))
+
+
+ENDPOINT_NAME = _named("endpointName")
+_PREFIX = b"x-amzn-sagemaker-"
+SESSION_ID = b"x-amzn-sagemaker-session-id"
+INFERENCE_ID = b"x-amzn-sagemaker-inference-id"
+TARGET_MODEL = b"x-amzn-sagemaker-target-model"
+TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
+SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
+
+# Checked where it is verified, which is once for each id and not once for each request.
+SESSION_ID_MEMBER = Member("sessionId", 256, 0, re.compile(rb"^(NEW_SESSION)$|" + _NAME))
+
+MEMBERS: dict[bytes, Member] = {
+    b"content-type": Member("contentType", 1024),
+    b"accept": Member("accept", 1024),
+    SAGEMAKER_ACCEPT: Member("accept", 1024),
+    _PREFIX + b"custom-attributes": Member("customAttributes", 1024),
+    TARGET_MODEL: _printable("targetModel", 1024),
+    TARGET_VARIANT: _named("targetVariant"),
+    _PREFIX + b"target-container-hostname": _named("targetContainerHostname"),
+    INFERENCE_ID: _printable("inferenceId", 64),
+    _PREFIX + b"enable-explanations": Member("enableExplanations", 64, 1, re.compile(rb".+")),
+    _PREFIX + b"inference-component": Member(
+        "inferenceComponentName", 63, 0, re.compile(rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+    ),
+    SESSION_ID: SESSION_ID_MEMBER,
+    _PREFIX + b"prefix-aware-id": _printable("prefixAwareId", 64),
+}
+
+
+def read_members(headers: Headers) -> dict[bytes, bytes]:
+    """The request's members by header name, checked except for the session id. Raises ValidationError."""
+    found: dict[bytes, bytes] = {}
+    members = MEMBERS
+    for name, value in headers:
+        member = members.get(name)
+        if member is None:
+            continue
+        if name in found:
+            raise ValidationError(f"Member '{member.name}' is given twice")
+        if (
+            (member.pattern is not None and member is not SESSION_ID_MEMBER)
+            or len(value) > member.max_length
+            or not value.isascii()
+        ):
+            member.check(value)
+        found[name] = value
+    return found

@@ -1,0 +1,95 @@
+"""The front proxy: builds every part, hands each its collaborators, and stops them in reverse."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from random import Random
+from types import TracebackType
+
+from torchmoor.admin import AdminServer
+from torchmoor.api.application import Api
+from torchmoor.api.gateway import Gateway
+from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.registry import Registry
+from torchmoor.http.client import ClientLimits
+from torchmoor.http.exchange import ExchangeMeans
+from torchmoor.http.outgoing import ReplayBudget
+from torchmoor.http.server import HttpServer
+from torchmoor.http.sweeper import Sweeper
+from torchmoor.http.upstream import Connector
+from torchmoor.metrics import MetricsCollector
+from torchmoor.settings import ProxySettings
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+
+
+class Proxy:
+    """Both planes, for as long as the context lasts.
+
+    async with Proxy(settings, registry) as proxy:
+        ...  # proxy.port, proxy.admin_port
+    """
+
+    def __init__(self, settings: ProxySettings, registry: Registry, *, rng: Random | None = None) -> None:
+        limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
+        self.registry = registry
+        self.port = listen.port
+        self.admin_port = listen.admin_port
+        self.gateway = Gateway(settings, registry, rng or Random())
+        self.sweeper = Sweeper(timeouts.sweep_interval_s)
+        self.budget = ReplayBudget(
+            max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
+        )
+        connector = Connector(
+            self.sweeper,
+            connect_timeout_s=timeouts.connect_timeout_s,
+            idle_timeout_s=timeouts.pool_idle_timeout_s,
+            max_header_bytes=4 * limits.max_header_bytes,
+        )
+        means = ExchangeMeans(
+            connector=connector,
+            budget=self.budget,
+            body_timeout_s=limits.body_timeout_s,
+            max_error_body_bytes=limits.max_error_body_bytes,
+        )
+        client_limits = ClientLimits(
+            max_header_bytes=limits.max_header_bytes,
+            max_connections=limits.max_connections,
+            header_timeout_s=limits.header_timeout_s,
+            body_timeout_s=limits.body_timeout_s,
+            keep_alive_timeout_s=limits.keep_alive_timeout_s,
+        )
+        self.server = HttpServer(Api(self.gateway), means, self.sweeper, client_limits)
+        self.health = HealthChecker(registry, settings.health)
+        self._settings = settings
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Proxy:
+        listen = self._settings.listen
+        async with AsyncExitStack() as stack:
+            self.sweeper.start()
+            stack.callback(self.sweeper.stop)
+            stack.callback(self._close_idle)
+            await stack.enter_async_context(self.health)
+            collector = MetricsCollector(self.registry, self.gateway.metrics.values())
+            admin = AdminServer(self.registry, collector, listen.host, listen.admin_port)
+            await stack.enter_async_context(admin)
+            self.admin_port = admin.port
+            self.port = await self.server.start(listen.host, listen.port)
+            stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
+            self._stack = stack.pop_all()
+        logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        logger.info("proxy stopped")
+
+    def _close_idle(self) -> None:
+        for instance in self.registry.instances():
+            instance.close_idle()

@@ -1,0 +1,100 @@
+"""The proxy's errors, and the ones of the SageMaker runtime API that it answers with.
+
+TorchmoorError
+|-- ConfigError          a setting is wrong; raised before anything listens
+|-- LaunchError          an instance cannot be started; the message says what to do
+|-- UnknownInstance      no instance of that name
+`-- ApiError             an answer in the runtime API's terms
+    |-- UnknownOperation     404
+    |-- ValidationError      400
+    |   `-- UnknownEndpoint
+    |-- ModelError           424, with what the model answered
+    |-- ModelNotReady        429
+    |-- InternalFailure      500
+    `-- ServiceUnavailable   503, with Retry-After
+"""
+
+from __future__ import annotations
+
+
+class TorchmoorError(Exception):
+    """Any error of this package."""
+
+
+class ConfigError(TorchmoorError):
+    """A setting is missing, unknown or out of range; the message names it."""
+
+
+class LaunchError(TorchmoorError):
+    """TorchServe cannot be started on this host; the message says what to do."""
+
+
+class UnknownInstance(TorchmoorError):
+    """No instance of that name is registered."""
+
+
+class ApiError(TorchmoorError):
+    """An answer that is an error: a status, the name that boto3 turns into an exception, and a message."""
+
+    status = 500
+    kind = "InternalFailure"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class UnknownOperation(ApiError):
+    """Nothing is served under this path and method."""
+
+    status = 404
+    kind = "UnknownOperationException"
+
+
+class ValidationError(ApiError):
+    """The request itself is wrong; sending it again will not help."""
+
+    status = 400
+    kind = "ValidationError"
+
+
+class UnknownEndpoint(ValidationError):
+    """No endpoint of that name is configured."""
+
+    def __init__(self, name: str, account_id: str = "000000000000") -> None:
+        super().__init__(f"Endpoint {name} of account {account_id} not found.")
+
+
+class ModelError(ApiError):
+    """The model answered with an error, or not in time."""
+
+    status = 424
+    kind = "ModelError"
+
+    def __init__(self, message: str, *, original_status: int, original_message: str, log_stream_arn: str = "") -> None:
+        super().__init__(message)
+        self.original_status = original_status
+        self.original_message = original_message
+        self.log_stream_arn = log_stream_arn
+
+
+class ModelNotReady(ApiError):
+    """The target model is still loading."""
+
+    status = 429
+    kind = "ModelNotReadyException"
+
+
+class InternalFailure(ApiError):
+    """A fault of the proxy; the message never tells more than the request id does."""
+
+
+class ServiceUnavailable(ApiError):
+    """No instance can take the request now."""
+
+    status = 503
+    kind = "ServiceUnavailable"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

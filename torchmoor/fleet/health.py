@@ -1,0 +1,123 @@
+"""Whether instances are ready, by asking them.
+
+TorchServe's /ping says yes before the model is loaded and for minutes after a crash, so readiness is a READY worker
+in `GET /models/{model}` on the management port. An instance without one is asked /ping. A "no" counts at once; no
+answer counts when it has come several times in a row, because declaring an instance dead costs its sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+
+import aiohttp
+
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import HealthSettings
+
+logger = logging.getLogger(__name__)
+
+
+class HealthChecker:
+    """Probes every registered instance, often while it is not ready and seldom while it is."""
+
+    def __init__(self, registry: Registry, settings: HealthSettings) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._next_probe: dict[str, float] = {}
+        self._unanswered: dict[str, int] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+        self._probing: set[str] = set()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> HealthChecker:
+        timeout = aiohttp.ClientTimeout(total=self._settings.probe_timeout_s)
+        # Each probe on its own connection: a kept one would report the process that was there before.
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        self._loop_task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._loop_task is not None
+        assert self._client is not None
+        tasks = [self._loop_task, *self._probes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    @property
+    def is_probing(self) -> bool:
+        """True while an answer to a probe is awaited."""
+        return bool(self._probing)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.start_due_probes(loop.time())
+            await asyncio.sleep(self._settings.starting_interval_s)
+
+    def start_due_probes(self, now: float) -> None:
+        """Begin a probe of each instance whose turn it is and that has none running."""
+        instances = self._registry.instances()
+        names = {instance.name for instance in instances}
+        for gone in [name for name in self._next_probe if name not in names]:
+            del self._next_probe[gone]
+            self._unanswered.pop(gone, None)
+        for instance in instances:
+            is_due = self._next_probe.get(instance.name, 0.0) <= now or not instance.is_ready
+            if instance.state is InstanceState.DRAINING or instance.name in self._probing or not is_due:
+                continue
+            self._next_probe[instance.name] = now + self._settings.ready_interval_s
+            self._probing.add(instance.name)
+            task = asyncio.create_task(self._probe(instance))
+            self._probes.add(task)
+            task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, instance: Instance) -> None:
+        try:
+            is_ready = await self.ask(instance)
+        finally:
+            self._probing.discard(instance.name)
+        if self._registry.find(instance.name) is not instance:
+            return
+        unanswered = self._unanswered.get(instance.name, 0) + 1 if is_ready is None else 0
+        self._unanswered[instance.name] = unanswered
+        if is_ready and instance.state in (InstanceState.STARTING, InstanceState.DOWN):
+            self._registry.set_state(instance.name, InstanceState.READY)
+        elif instance.state is InstanceState.READY and (
+            is_ready is False or unanswered >= self._settings.unanswered_before_down
+        ):
+            self._registry.set_state(instance.name, InstanceState.DOWN)
+
+    async def ask(self, instance: Instance) -> bool | None:
+        """Ask once whether the instance is ready; None if it gave no answer."""
+        assert self._client is not None
+        try:
+            if instance.management_port is None:
+                async with self._client.get(f"http://{instance.host}:{instance.port}/ping") as answer:
+                    return answer.status == 200
+            url = f"http://{instance.host}:{instance.management_port}/models/{instance.model}"
+            async with self._client.get(url) as answer:
+                return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        except ValueError:
+            return False
+
+
+def _has_ready_worker(description: object) -> bool:
+    """True if a description of a model, as the management API gives it, names a READY worker."""
+    if not isinstance(description, list):
+        return False
+    return any(
+        isinstance(worker, dict) and worker.get("status") == "READY"
+        for model in description
+        if isinstance(model, dict)
+        for worker in model.get("workers", ())
+    )

@@ -1,0 +1,116 @@
+"""One TorchServe instance as the proxy counts it: where it listens, its state and its load.
+
+Owns the counters that routing reads. Knows nothing of HTTP: `idle` is a list that the upstream pool keeps here
+so that taking a connection is one `pop()`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+
+class InstanceState(Enum):
+    """STARTING -> READY <-> DOWN; DRAINING is set by an operator and only an operator ends it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class Lease:
+    """One outstanding invocation of an instance; released once, however often it is asked for.
+
+    `with instance.lease():` where a block holds it, `release()` where callbacks do.
+    """
+
+    __slots__ = ("instance", "_is_held")
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self._is_held = True
+        instance.outstanding += 1
+
+    def release(self) -> None:
+        """Count down; later calls do nothing."""
+        if self._is_held:
+            self._is_held = False
+            self.instance.outstanding -= 1
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Instance:
+    """A TorchServe process that serves one endpoint's model.
+
+    name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
+    port: the inference port; management_port: None where the instance is probed by /ping only.
+    capacity: the most invocations that routing sends there at a time. Sticky ones are not held back by it:
+    they can go nowhere else, and the handler refuses what it cannot take.
+    last_chosen: a counter of the dispatcher's choices, not a time; the smallest was chosen longest ago.
+    """
+
+    __slots__ = (
+        "name",
+        "endpoint",
+        "model",
+        "host",
+        "port",
+        "management_port",
+        "capacity",
+        "state",
+        "outstanding",
+        "last_chosen",
+        "idle",
+    )
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        endpoint: str,
+        model: str,
+        port: int,
+        host: str = "127.0.0.1",
+        management_port: int | None = None,
+        capacity: int = 64,
+        state: InstanceState = InstanceState.STARTING,
+    ) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.model = model
+        self.host = host
+        self.port = port
+        self.management_port = management_port
+        self.capacity = capacity
+        self.state = state
+        self.outstanding = 0
+        self.last_chosen = 0
+        self.idle: list[Any] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """True if new work may be sent there."""
+        return self.state is InstanceState.READY
+
+    def lease(self) -> Lease:
+        """Hold one outstanding invocation until the response body has ended."""
+        return Lease(self)
+
+    def close_idle(self) -> None:
+        """Close the pooled connections: the process behind them is gone or going."""
+        idle, self.idle = self.idle, []
+        for connection in idle:
+            connection.close()
+
+    def __repr__(self) -> str:
+        load = f"{self.outstanding}/{self.capacity} outstanding"
+        return f"<Instance {self.name} {self.state.name} {load}>"

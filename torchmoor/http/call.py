@@ -1,0 +1,135 @@
+"""What the data plane asks the application: the seam between HTTP and everything that has an opinion.
+
+For each request head the application gives a Reply (answered at once) or a Call. A Call chooses the target,
+writes the head of the forwarded request, judges the answer's head, and is told once how it ended. None of its
+methods may block; all run on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from torchmoor.http.message import Headers, Reply, Request
+
+
+class Target(Protocol):
+    """Where a request can be sent. `idle` belongs to `upstream`, which keeps its pooled connections there."""
+
+    name: str
+    host: str
+    port: int
+    idle: list[Any]
+
+
+class Loss(Enum):
+    """How an instance failed a request."""
+
+    UNREACHABLE = "unreachable"  # no connection: the request was never sent
+    RESET = "reset"  # the connection ended, or what came was not HTTP
+    TIMEOUT = "timeout"
+
+
+class Outcome(Enum):
+    """How a call ended."""
+
+    ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
+    BROKEN = "broken"  # the answer had begun and could not be finished
+    CLIENT_GONE = "client gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Limits of one call's answer, counted from the end of the request.
+
+    idle_s: the longest silence within the answer's body; None if only the total counts.
+    """
+
+    first_byte_s: float
+    total_s: float
+    idle_s: float | None = None
+
+
+class Encoder(Protocol):
+    """Rewrites an answer's body as it passes. Every method may return b"" for "nothing to send"."""
+
+    def encode(self, piece: bytes) -> bytes:
+        """One received piece."""
+        ...
+
+    def finish(self) -> bytes:
+        """What is still to be sent after the last piece."""
+        ...
+
+    def fail(self, loss: Loss) -> bytes | None:
+        """The end of an answer that broke off; None if the form has no way to say so."""
+        ...
+
+
+class Answer:
+    """How an instance's answer is told to the client.
+
+    head: status line and header lines, each with its line end, without those that frame the body.
+    encoder: None passes the body through as it is.
+    """
+
+    __slots__ = ("head", "encoder")
+
+    def __init__(self, head: bytes, encoder: Encoder | None = None) -> None:
+        self.head = head
+        self.encoder = encoder
+
+
+class Call(Protocol):
+    """One request that is forwarded."""
+
+    max_body_bytes: int
+    deadlines: Deadlines
+
+    def route(self) -> Target | Reply:
+        """Choose where the request goes."""
+        ...
+
+    def request_head(self, framing: bytes) -> bytes:
+        """The forwarded request's whole head for the chosen target; `framing` is its length header's line."""
+        ...
+
+    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Target | None:
+        """Judge the answer's head: pass it on, send the request to another target, or None: read the body first.
+
+        A Target may be returned only if can_replay.
+        """
+        ...
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The body asked for by None above, cut at the limit for error bodies."""
+        ...
+
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply:
+        """No answer will come. A Target may be returned only if can_replay."""
+        ...
+
+    def on_body_too_large(self) -> Reply:
+        """The request's body turned out longer than max_body_bytes."""
+        ...
+
+    def on_first_piece(self) -> None:
+        """The first bytes of a passed answer's body are about to be written."""
+        ...
+
+    def finish(self, outcome: Outcome) -> None:
+        """The end, told exactly once, whatever happened."""
+        ...
+
+
+class Application(Protocol):
+    """Decides what each request is."""
+
+    def handle(self, request: Request) -> Call | Reply:
+        """A request's head is complete."""
+        ...
+
+    def refuse(self, status: int, message: str) -> Reply:
+        """The answer to something that is not a servable HTTP request."""
+        ...

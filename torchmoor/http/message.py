@@ -1,0 +1,90 @@
+"""Requests, replies and header rules shared by both sides of the data plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+Headers = list[tuple[bytes, bytes]]
+"""Header fields in order: lower-case name, value. Hop-by-hop and framing fields are not among them."""
+
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+    )
+)
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Request:
+    """A request's head.
+
+    path and query: as sent, the query without its question mark. received_at: monotonic seconds.
+    content_length: None when there is no body or is_chunked.
+    """
+
+    __slots__ = ("method", "path", "query", "headers", "content_length", "is_chunked", "received_at")
+
+    def __init__(
+        self,
+        method: bytes,
+        path: bytes,
+        query: bytes,
+        headers: Headers,
+        *,
+        content_length: int | None = None,
+        is_chunked: bool = False,
+        received_at: float = 0.0,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.content_length = content_length
+        self.is_chunked = is_chunked
+        self.received_at = received_at
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method.decode()} {self.path.decode('latin-1')}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer that the proxy gives itself."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+    def render(self, *, keep_alive: bool, without_body: bool = False) -> bytes:
+        """The bytes on the wire; without_body answers a HEAD."""
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
+        close = b"" if keep_alive else b"connection: close\r\n"
+        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (status_line(self.status), lines, len(self.body), close)
+        return head if without_body else head + self.body
+
+
+def status_line(status: int, reason: bytes = b"") -> bytes:
+    """The first line of an answer, with the usual phrase if none is given."""
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b"Unknown"))
+
+
+def connection_options(value: bytes) -> set[bytes]:
+    """The header names that a Connection field declares to be for this hop only."""
+    options = {option.strip().lower() for option in value.split(b",")}
+    return options - {b"", b"close", b"keep-alive"}
+
+
+def without(headers: Headers, names: Iterable[bytes]) -> Headers:
+    """The fields whose names are not among `names`."""
+    dropped = frozenset(names)
+    return [field for field in headers if field[0] not in dropped]

@@ -1,0 +1,58 @@
+"""Deadlines of all connections, looked at together a few times a second instead of by a timer each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+NEVER = float("inf")
+
+
+class Expiring(Protocol):
+    """Something with a deadline in monotonic seconds."""
+
+    deadline: float
+
+    def expire(self) -> None:
+        """The deadline has passed; called again at the next sweep unless it was moved."""
+        ...
+
+
+class Sweeper:
+    """Calls `expire()` of every watched thing whose deadline has passed, at most interval_s late."""
+
+    def __init__(self, interval_s: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self.interval_s = interval_s
+        self._clock = clock
+        self._watched: set[Expiring] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, thing: Expiring) -> None:
+        """Start looking at a thing's deadline."""
+        self._watched.add(thing)
+
+    def forget(self, thing: Expiring) -> None:
+        """Stop; unknown things are no error."""
+        self._watched.discard(thing)
+
+    def start(self) -> None:
+        """Sweep on the running loop until stop()."""
+        self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._tick)
+
+    def stop(self) -> None:
+        """Sweep no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def sweep(self) -> None:
+        """Expire what is due now."""
+        now = self._clock()
+        for thing in [thing for thing in self._watched if thing.deadline < now]:
+            thing.expire()
+
+    def _tick(self) -> None:
+        self.start()
+        self.sweep()

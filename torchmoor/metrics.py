@@ -1,0 +1,139 @@
+"""Invocation metrics under SageMaker's names (docs/runtime-api.md), kept as plain numbers and rendered when asked.
+
+The hot path only adds to integers; prometheus_client's own counters would cost more than routing does. Labels are
+endpoint and variant: both come from the configuration, so they are bounded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.registry import Registry
+
+# Seconds; 100 us to 8 minutes, which is the longest stream.
+BUCKETS = (*tuple(round(base * 10.0**power, 7) for power in range(-4, 3) for base in (1.0, 2.5, 5.0))[:-1], 480.0)
+
+COUNTERS = {
+    "Invocations": "Requests sent to the endpoint.",
+    "Invocation4XXErrors": "Requests answered with a status from 400 to 499.",
+    "Invocation5XXErrors": "Requests answered with a status from 500 to 599.",
+    "InvocationModelErrors": "Requests that the model answered with an error, or not in time.",
+    "MidStreamErrors": "Answers that broke off after their first byte.",
+    "NoCapacityInvocationFailures": "Requests refused because no instance could take them.",
+}
+HISTOGRAMS = {
+    "ModelLatency": "Seconds from sending the request to an instance until its answer has ended.",
+    "OverheadLatency": "Seconds that a request spent in the proxy beside the model's time.",
+    "FirstChunkLatency": "Seconds from receiving the request's head to the first byte of a streamed answer's body.",
+}
+
+
+class Histogram:
+    """Counts of values by bucket; the last bucket is open."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Bucket bounds and the number of values up to each, as Prometheus wants them."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        return buckets
+
+
+class InvocationMetrics:
+    """One variant's numbers."""
+
+    __slots__ = (
+        "endpoint",
+        "variant",
+        "invocations",
+        "client_errors",
+        "server_errors",
+        "model_errors",
+        "mid_stream_errors",
+        "no_capacity",
+        "model_latency",
+        "overhead_latency",
+        "first_chunk_latency",
+    )
+
+    def __init__(self, endpoint: str, variant: str) -> None:
+        self.endpoint = endpoint
+        self.variant = variant
+        self.invocations = self.client_errors = self.server_errors = self.model_errors = 0
+        self.mid_stream_errors = self.no_capacity = 0
+        self.model_latency = Histogram()
+        self.overhead_latency = Histogram()
+        self.first_chunk_latency = Histogram()
+
+    def count_status(self, status: int) -> None:
+        """Count the status that a client was told."""
+        if status >= 500:
+            self.server_errors += 1
+        elif status >= 400:
+            self.client_errors += 1
+
+    def values(self) -> Iterator[tuple[str, int]]:
+        """The counters by their names."""
+        yield "Invocations", self.invocations
+        yield "Invocation4XXErrors", self.client_errors
+        yield "Invocation5XXErrors", self.server_errors
+        yield "InvocationModelErrors", self.model_errors
+        yield "MidStreamErrors", self.mid_stream_errors
+        yield "NoCapacityInvocationFailures", self.no_capacity
+
+    def histograms(self) -> Iterator[tuple[str, Histogram]]:
+        """The histograms by their names."""
+        yield "ModelLatency", self.model_latency
+        yield "OverheadLatency", self.overhead_latency
+        yield "FirstChunkLatency", self.first_chunk_latency
+
+
+class MetricsCollector:
+    """Turns the numbers of all variants and instances into Prometheus metrics, when scraped."""
+
+    def __init__(self, registry: Registry, variants: Iterable[InvocationMetrics]) -> None:
+        self._registry = registry
+        self._variants = list(variants)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client."""
+        labels = ["endpoint", "variant"]
+        counters = {name: CounterMetricFamily(name, text, labels=labels) for name, text in COUNTERS.items()}
+        histograms = {name: HistogramMetricFamily(name, text, labels=labels) for name, text in HISTOGRAMS.items()}
+        for variant in self._variants:
+            where = [variant.endpoint, variant.variant]
+            for name, value in variant.values():
+                counters[name].add_metric(where, value)
+            for name, histogram in variant.histograms():
+                histograms[name].add_metric(where, histogram.cumulative(), sum_value=histogram.sum)
+        yield from counters.values()
+        yield from histograms.values()
+        yield from self._instances()
+
+    def _instances(self) -> Iterator[Metric]:
+        labels = ["endpoint", "instance"]
+        outstanding = GaugeMetricFamily("OutstandingInvocations", "Requests an instance is working on.", labels=labels)
+        ready = GaugeMetricFamily("InstanceReady", "1 while an instance may be sent requests.", labels=labels)
+        for instance in self._registry.instances():
+            where = [instance.endpoint, instance.name]
+            outstanding.add_metric(where, instance.outstanding)
+            ready.add_metric(where, int(instance.state is InstanceState.READY))
+        yield outstanding
+        yield ready

@@ -1,0 +1,1 @@
+"""Which instance takes a request: pure functions of facts and counters. No sockets, clocks or files here."""

@@ -1,0 +1,153 @@
+"""The proxy's settings: frozen groups, each handed to the part that needs it.
+
+Values are checked when a group is made. Files and environment are read by the command line only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from torchmoor.errors import ConfigError
+
+ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM")
+MIB = 1 << 20
+
+_ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+_KEY_ID = re.compile(r"[a-z0-9]{2}")
+
+
+def _require_positive(group: object, prefix: str) -> None:
+    """Raise ConfigError unless every number of the group is above zero."""
+    for item in fields(group):  # type: ignore[arg-type]
+        value = getattr(group, item.name)
+        if isinstance(value, (int, float)) and value <= 0:
+            raise ConfigError(f"{prefix}.{item.name} must be positive, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenSettings:
+    """Where the two planes listen. Port 0 takes any free port."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    admin_port: int = 9080
+
+    def __post_init__(self) -> None:
+        for name in ("port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """What one client may cost. The body limit of the runtime API is the API's own (6 MiB)."""
+
+    max_header_bytes: int = 16_384
+    max_body_bytes: int = 6 * MIB
+    max_passthrough_body_bytes: int = 64 * MIB
+    max_connections: int = 10_000
+    max_replay_body_bytes: int = 2 * MIB  # a body up to this size is kept until its answer begins
+    max_replay_total_bytes: int = 64 * MIB  # over all requests in flight; beyond it none is kept
+    max_error_body_bytes: int = 65_536  # of an instance's error answer, read to name the cause
+    header_timeout_s: float = 10.0  # from a request's first byte to the end of its head
+    body_timeout_s: float = 60.0  # from there to the end of its body
+    keep_alive_timeout_s: float = 75.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "limits")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutSettings:
+    """How long an instance may take."""
+
+    connect_timeout_s: float = 1.0
+    model_timeout_s: float = 60.0  # to the answer's end; of a stream, to its first byte
+    stream_idle_timeout_s: float = 60.0
+    stream_total_timeout_s: float = 480.0
+    sweep_interval_s: float = 0.25  # how late a deadline may be noticed
+    pool_idle_timeout_s: float = 60.0  # an unused connection to an instance is closed after this
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "timeouts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSettings:
+    """How often instances are probed."""
+
+    starting_interval_s: float = 0.25  # while an instance is not ready
+    ready_interval_s: float = 2.0
+    probe_timeout_s: float = 2.0
+    unanswered_before_down: int = 3  # a busy instance may be slow to answer, and its sessions cannot move
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "health")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """One endpoint: the name in the URL, the model its instances serve, and how they are chosen."""
+
+    name: str
+    model: str
+    routing_strategy: str = "LEAST_OUTSTANDING_REQUESTS"
+    variant: str = "AllTraffic"
+
+    def __post_init__(self) -> None:
+        if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
+            raise ConfigError(f"endpoint.name {self.name!r} is not a valid endpoint name")
+        if not self.model:
+            raise ConfigError(f"endpoint.model of {self.name!r} must not be empty")
+        if self.routing_strategy not in ROUTING_STRATEGIES:
+            known = ", ".join(ROUTING_STRATEGIES)
+            raise ConfigError(f"endpoint.routing_strategy must be one of {known}, not {self.routing_strategy!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """Keys that session ids are signed with, by key id. Handlers sign with the first, all of them verify.
+
+    Without a key no session id can be verified, and every one is refused.
+    """
+
+    keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for key_id, key in self.keys.items():
+            if not _KEY_ID.fullmatch(key_id):
+                raise ConfigError(f"session.keys: key id {key_id!r} must be two characters of a-z, 0-9")
+            if len(key) < 16:
+                raise ConfigError(f"session.keys: key {key_id!r} must have at least 16 bytes")
+
+    @classmethod
+    def parse(cls, text: str) -> SessionSettings:
+        """Read `kid:hexkey[,kid:hexkey...]`, the form of TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
+        keys: dict[str, bytes] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            key_id, _, digits = item.partition(":")
+            try:
+                keys[key_id] = bytes.fromhex(digits)
+            except ValueError as error:
+                raise ConfigError(f"session.keys: key {key_id!r} is not hexadecimal") from error
+        return cls(keys=keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySettings:
+    """Everything the proxy is told."""
+
+    endpoints: tuple[EndpointSettings, ...]
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
+    health: HealthSettings = field(default_factory=HealthSettings)
+    sessions: SessionSettings = field(default_factory=SessionSettings)
+    account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
+
+    def __post_init__(self) -> None:
+        names = [endpoint.name for endpoint in self.endpoints]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"endpoints must be one or more of different names, not {names}")
