@@ -38,6 +38,12 @@ def main() -> None:
     help="Where the instances' folders and logs go while they run (default: a temporary directory).",
 )
 @click.option(
+    "--journal",
+    metavar="URL",
+    help="Where sessions are recorded so that another instance can take them over: file:///a/directory, or off "
+    "(default: a directory for as long as the fleet runs).",
+)
+@click.option(
     "--strategy",
     type=click.Choice(ROUTING_STRATEGIES),
     default=ROUTING_STRATEGIES[0],
@@ -59,6 +65,7 @@ def up(
     no_auth: bool,
     model_store: Path | None,
     run_dir: Path | None,
+    journal: str | None,
     strategy: str,
     allow_image_host: tuple[str, ...],
     log_level: str,
@@ -85,6 +92,7 @@ def up(
         admin_port=admin_port,
         model_store=(model_store or _default_store()).resolve(),
         run_dir=None if run_dir is None else run_dir.resolve(),
+        journal=journal,
         strategy=strategy,
         allowed_image_hosts=allow_image_host,
         is_open=no_auth,

@@ -11,12 +11,14 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchmoor.app import Proxy
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
@@ -25,6 +27,7 @@ from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, 
 logger = logging.getLogger(__name__)
 
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
+JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
 ENDPOINT = "llava"
 
@@ -39,6 +42,7 @@ class UpOptions:
     admin_port: int
     model_store: Path
     run_dir: Path | None
+    journal: str | None  # None: one for this fleet's lifetime
     strategy: str
     allowed_image_hosts: tuple[str, ...]
     is_open: bool
@@ -58,14 +62,16 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         sessions=SessionSettings.parse(keys),
     )
     registry = Registry(settings.endpoints)
+    run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))
     java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
     launcher_settings = LauncherSettings(
         torchserve=TorchServeSettings(
             model_store=options.model_store, java_home=Path(java_home) if java_home else None
         ),
-        run_dir=options.run_dir,
+        run_dir=run_dir,
     )
-    environment = {SESSION_KEYS: keys}
+    journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (

@@ -2,10 +2,11 @@
 
     python -I guard.py FOLDER PID_FILE GRACE_S COMMAND...
 
-Standard input is a pipe that the launcher holds open. When it closes, because the launcher says stop or because it
-has died, however it died, the JVM gets SIGTERM, after the grace everything in the process group gets SIGKILL, and the
-instance's folder is removed. When the command ends by itself, its folder stays: the logs say why.
-The guard leads the process group. Standard library only, and as little of it as will do.
+Standard input is a pipe that the launcher holds open. When it closes, the JVM gets SIGTERM and, after the grace,
+everything in the process group SIGKILL. A launcher that stops an instance says so first, by a byte, and cleans up
+itself; one that has died, however it died, could not say anything, and then the guard removes the instance's folder,
+the last guard all of the fleet's. The guard leads the process group.
+Standard library only, and as little of it as will do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.1
+JOURNAL_FOLDER = "journal"  # beside the instances' folders: the sessions' journals of this fleet
 
 
 def main(arguments: list[str]) -> int:
@@ -31,19 +33,30 @@ def main(arguments: list[str]) -> int:
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_heed_signals)
-    is_stopped = False
+    is_stopped = is_launcher_alive = False
     while child.poll() is None and not is_stopped:
-        is_stopped = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 4096)
+        if select.select([0], [], [], POLL_S)[0]:
+            said = os.read(0, 4096)
+            is_launcher_alive = is_launcher_alive or bool(said)
+            is_stopped = not said
     if is_stopped:
         _stop(child, pid_file, grace_s)
     _kill_group()
     status = child.wait()
     if not is_stopped:
         return status
+    if not is_launcher_alive:
+        _clean_up(folder)
+    return 0
+
+
+def _clean_up(folder: Path) -> None:
+    """Remove the instance's folder and, if it was the fleet's last, what the fleet shared."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        folder.parent.rmdir()  # the launcher's, if this was the last of its instances
-    return 0
+        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER}:
+            shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
+            folder.parent.rmdir()
 
 
 def _heed_signals() -> None:

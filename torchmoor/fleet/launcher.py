@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class LauncherSettings:
     """How instances are started, watched and stopped."""
 
     torchserve: TorchServeSettings
-    run_dir: Path | None = None  # where the instances' folders go; None: a new temporary directory
+    run_dir: Path  # where the instances' folders go, and the journal that they share
     start_timeout_s: float = 180.0  # from the start of an instance to its model being ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted as a whole
     stop_grace_s: float = 10.0
@@ -84,7 +83,6 @@ class Launcher:
         self._registry = registry
         self._environment = dict(environment)
         self._report = report
-        self._run_dir = settings.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))
         self._starting = asyncio.Semaphore(settings.max_starting)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
@@ -117,10 +115,10 @@ class Launcher:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)  # of instances that had ended by themselves
+        for folder in [*self._folders, self._settings.run_dir / guard.JOURNAL_FOLDER]:
+            shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            self._run_dir.rmdir()
+            self._settings.run_dir.rmdir()
 
     def kill(self) -> None:
         """Stop at once, with SIGKILL; nothing is started again."""
@@ -160,7 +158,7 @@ class Launcher:
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
 
     def _plan(self, launch: Launch) -> InstanceSpec:
-        folder = self._run_dir / launch.name
+        folder = self._settings.run_dir / launch.name
         self._folders.append(folder)
         return InstanceSpec(
             name=launch.name,
@@ -252,6 +250,8 @@ class Launcher:
         if process is None:
             return
         assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.write(b"s")
         process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), self._settings.stop_grace_s + 5)

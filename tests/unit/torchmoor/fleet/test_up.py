@@ -35,6 +35,7 @@ def options(tmp_path: Path) -> UpOptions:
         admin_port=0,
         model_store=tmp_path / "store",
         run_dir=tmp_path / "run",
+        journal=None,
         strategy="RANDOM",
         allowed_image_hosts=(),
         is_open=False,
@@ -52,11 +53,11 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
         report = tmp_path / f"{spec.name}.pids"
         return [sys.executable, str(STUB), "heed", str(spec.pid_file), str(report)]
 
-    async def is_ready(self: HealthChecker, instance: Instance) -> bool:
+    async def ask(self: HealthChecker, instance: Instance) -> bool | None:
         return (tmp_path / f"{instance.name}.pids").exists()
 
     monkeypatch.setattr(launcher_module, "prepare", stub)
-    monkeypatch.setattr(HealthChecker, "is_ready", is_ready)
+    monkeypatch.setattr(HealthChecker, "ask", ask)
     monkeypatch.setattr(up, "find_gpus", lambda environ: [])
     monkeypatch.delenv(up.SESSION_KEYS, raising=False)
     return given

@@ -1,0 +1,1 @@
+"""Training of models/tiny-llava: scenes, conversations, model, optimizer, stages, evaluation."""

@@ -1,0 +1,235 @@
+"""The stages of training and their loops.
+
+1. Vision: the tower alone learns, patch by patch, what the teacher asks for.
+2. Language: the whole model learns the answers, the tower slowly and still under its teacher.
+3. Language again, with more of the questions that are learned last, while the learning rate falls.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlavaForConditionalGeneration, LlavaProcessor
+
+from .batches import Batch, Batches, BatchPlan, load
+from .build import TEXT_WIDTH, VISION_WIDTH, build_model, build_processor, build_tokenizer, save_checkpoint
+from .conversations import HARD_MIXTURE
+from .muon import Muon
+from .teacher import IGNORED, Teacher
+
+LOG_EVERY = 20
+SAVE_EVERY = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Batches, length and learning rates of one stage."""
+
+    name: str
+    plan: BatchPlan
+    num_steps: int
+    learning_rate: float
+    vision_factor: float = 1.0  # of the learning rate, for the vision tower
+    teacher_weight: float = 1.0
+    num_warmup_steps: int = 60
+    hold_share: float = 0.0  # of the steps, at the full rate before it falls
+    final_factor: float = 0.03
+
+    def rate(self, step: int) -> float:
+        """Linear warmup, the full rate, then half a cosine down to final_factor."""
+        progress = max(0.0, step / self.num_steps - self.hold_share) / (1 - self.hold_share)
+        cosine = self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
+        return self.learning_rate * min(1.0, (step + 1) / self.num_warmup_steps) * cosine
+
+
+VISION = Stage(name="vision", plan=BatchPlan(num_scenes=64, easy_steps=250), num_steps=2000, learning_rate=3e-3)
+LANGUAGE = Stage(
+    name="language",
+    plan=BatchPlan(num_scenes=20, num_turns=12, dialogue_share=0.35, easy_steps=200),
+    num_steps=600,
+    learning_rate=2.5e-3,
+    vision_factor=0.2,
+    teacher_weight=0.1,
+    final_factor=1.0,
+)
+HARD_LANGUAGE = Stage(
+    name="hard-language",
+    plan=BatchPlan(num_scenes=20, num_turns=12, dialogue_share=0.35, mixture=HARD_MIXTURE),
+    num_steps=840,
+    learning_rate=2.5e-3,
+    vision_factor=0.2,
+    teacher_weight=0.1,
+    hold_share=0.5,
+    final_factor=0.02,
+)
+
+
+def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon trains it.
+
+    The patch embedding and the projector count. All pixels of a plain patch are alike, and the tower's features
+    are large, so AdamW's steps, one size for each weight, add up over the inputs: the first shook the features
+    that shapes are read from, the second grew until it lost what the features say about the background.
+    """
+    is_layer = ".layers." in f".{name}" or name in ("linear_1.weight", "linear_2.weight")
+    return "patch_embedding" in name or (is_layer and parameter.ndim == 2)
+
+
+class Optimizer:
+    """Muon for the matrices of the hidden layers, AdamW for everything else, one learning rate for both."""
+
+    def __init__(self, modules: Iterable[tuple[nn.Module, float]]) -> None:
+        """modules: each with the factor its learning rate is multiplied by."""
+        muon_groups, adamw_groups = [], []
+        self.parameters: list[nn.Parameter] = []
+        for module, factor in modules:
+            named = list(module.named_parameters())
+            self.parameters += [parameter for _name, parameter in named]
+            hidden = [p for name, p in named if is_hidden_matrix(name, p)]
+            hidden_ids = {id(p) for p in hidden}
+            rest = [p for _name, p in named if id(p) not in hidden_ids]
+            muon_groups += [{"params": hidden, "factor": factor}] if hidden else []
+            adamw_groups.append({"params": rest, "factor": factor})
+        self.parts = [
+            Muon(muon_groups, lr=0.0),
+            torch.optim.AdamW(adamw_groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.01),
+        ]
+
+    def step(self, learning_rate: float) -> None:
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate * group["factor"]
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+
+def vision_features(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
+    """(B, NUM_PATCHES, VISION_WIDTH): one row a patch, class token dropped."""
+    pixels = batch.pixels.float().div_(127.5).sub_(1)
+    features: Tensor = model.model.vision_tower(pixels).last_hidden_state
+    return features[:, 1:]
+
+
+def visible(batch: Batch) -> Tensor:
+    """(N, 1, L, L) bool: which earlier tokens each token sees: its own segment and segment 0."""
+    assert batch.segments is not None
+    segments = batch.segments
+    is_shared = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
+    return is_shared.tril()[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The loss over the answers' tokens, and the share of tokens that are right."""
+
+    loss: Tensor
+    accuracy: float
+
+
+def answer_loss(model: LlavaForConditionalGeneration, projected: Tensor, batch: Batch) -> Answers:
+    """projected: (B, NUM_PATCHES, TEXT_WIDTH), what the projector makes of the features."""
+    assert batch.ids is not None
+    assert batch.targets is not None
+    inner = model.model
+    embeddings = inner.get_input_embeddings()(batch.ids)
+    is_image = (batch.ids == model.config.image_token_id).unsqueeze(-1)
+    embeddings = embeddings.masked_scatter(is_image, projected)
+    hidden = inner.language_model(
+        inputs_embeds=embeddings, attention_mask=visible(batch), position_ids=batch.positions, use_cache=False
+    ).last_hidden_state
+    targets = batch.targets[:, 1:]
+    is_target = targets != IGNORED
+    logits = model.lm_head(hidden[:, :-1][is_target])
+    loss = functional.cross_entropy(logits, targets[is_target])
+    return Answers(loss, (logits.argmax(-1) == targets[is_target]).float().mean().item())
+
+
+class Trainer:
+    """Runs the stages over one model. State between stages is the model and the teachers, nothing else."""
+
+    def __init__(self, *, seed: int, out: Path, report: Callable[[str], None]) -> None:
+        torch.manual_seed(seed)
+        self.seed, self.out, self.report = seed, out, report
+        tokenizer = build_tokenizer(seed)
+        self.processor: LlavaProcessor = build_processor(tokenizer)
+        self.model = build_model(tokenizer)
+        self.teacher = Teacher(VISION_WIDTH)
+        self.second_teacher = Teacher(TEXT_WIDTH)  # of the projector: what it drops, no answer can tell
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def train_vision(self, stage: Stage) -> None:
+        optimizer = Optimizer([(self.model.model.vision_tower, 1.0), (self.teacher, 1.0)])
+        self.model.train()
+        started = time.monotonic()
+        for step, batch in enumerate(self._batches(stage)):
+            features = vision_features(self.model, batch)
+            is_logged = (step + 1) % LOG_EVERY == 0
+            lesson = self.teacher(features, batch.labels, batch.boxes, with_accuracies=is_logged)
+            lesson.loss.backward()
+            optimizer.step(stage.rate(step))
+            if is_logged:
+                right = self.teacher.scenes_right(features.detach(), batch.labels)
+                details = " ".join(f"{name}={share:.3f}" for name, share in lesson.accuracies.items())
+                self.report(
+                    f"{stage.name} step={step + 1}/{stage.num_steps} s={time.monotonic() - started:.0f} "
+                    f"loss={lesson.loss.item():.3f} scenes={right:.3f} {details}"
+                )
+
+    def train_language(self, stage: Stage) -> None:
+        inner = self.model.model
+        optimizer = Optimizer(
+            [
+                (inner.vision_tower, stage.vision_factor),
+                (self.teacher, stage.vision_factor),
+                (inner.multi_modal_projector, 1.0),
+                (self.second_teacher, 1.0),
+                (inner.language_model, 1.0),  # the output head is tied to its embeddings
+            ]
+        )
+        self.model.train()
+        started = time.monotonic()
+        for step, batch in enumerate(self._batches(stage)):
+            features = vision_features(self.model, batch)
+            projected = inner.multi_modal_projector(features)
+            answers = answer_loss(self.model, projected, batch)
+            lesson = self.teacher(features, batch.labels, batch.boxes)
+            second = self.second_teacher(projected, batch.labels, batch.boxes)
+            (answers.loss + stage.teacher_weight * (lesson.loss + second.loss)).backward()
+            optimizer.step(stage.rate(step))
+            if (step + 1) % LOG_EVERY == 0:
+                right = self.teacher.scenes_right(features.detach(), batch.labels)
+                self.report(
+                    f"{stage.name} step={step + 1}/{stage.num_steps} s={time.monotonic() - started:.0f} "
+                    f"loss={answers.loss.item():.4f} tokens={answers.accuracy:.4f} scenes={right:.3f}"
+                )
+            if (step + 1) % SAVE_EVERY == 0:
+                self.save()
+
+    def save(self) -> None:
+        save_checkpoint(self.model, self.processor, self.out)
+
+    def save_state(self, path: Path) -> None:
+        """What a later stage needs, in full precision."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({name: module.state_dict() for name, module in self._modules().items()}, path)
+
+    def load_state(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        for name, module in self._modules().items():
+            module.load_state_dict(state[name])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "teacher": self.teacher, "second_teacher": self.second_teacher}
+
+    def _batches(self, stage: Stage) -> Iterable[Batch]:
+        tokenizer = self.processor.tokenizer
+        return load(Batches(stage.plan, tokenizer, seed=f"{self.seed}/{stage.name}", num_steps=stage.num_steps))
