@@ -6,6 +6,8 @@ HandlerError
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
  +- NoRoom: Overloaded, OutOfMemory
  +- TurnTimedOut
+ +- TurnConflict
+ +- JournalUnavailable
  +- InternalError
 
 Each class has a status; its name is the code on the wire. Only the adapter turns one into HTTP.
@@ -140,6 +142,19 @@ class TurnTimedOut(HandlerError):
     """The turn was not finished before its deadline."""
 
     status = 504
+
+
+class TurnConflict(HandlerError):
+    """Another instance finished a turn of this session first; this one's answer does not count."""
+
+    status = 409
+
+
+class JournalUnavailable(HandlerError):
+    """The session's journal cannot be read or written, so nothing can be promised about the session."""
+
+    status = 503
+    retry_after_s = 1
 
 
 class InternalError(HandlerError):

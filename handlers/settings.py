@@ -96,12 +96,18 @@ class PumpSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JournalSettings:
+    url: str = "off"  # file:///a/directory that the instances share; off: a session ends with its worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
     intake: IntakeSettings = field(default_factory=IntakeSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     pump: PumpSettings = field(default_factory=PumpSettings)
+    journal: JournalSettings = field(default_factory=JournalSettings)
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

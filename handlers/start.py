@@ -9,6 +9,7 @@ import torch
 
 from handlers.adapter import Pump
 from handlers.chat.intake import ImageIntake
+from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -39,7 +40,8 @@ def start_chat(
     scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
     engine = Engine(ModelRunner(model), scheduler, settings.engine.num_threads)
     ids = SessionIds.from_environment(environ)
-    service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake))
+    journal = open_journal(settings.journal.url)
+    service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
 

@@ -14,9 +14,11 @@ from PIL import Image
 
 from handlers.chat.counters import Counters
 from handlers.chat.intake import ImageIntake
+from handlers.chat.journal import Event, Journal, image_hash
+from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
 from handlers.chat.session_id import SessionId, SessionIds
-from handlers.chat.sessions import SessionImage, SessionStore
+from handlers.chat.sessions import LoadedImage, Session, SessionImage, SessionStore
 from handlers.chat.turn import Turn, TurnParts
 from handlers.chat.wire import (
     AddImages,
@@ -31,13 +33,14 @@ from handlers.chat.wire import (
 )
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost
 from handlers.models.text import TextModel
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)
 JSON = {"Content-Type": "application/json"}
 MAX_LISTED_SESSIONS = 1000
+SWEEP_INTERVAL_S = 600.0  # between two looks for journals of sessions that have expired
 
 
 class ChatService:
@@ -54,6 +57,7 @@ class ChatService:
         ids: SessionIds,
         intake: ImageIntake,
         wall: Callable[[], float] = time.time,
+        journal: Journal | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -65,6 +69,7 @@ class ChatService:
         self._loading: Executor = ThreadPoolExecutor(settings.intake.num_threads, "intake")
         self._preparing: Executor = ThreadPoolExecutor(2, "prepare")
         self.store = SessionStore(settings.session, ids, wall)
+        self._recorder = SessionRecorder(journal, self.store, self._encode)
         self._turn_parts = TurnParts(
             settings=settings.engine,
             model=model,
@@ -74,6 +79,7 @@ class ChatService:
             loading=self._loading,
             counters=self._counters,
             load_images=self._load_images,
+            recorder=self._recorder,
         )
         self._stopping = threading.Event()
         self._janitor = threading.Thread(target=self._expire_sessions, name="janitor", daemon=True)
@@ -88,9 +94,13 @@ class ChatService:
         self._engine.stop()
 
     def _expire_sessions(self) -> None:
+        next_sweep = 0.0
         while not self._stopping.wait(1.0):
             try:
                 self.store.expire()
+                if self._wall() >= next_sweep:
+                    next_sweep = self._wall() + SWEEP_INTERVAL_S
+                    self._recorder.sweep(int(self._wall() - self._settings.session.tombstone_s))
             except Exception:
                 logger.exception("sessions could not be expired")
 
@@ -113,13 +123,38 @@ class ChatService:
             case AddImages():
                 self._in_background(reply, lambda: self._add_images(command, reply))
             case Ask():
-                session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
-                Turn(self._turn_parts, session, command, reply).start()
+                self._ask(command, reply)
             case CloseSession():
-                session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
-                self.store.close(session)
-                self._counters.add("sessions_closed")
-                reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
+                self._in_background(reply, lambda: self._close(command, reply))
+
+    def _ask(self, command: Ask, reply: Reply) -> None:
+        caller = command.caller
+        try:
+            session = self.store.get(command.session_id, caller.endpoint, caller.principal)
+        except SessionLost:
+            self._in_background(reply, lambda: Turn(self._turn_parts, self._find(command), command, reply).start())
+        else:
+            Turn(self._turn_parts, session, command, reply).start()
+
+    def _find(self, command: Ask | AddImages | CloseSession) -> Session:
+        """The session, taken over from its journal if another worker held it. Raises the SessionGone family."""
+        endpoint, principal = command.caller.endpoint, command.caller.principal
+        try:
+            return self.store.get(command.session_id, endpoint, principal)
+        except SessionLost:
+            if not self._recorder.is_known(command.session_id):
+                raise
+        cache = SequenceCache(self._engine.runner.cache_shape)
+        self._counters.add("sessions_adopted")
+        return self.store.adopt(command.session_id, cache, endpoint, principal)
+
+    def _close(self, command: CloseSession, reply: Reply) -> None:
+        session = self._find(command)
+        self._recorder.catch_up(session)
+        self._recorder.close(session.id.text)
+        self.store.close(session)
+        self._counters.add("sessions_closed")
+        reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
 
     def _in_background(self, reply: Reply, action: Callable[[], None]) -> None:
         def run() -> None:
@@ -138,11 +173,11 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
-        images = self._load_images(command.images)
+        loaded = self._load_images(command.images)
         cache = SequenceCache(self._engine.runner.cache_shape)
         session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
         try:
-            self.store.add_images(session, images)
+            self._add(session, "open", loaded)
         except Exception:
             self.store.discard(session)
             raise
@@ -153,11 +188,23 @@ class ChatService:
         reply.finish({**JSON, **headers}, json.dumps({"session_id": session.id.text}).encode())
 
     def _add_images(self, command: AddImages, reply: Reply) -> None:
-        session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
-        self.store.add_images(session, self._load_images(command.images))
+        session = self._find(command)
+        self._recorder.catch_up(session)
+        self._add(session, "images", self._load_images(command.images))
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
 
-    def _load_images(self, references: Sequence[ImageReference]) -> list[SessionImage]:
+    def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage]) -> None:
+        """Give images to a session, in memory and in its journal. Raises OutOfMemory, TurnConflict, ..."""
+        images = [item.image for item in loaded]
+        self.store.add_images(session, images)
+        try:
+            event = Event(kind=kind, images=digests(images))
+            self._recorder.record(session, event, [item.encoded for item in loaded])
+        except HandlerError:
+            self.store.drop_images(session, images)
+            raise
+
+    def _load_images(self, references: Sequence[ImageReference]) -> list[LoadedImage]:
         """References to images on the device, encoded. Raises the BadImage family, OutOfMemory."""
         if references and self._model.image_token_id is None:
             raise InvalidRequest("this model reads text only; open the session without an image")
@@ -166,22 +213,28 @@ class ChatService:
             raise InvalidRequest(f"a session may have {limit} images, not {len(references)}")
         return [self._load_image(reference) for reference in references]
 
-    def _load_image(self, reference: ImageReference) -> SessionImage:
+    def _load_image(self, reference: ImageReference) -> LoadedImage:
         self._counters.add("images_received")
-        picture = self._intake.load(reference)
+        encoded = self._intake.read(reference)
+        return LoadedImage(self._encode(encoded), encoded)
+
+    def _encode(self, encoded: bytes) -> SessionImage:
+        """An encoded image on the device, with its features. Raises the BadImage family, OutOfMemory."""
+        picture = self._intake.decode(encoded)
         try:
             pixels = self._model.preprocess(picture).to(self._model.device, self._model.dtype)
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device ran out of memory while taking in this image") from exc
         features = self._engine.encode_image(pixels)
         self._counters.add("images_encoded")
-        return SessionImage(_content_key(picture), pixels, features)
+        return SessionImage(_content_key(picture), image_hash(encoded), pixels, features)
 
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""
         count = self._counters.get
         started, finished = count("turns_started"), count("turns_finished")
         cancelled, failed = count("turns_cancelled"), count("turns_failed")
+        repeated = count("turns_repeated")
         return {
             "instance": self._ids.instance,
             "device": str(self._model.device),
@@ -192,15 +245,17 @@ class ChatService:
                 "budget_bytes": self._settings.session.budget_bytes,
                 "opened": count("sessions_opened"),
                 "closed": count("sessions_closed"),
+                "adopted": count("sessions_adopted"),
                 "demoted": self.store.num_demoted,
             },
             "turns": {
                 **self.store.turn_counts(),
-                "in_progress": started - finished - cancelled - failed,
+                "in_progress": started - finished - cancelled - failed - repeated,
                 "started": started,
                 "finished": finished,
                 "cancelled": cancelled,
                 "failed": failed,
+                "repeated": repeated,
             },
             "tokens": {"prefilled": count("tokens_prefilled"), "generated": count("tokens_generated")},
             "images": {

@@ -43,12 +43,21 @@ class SessionImage:
     """One picture of a conversation, on the device."""
 
     key: int  # negative: stands for the image in the cache's list of tokens
+    digest: str  # of the encoded bytes, the image's name in the journal
     pixels: Tensor  # (1, channels, height, width)
     features: Tensor  # (image tokens, hidden size)
 
     @property
     def num_bytes(self) -> int:
         return self.pixels.nbytes + self.features.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedImage:
+    """A picture that has just come in, with the bytes that it came as."""
+
+    image: SessionImage
+    encoded: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +71,9 @@ class Session:
     messages: list[dict[str, Any]] = field(default_factory=list)
     turn: "Turn | None" = None  # the running one; it pins the session
     waiting: "deque[Turn]" = field(default_factory=deque)
+    num_events: int = 0  # how much of its journal this session has seen
+    last_invocation_id: str = ""  # of the last finished turn
+    recording: threading.Lock = field(default_factory=threading.Lock)  # held while the journal is read or written
     last_used: float = 0.0
     counted_bytes: int = 0  # this session's part of the store's used_bytes
     end: SessionGone | None = None  # why it is over, once it is
@@ -115,15 +127,30 @@ class SessionStore:
     def open(self, cache: SequenceCache, ttl_s: float, endpoint: str, principal: str) -> Session:
         """A new session without images. Raises Overloaded if there are too many."""
         self.expire()
+        now = self._wall()
         with self._lock:
-            if len(self._sessions) >= self.settings.max_sessions:
-                raise Overloaded(
-                    f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
-                )
-            now = self._wall()
-            session = Session(self._ids.mint(int(now + ttl_s), endpoint, principal), cache, last_used=now)
-            self._sessions[session.id.text] = session
-            return session
+            return self._add(Session(self._ids.mint(int(now + ttl_s), endpoint, principal), cache, last_used=now))
+
+    def _add(self, session: Session) -> Session:
+        if len(self._sessions) >= self.settings.max_sessions:
+            raise Overloaded(
+                f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
+            )
+        self._sessions[session.id.text] = session
+        return session
+
+    def adopt(self, text: str, cache: SequenceCache, endpoint: str, principal: str) -> Session:
+        """Hold a session that another worker opened, still without messages and images. Returns the one already held.
+
+        Raises the SessionGone family, Overloaded.
+        """
+        with self._lock:
+            try:
+                return self.get(text, endpoint, principal)
+            except SessionLost:
+                sid = self._ids.verify(text, endpoint, principal)
+                assert sid is not None
+            return self._add(Session(sid, cache, last_used=self._wall()))
 
     def get(self, text: str, endpoint: str, principal: str) -> Session:
         """The open session of this id. Raises the SessionGone family, each case with its own message."""

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.counters import Counters
+from handlers.chat.journal import Event
+from handlers.chat.recorder import SessionRecorder, answer_message, digests, question_message
 from handlers.chat.reply import Reply
-from handlers.chat.sessions import Session, SessionImage, SessionStore
+from handlers.chat.sessions import LoadedImage, Session, SessionImage, SessionStore
 from handlers.chat.streams import Summary, Token, stream_writer
 from handlers.chat.wire import Ask, ImageReference, StreamFormat
 from handlers.engine.detokenizer import Detokenizer
@@ -38,6 +40,14 @@ class ClientGone(HandlerError):
     status = 499
 
 
+class _AnsweredBefore(Exception):
+    """The question's answer is in the conversation already."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnParts:
     """What every turn of a worker works with."""
@@ -49,7 +59,8 @@ class TurnParts:
     preparing: Executor  # for turns that touch nothing but this worker
     loading: Executor  # for turns that bring images, which may be slow to fetch
     counters: Counters
-    load_images: Callable[[Sequence[ImageReference]], list[SessionImage]]
+    load_images: Callable[[Sequence[ImageReference]], list[LoadedImage]]
+    recorder: SessionRecorder
 
 
 class Turn:
@@ -69,7 +80,9 @@ class Turn:
         self._writer = stream_writer(ask.stream) if ask.stream else None
         self._messages: list[dict[str, Any]] = []
         self._images: list[SessionImage] = []  # of the whole conversation, this question's included
-        self._own_images: list[SessionImage] = []  # those that came with this question
+        self._own_images: list[LoadedImage] = []  # those that came with this question
+        self._new_images: list[SessionImage] = []  # those that this question is the first to be about
+        self._text = ""
         self._receipt: dict[str, str] = {}
 
     def start(self) -> None:
@@ -106,6 +119,8 @@ class Turn:
                     raise self._stopped
                 self._sequence = sequence
                 self._parts.engine.submit(sequence)
+        except _AnsweredBefore as answered:
+            self._answer_again(answered.text)
         except HandlerError as error:
             self._fail(error)
         except Exception:
@@ -118,20 +133,15 @@ class Turn:
             raise self._stopped
         if session.end is not None:
             raise session.end
-        text = self._question_text()
+        self._text = self._question_text()
+        num_caught_up = self._parts.recorder.catch_up(session)
+        self._raise_if_answered()
         if self._ask.images:
             self._own_images = self._parts.load_images(self._ask.images)
-            self._parts.store.add_images(session, self._own_images)
-        pending = list(session.pending_images)
-        self._images = images = [*session.images, *pending]
-        question = {
-            "role": "user",
-            "content": [
-                *({"type": "image"} for _ in pending),
-                {"type": "text", "text": text},
-            ],
-        }
-        self._messages = [*session.messages, question]
+            self._parts.store.add_images(session, [loaded.image for loaded in self._own_images])
+        self._new_images = list(session.pending_images)
+        self._images = images = [*session.images, *self._new_images]
+        self._messages = [*session.messages, question_message(self._text, len(self._new_images))]
         prompt = model.render(self._messages, [len(image.features) for image in images])
         spans = _place_images(prompt, images, model.image_token_id)
         max_new_tokens = self._max_new_tokens(len(prompt))
@@ -143,6 +153,8 @@ class Turn:
             "X-Torchmoor-Prefill-Tokens": str(len(prompt) - kept),
             "X-Torchmoor-Context-Tokens": str(len(prompt)),
         }
+        if num_caught_up:
+            self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
         self._parts.counters.add("tokens_prefilled", len(prompt) - kept)
         p = self._ask.parameters
         params = SamplingParams(
@@ -157,6 +169,22 @@ class Turn:
         )
         deadline = self._received + settings.turn_timeout_s
         return TokenSequence(prompt, spans, session.cache, params, deadline, self._on_event)
+
+    def _raise_if_answered(self) -> None:
+        """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
+        ask, session = self._ask, self._session
+        if ask.invocation_id and ask.invocation_id == session.last_invocation_id:
+            raise _AnsweredBefore(session.messages[-1]["content"][0]["text"])
+
+    def _answer_again(self, text: str) -> None:
+        """The stored answer of the turn that this request asked for already."""
+        summary = Summary(text=text, finish_reason=FinishReason.EOS.value, num_tokens=0, num_prompt_tokens=0, seed=None)
+        self._receipt = {"X-Torchmoor-Cache-Tier": "answer"}
+        self._over("turns_repeated")
+        if self._writer is not None:
+            self._show(Token(0, text, 0.0, False), summary)
+        else:
+            self._answer(summary)
 
     def _question_text(self) -> str:
         text = self._ask.prompt_text
@@ -203,14 +231,27 @@ class Turn:
             reason = FinishReason.STOP
         if len(self._sequence.output) == 1:
             self._receipt["X-Torchmoor-Ttft-Ms"] = f"{(time.monotonic() - self._received) * 1000:.1f}"
-        summary = self._summarise(reason) if reason is not None else None
-        if summary is not None:
-            self._commit()
+        token = Token(event.token_id, text, event.logprob, is_special)
+        if reason is not None:
+            self._parts.preparing.submit(self._finish, token, self._summarise(reason))
+            return False
         if self._writer is not None:
-            self._show(Token(event.token_id, text, event.logprob, is_special), summary)
-        elif summary is not None:
-            self._answer(summary)
-        return summary is None
+            self._show(token, None)
+        return True
+
+    def _finish(self, token: Token, summary: Summary) -> None:
+        """On a worker thread, since the journal may take its time: record the turn, then tell the client of its end."""
+        try:
+            self._commit()
+            if self._writer is not None:
+                self._show(token, summary)
+            else:
+                self._answer(summary)
+        except HandlerError as error:
+            self._fail(error)
+        except Exception:
+            logger.exception("turn could not be finished")
+            self._fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
@@ -230,8 +271,16 @@ class Turn:
         text = self._detokenizer.text
         for reserved in self._parts.model.reserved_text():
             text = text.replace(reserved, " ")  # spelled out by the model, it would be read as one more image
-        answer = {"role": "assistant", "content": [{"type": "text", "text": text}]}
-        self._parts.store.commit(self._session, [*self._messages, answer], self._images)
+        event = Event(
+            kind="turn",
+            images=digests(self._new_images),
+            question=self._text,
+            answer=text,
+            invocation_id=self._ask.invocation_id,
+        )
+        self._parts.recorder.record(self._session, event, [loaded.encoded for loaded in self._own_images])
+        self._parts.store.commit(self._session, [*self._messages, answer_message(text)], self._images)
+        self._session.last_invocation_id = self._ask.invocation_id
         self._parts.counters.add("tokens_generated", len(self._sequence.output))
         self._over("turns_finished")
 
@@ -256,7 +305,7 @@ class Turn:
         self._reply.finish(headers, json.dumps(body, ensure_ascii=False).encode())
 
     def _fail(self, error: HandlerError) -> None:
-        self._parts.store.drop_images(self._session, self._own_images)
+        self._parts.store.drop_images(self._session, [loaded.image for loaded in self._own_images])
         self._over("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
         self._reply.fail(error)
 

@@ -13,6 +13,7 @@ from handlers.chat.parameters import Parameters, names, parse_parameters
 from handlers.errors import InvalidJson, InvalidRequest, SessionIdMismatch
 
 NEW_SESSION = "NEW_SESSION"
+MAX_INVOCATION_ID = 128
 SESSION_HEADER = "x-amzn-sagemaker-session-id"
 ImageReference = bytes | str
 
@@ -62,6 +63,7 @@ class Ask:
     prompt_text: str
     images: tuple[ImageReference, ...]
     parameters: Parameters
+    invocation_id: str  # the client's own, the same when it sends the request again; empty if it gave none
     stream: StreamFormat | None  # None: the whole answer as JSON
 
 
@@ -118,7 +120,7 @@ def parse(incoming: Incoming) -> Command:
         if not images:
             raise InvalidRequest("add_images needs an image: give 'path', 'image' or 'images'")
         return AddImages(caller=caller, session_id=session_id, images=images)
-    return _parse_ask(caller, body, session_id, images, headers.get("accept", ""))
+    return _parse_ask(caller, body, session_id, images, headers)
 
 
 def _is_image(content_type: str, body: bytes) -> bool:
@@ -185,7 +187,11 @@ def _parse_open(caller: Caller, body: dict[str, Any], header_id: str | None) -> 
 
 
 def _parse_ask(
-    caller: Caller, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...], accept: str
+    caller: Caller,
+    body: dict[str, Any],
+    session_id: str,
+    images: tuple[ImageReference, ...],
+    headers: Mapping[str, str],
 ) -> Ask:
     prompt = body.get("prompt_text")
     if not isinstance(prompt, str) or not prompt.strip():
@@ -201,7 +207,8 @@ def _parse_ask(
         prompt_text=prompt,
         images=images,
         parameters=parse_parameters(body.get("parameters")),
-        stream=_stream_format(accept) if is_stream else None,
+        invocation_id=headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID],
+        stream=_stream_format(headers.get("accept", "")) if is_stream else None,
     )
 
 

@@ -73,7 +73,7 @@ def run_fleet(*arguments: str, run_dir: Path, log: Path) -> Iterator[Fleet]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "TORCHMOOR_"))},
+            env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
         )
     assert process.stdout is not None
     with process.stdout:

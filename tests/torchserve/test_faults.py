@@ -58,23 +58,37 @@ def worker_pids(folder: Path, instance: str) -> list[int]:
     return pids
 
 
-def test_fleet_survives_the_death_of_a_worker_and_leaves_nothing_behind(archives: Path, tmp_path: Path) -> None:
-    """kill -9 of a worker: its sessions say that they are lost, others go on, it comes back under its name;
-    after Ctrl-C no process and no file of the fleet is left."""
+def ask_until_answered(chat: Chat, question: str) -> str:
+    """As a patient client does: again while the answer is that the service is unavailable."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return chat.ask(question)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ServiceUnavailable" or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+def test_sessions_survive_the_death_of_their_worker(archives: Path, tmp_path: Path) -> None:
+    """kill -9 of a worker: its session goes on elsewhere under the same id and knows what was said; the worker comes
+    back under its name and serves the session again; after Ctrl-C no process and no file of the fleet is left."""
     run_dir = tmp_path / "run"
     with run_fleet("--instances", "2", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
         client = fleet.client()
         chats = [open_session(client, image=data_url(draw("circle", "red"))) for _ in range(2)]
         (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
         assert victim != survivor
+        chats[0].ask("What color is the circle?")
 
         for pid in worker_pids(run_dir, victim):
             os.kill(pid, signal.SIGKILL)
 
         assert "red" in chats[1].ask("What color is the circle?")
-        wait_for(lambda: is_lost(chats[0]), "the dead worker's session is not reported as lost")
+        assert "red" in ask_until_answered(chats[0], "What color is the circle?")
         open_session(client, image=data_url(draw("square", "blue"))).close()
         wait_for(lambda: ready_instances(fleet) == {victim, survivor}, "the worker did not come back")
+        assert "red" in ask_until_answered(chats[0], "What color is the circle?")
         again = open_session(client, image=data_url(draw("square", "blue")))
         assert "blue" in again.ask("What color is the square?")
 
@@ -82,18 +96,37 @@ def test_fleet_survives_the_death_of_a_worker_and_leaves_nothing_behind(archives
     assert not run_dir.exists()
 
 
-def is_lost(chat: Chat) -> bool:
-    """True once the session is refused as lost; before that only errors that say to try again are fine."""
-    try:
+def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_path: Path) -> None:
+    """Then the next question is told so, as a ValidationError that says what to do, and the fleet goes on."""
+    run_dir = tmp_path / "run"
+    with run_fleet("--instances", "1", "--journal", "off", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
+        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+
+        for pid in worker_pids(run_dir, "llava-0"):
+            os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
+            ask_until_answered(chat, "What color is the circle?")
+        again = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+        assert "blue" in again.ask("What color is the square?")
+
+
+def test_sessions_survive_a_restart_of_the_whole_fleet(
+    archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a journal and keys that stay, a session goes on after everything was stopped and started again."""
+    monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", "k1:" + "5a" * 32)
+    journal = ("--journal", (tmp_path / "journal").as_uri())
+    with run_fleet("--instances", "1", *journal, run_dir=tmp_path / "run", log=tmp_path / "up.log") as fleet:
+        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
         chat.ask("What color is the circle?")
-    except ClientError as error:
-        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
-        if code == "ValidationError":
-            assert "memory is gone" in message
-            return True
-        assert code == "ServiceUnavailable", message
-        return False
-    return False
+
+    with run_fleet("--instances", "1", *journal, run_dir=tmp_path / "run", log=tmp_path / "up.log") as fleet:
+        again = Chat(fleet.client(), chat.id)
+        assert "red" in again.ask("What color is the circle?")
+        again.close()
+
+    assert [path.name for path in (tmp_path / "journal" / chat.id).iterdir()] == ["closed"]
 
 
 def test_up_killed_with_9_takes_its_instances_along(archives: Path, tmp_path: Path) -> None:

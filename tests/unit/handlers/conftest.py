@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.intake import ImageIntake
+from handlers.chat.journal import Journal
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
@@ -223,12 +224,14 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     """Builds clients of services of their own; on the way out nothing may be pinned, running or miscounted."""
     services: list[ChatService] = []
 
-    def make(model: Any = tiny_llava, **groups: dict[str, Any]) -> Client:
+    def make(
+        model: Any = tiny_llava, instance: str = "local", journal: Journal | None = None, **groups: dict[str, Any]
+    ) -> Client:
         settings = make_settings(**groups)
         scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
         engine = Engine(ModelRunner(model), scheduler, 1)
-        ids = SessionIds({"k0": b"k" * 32}, "local")
-        service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), clock)
+        ids = SessionIds({"k0": b"k" * 32}, instance)
+        service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), clock, journal)
         engine.start()
         services.append(service)
         return Client(service)
@@ -267,3 +270,13 @@ def drawing() -> Callable[..., Image.Image]:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     return CHECKPOINT
+
+
+@pytest.fixture
+def red(drawing: Callable[..., Image.Image]) -> Image.Image:
+    return drawing("ellipse", "red")
+
+
+@pytest.fixture
+def blue(drawing: Callable[..., Image.Image]) -> Image.Image:
+    return drawing("rectangle", "blue", 120)

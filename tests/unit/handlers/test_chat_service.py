@@ -5,7 +5,6 @@ import io
 import json
 import random
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,16 +23,6 @@ def data_url(image: Image.Image) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-@pytest.fixture
-def red(drawing: Callable[..., Image.Image]) -> Image.Image:
-    return drawing("ellipse", "red")
-
-
-@pytest.fixture
-def blue(drawing: Callable[..., Image.Image]) -> Image.Image:
-    return drawing("rectangle", "blue", 120)
 
 
 def question(text: str, num_images: int = 0) -> dict[str, Any]:
@@ -145,12 +134,18 @@ def test_interleaved_sessions_keep_their_images_apart(make_client: Any, referenc
             histories[i].append(reply_of(found))
 
 
+def bytes_per_image(model: Any) -> int:
+    """Pixels and features of one image in float32."""
+    config = model.model.config
+    features = config.image_seq_length * config.text_config.hidden_size
+    return 4 * (3 * int(config.vision_config.image_size) ** 2 + int(features))
+
+
 def test_demoted_session_answers_the_same(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
     """A session that lost its cache to others computes it again from its image's features, not from the picture."""
-    features = 36 * tiny_llava.model.config.text_config.hidden_size * 4
-    one = 4 * 3 * 96 * 96 + features
+    one = bytes_per_image(tiny_llava)
     longer = {"max_new_tokens": 50}  # two blocks are reserved for it, more than one of the caches leaves
     client = make_client(session={"budget_bytes": 2 * one + 2 * 64 * tiny_llava.bytes_per_token})
     first, second = client.open(data_url(red)), client.open(data_url(blue))
@@ -703,6 +698,7 @@ def test_status_tells_what_the_worker_holds(client: Any, red: Any) -> None:
         "finished": 1,
         "cancelled": 0,
         "failed": 0,
+        "repeated": 0,
     }
     assert status["tokens"]["prefilled"] > 36
 
@@ -715,8 +711,7 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
     """
     rng = random.Random(seed)
     image = data_url(red)
-    features = 36 * endless_llava.model.config.text_config.hidden_size * 4
-    budget = 8 * (4 * 3 * 96 * 96 + features) + 6 * 64 * endless_llava.bytes_per_token
+    budget = 8 * bytes_per_image(endless_llava) + 6 * 64 * endless_llava.bytes_per_token
     client = make_client(
         endless_llava,
         session={"budget_bytes": budget, "max_sessions": 6, "max_waiting_turns": 2},

@@ -68,7 +68,7 @@ def get(store: SessionStore, session: Session) -> Session:
 
 
 def image(key: int = -1) -> SessionImage:
-    return SessionImage(key, torch.zeros(1, 3, 8, 8), torch.zeros(5, 4))
+    return SessionImage(key, f"{key}", torch.zeros(1, 3, 8, 8), torch.zeros(5, 4))
 
 
 def run_turn(store: SessionStore, session: Session, num_tokens: int) -> None:

@@ -116,6 +116,7 @@ def test_ask_with_everything() -> None:
         prompt_text="what?",
         images=(URL,),
         parameters=Parameters(max_new_tokens=5),
+        invocation_id="",
         stream=StreamFormat.TEXT,
     )
 

@@ -99,7 +99,7 @@ def prompts(num: int) -> list[list[int]]:
     """Prompts of different lengths, the same in each run."""
     generator = torch.Generator().manual_seed(7)
     lengths = [3 + 11 * i % 70 for i in range(num)]
-    return [torch.randint(10, 500, (n,), generator=generator).tolist() for n in lengths]
+    return [torch.randint(10, 256, (n,), generator=generator).tolist() for n in lengths]
 
 
 def alone(engine: Engine, model: Any, prompt: list[int], **params: Any) -> list[int]:

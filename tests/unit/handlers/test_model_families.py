@@ -170,20 +170,22 @@ def test_text_model_chats(tmp_path: Path, checkpoint: Path, make_client: Any) ->
     assert "text only" in refused.json["error"]["message"]
 
 
-def llava_config(text: Any) -> Any:
+def llava_config(text: Any, checkpoint: Path) -> Any:
+    """The same pictures as the demo checkpoint's, whose processor it uses."""
+    demo = hf.AutoConfig.from_pretrained(checkpoint)
     vision = hf.CLIPVisionConfig(
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=2,
-        image_size=96,
-        patch_size=16,
+        image_size=demo.vision_config.image_size,
+        patch_size=demo.vision_config.patch_size,
     )
     return hf.LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=3,
-        image_seq_length=36,
+        image_token_index=demo.image_token_id,
+        image_seq_length=demo.image_seq_length,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
     )
@@ -194,20 +196,20 @@ def test_llava_on_other_language_models(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
     """Two prompts with different images, batched with one that has none, equal transformers on each alone."""
-    own = save(llava_config(WORKING[family]()), tmp_path, checkpoint)
+    own = save(llava_config(WORKING[family](), checkpoint), tmp_path, checkpoint)
     model: Any = load_model(tmp_path, CPU, "float32")
     pictures = [drawing("ellipse", "red"), drawing("rectangle", "blue")]
     pixels = [model.preprocess(picture) for picture in pictures]
     features = [model.encode_image(p) for p in pixels]
     start, end = [1, 50, 51], [60, 61, 62, 63]
-    prompts = [[*start, *([-9 - i] * 36), *end] for i in range(2)] + [[*start, *end]]
+    prompts = [[*start, *([-9 - i] * len(features[i])), *end] for i in range(2)] + [[*start, *end]]
     spans = [[ImageSpan(3, features[0])], [ImageSpan(3, features[1])], []]
 
     found = generate(model, prompts, spans, 8)
 
     assert found[0] != found[1]
     for prompt, output, picture in zip(prompts, found, [*pixels, None], strict=True):
-        inputs = {"input_ids": torch.tensor([[3 if token < 0 else token for token in prompt]])}
+        inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
         if picture is not None:
             inputs["pixel_values"] = picture
         with torch.inference_mode():

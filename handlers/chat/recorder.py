@@ -1,0 +1,128 @@
+"""Sessions and their journals: what happens is recorded before it is acknowledged, and what others recorded is read.
+
+With the journal off, everything here does nothing. A session that this worker does not hold is adopted empty; its next
+turn catches up with the journal like any session that has fallen behind, so rebuilding needs no code of its own.
+Blocks on the journal: worker threads only, never the engine's or TorchServe's.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from handlers.chat.journal import Event, EventTaken, Journal
+from handlers.chat.sessions import Session, SessionImage, SessionStore
+from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
+
+logger = logging.getLogger(__name__)
+
+
+class SessionRecorder:
+    """load_image: encoded bytes to an image on the device; raises HandlerError."""
+
+    def __init__(
+        self, journal: Journal | None, store: SessionStore, load_image: Callable[[bytes], SessionImage]
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._load_image = load_image
+
+    def is_known(self, session_id: str) -> bool:
+        """True if there is a journal of this session. Raises JournalUnavailable."""
+        if self._journal is None:
+            return False
+        with _translated():
+            return bool(self._journal.read(session_id))
+
+    def catch_up(self, session: Session) -> int:
+        """Apply what other workers recorded; returns how many events that was.
+
+        Raises SessionClosed, JournalUnavailable, OutOfMemory.
+        """
+        if self._journal is None:
+            return 0
+        with session.recording:
+            with _translated():
+                events = self._journal.read(session.id.text, session.num_events)
+            for event in events:
+                self._apply(session, event)
+                session.num_events += 1
+        return len(events)
+
+    def _apply(self, session: Session, event: Event) -> None:
+        if event.kind == "close":
+            self._store.close(session)
+            raise SessionClosed("this session was closed; open a new one")
+        if event.kind != "turn":
+            self._store.add_images(session, [self._fetch(session, name) for name in event.images])
+            return
+        pending = list(session.pending_images)
+        used: list[SessionImage] = []
+        for name in event.images:
+            image = next((image for image in pending if image.digest == name), None)
+            if image is None:
+                image = self._fetch(session, name)
+                self._store.add_images(session, [image])
+            else:
+                pending.remove(image)
+            used.append(image)
+        messages = [*session.messages, question_message(event.question, len(used)), answer_message(event.answer)]
+        self._store.commit(session, messages, [*session.images, *used])
+        session.last_invocation_id = event.invocation_id
+
+    def _fetch(self, session: Session, name: str) -> SessionImage:
+        assert self._journal is not None
+        with _translated():
+            data = self._journal.get_image(session.id.text, name)
+        return self._load_image(data)
+
+    def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
+        """Write an event, after the images that it brings. Raises TurnConflict if another worker wrote first,
+        JournalUnavailable.
+        """
+        if self._journal is None:
+            return
+        with session.recording, _translated():
+            for data in encoded_images:
+                self._journal.put_image(session.id.text, data)
+            self._journal.append(session.id.text, session.num_events, event)
+            session.num_events += 1
+
+    def close(self, session_id: str) -> None:
+        """Delete the session's journal; that it was closed is remembered until it expires."""
+        if self._journal is not None:
+            with _translated():
+                self._journal.close(session_id)
+
+    def sweep(self, expired_before: int) -> None:
+        """Delete journals of sessions that expired before this time."""
+        if self._journal is not None:
+            self._journal.sweep(expired_before)
+
+
+def question_message(text: str, num_images: int) -> dict[str, Any]:
+    """A user's message as the model's template wants it: its images first."""
+    return {
+        "role": "user",
+        "content": [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": text}],
+    }
+
+
+def answer_message(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+def digests(images: Sequence[SessionImage]) -> tuple[str, ...]:
+    return tuple(image.digest for image in images)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """A journal's own failures as errors for the client."""
+    try:
+        yield
+    except EventTaken as exc:
+        raise TurnConflict("another instance has answered in this session meanwhile; ask again") from exc
+    except (OSError, ValueError) as exc:
+        logger.error("journal failed error=%s", exc)
+        raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc
