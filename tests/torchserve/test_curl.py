@@ -1,6 +1,8 @@
 """curl against the proxy and against an instance: what the README shows, and the container's own paths."""
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -9,7 +11,12 @@ import pytest
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [
+    pytest.mark.torchserve,
+    pytest.mark.skipif(
+        shutil.which("curl") is None and "CI" not in os.environ, reason="curl is not installed (apt-get install curl)"
+    ),
+]
 PATHS = ("/endpoints/llava/invocations", "/invocations", "/predictions/llava")
 
 

@@ -107,6 +107,7 @@ def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_pa
 
         with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
             ask_until_answered(chat, "What color is the circle?")
+        wait_for(lambda: ready_instances(fleet) == {"llava-0"}, "the worker did not come back")
         again = open_session(fleet.client(), image=data_url(draw("square", "blue")))
         assert "blue" in again.ask("What color is the square?")
 
