@@ -22,7 +22,7 @@ from torchmoor.routing.sessions import SessionId
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_LOAD = frozenset((b"Overloaded", b"OutOfMemory"))
+REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
 
@@ -143,7 +143,7 @@ class Invocation:
         """Pass the answer on, or go elsewhere if the instance could not take the request."""
         if status >= 400 and can_replay and self.session is None:
             code = find_field(headers, ERROR_HEADER)
-            if code in REFUSED_FOR_LOAD or (code is None and status in TORCHSERVE_BUSY):
+            if code in REFUSED_FOR_NOW or (code is None and status in TORCHSERVE_BUSY):
                 other = self._find_other()
                 if other is not None:
                     return other

@@ -12,7 +12,7 @@ from time import monotonic
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import (
     ERROR_HEADER,
-    REFUSED_FOR_LOAD,
+    REFUSED_FOR_NOW,
     TORCHSERVE_BUSY,
     Invocation,
     body_too_large,
@@ -181,7 +181,7 @@ class RuntimeInvocation(Invocation):
         error: ApiError
         if code in _SESSION_CODES:
             error = ValidationError(_message(text))
-        elif code.encode() in REFUSED_FOR_LOAD or (not code and status in TORCHSERVE_BUSY):
+        elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
             retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
             error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
         elif not code and status == 413:
