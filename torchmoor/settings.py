@@ -114,6 +114,7 @@ class SessionSettings:
     """
 
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    are_journaled: bool = False  # the instances share a journal, so any of them can take over a session
 
     def __post_init__(self) -> None:
         for key_id, key in self.keys.items():
@@ -123,7 +124,7 @@ class SessionSettings:
                 raise ConfigError(f"session.keys: key {key_id!r} must have at least 16 bytes")
 
     @classmethod
-    def parse(cls, text: str) -> SessionSettings:
+    def parse(cls, text: str, *, are_journaled: bool = False) -> SessionSettings:
         """Read `kid:hexkey[,kid:hexkey...]`, the form of TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
         keys: dict[str, bytes] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
@@ -132,7 +133,7 @@ class SessionSettings:
                 keys[key_id] = bytes.fromhex(digits)
             except ValueError as error:
                 raise ConfigError(f"session.keys: key {key_id!r} is not hexadecimal") from error
-        return cls(keys=keys)
+        return cls(keys=keys, are_journaled=are_journaled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     settings = ProxySettings(
         endpoints=(EndpointSettings(name=ENDPOINT, model=ENDPOINT, routing_strategy=options.strategy),),
         listen=ListenSettings(host=options.host, port=options.port, admin_port=options.admin_port),
-        sessions=SessionSettings.parse(keys),
+        sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
     run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))

@@ -60,6 +60,7 @@ class Stage:
         strategy: str = "LEAST_OUTSTANDING_REQUESTS",
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
+        are_journaled: bool = False,
     ) -> None:
         self.settings = ProxySettings(
             endpoints=(EndpointSettings(name="llava", model="llava", routing_strategy=strategy),),
@@ -67,7 +68,7 @@ class Stage:
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
             health=health,
-            sessions=SessionSettings(keys={"k1": KEY}),
+            sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
         )
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}

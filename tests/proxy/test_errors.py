@@ -190,6 +190,43 @@ def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stag
     assert (status_of(error), len(stage.a.received), stage.b.received) == (503, 1, [])
 
 
+@pytest.mark.parametrize("fault", ["reset", "no worker"])
+def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[..., Stage], fault: str) -> None:
+    """Any instance can take the session over, and its invocation id keeps the turn from being done twice."""
+    stage = make_stage(are_journaled=True)
+
+    async def dying(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.a.behave = dying if fault == "reset" else refusing(503, None, "no worker")
+
+    answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=make_session_id("a"))
+
+    assert answer["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-instance"] == "b"
+    first, second = stage.a.received[0], stage.b.received[0]
+    assert first.headers["amz-sdk-invocation-id"] == second.headers["amz-sdk-invocation-id"] != ""
+
+
+def test_turn_of_a_journaled_session_stays_where_it_is_refused(make_stage: Callable[..., Stage]) -> None:
+    """An instance that is busy still holds the session: moving it would cost more than waiting."""
+    stage = make_stage(are_journaled=True)
+    stage.a.behave = refusing(429, "Overloaded", "full")
+
+    error = refusal(stage, SessionId=make_session_id("a"))
+
+    assert (status_of(error), stage.b.received) == (503, [])
+
+
+def test_request_without_an_invocation_id_gets_one(stage: Stage) -> None:
+    """curl has none of its own; the handler knows a repeated request by it all the same."""
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+    connection.getresponse().read()
+
+    (received,) = [*stage.a.received, *stage.b.received]
+    assert received.headers["amz-sdk-invocation-id"] == received.headers["x-torchmoor-request-id"]
+
+
 def test_instance_that_refuses_connections_is_left_out(stage: Stage) -> None:
     """The request was never sent, so even a session's turn goes to the next instance; the dead one is DOWN."""
     stage.run(stage.a.stop())

@@ -22,6 +22,7 @@ from torchmoor.routing.sessions import SessionId
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
+INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
 REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
@@ -99,6 +100,8 @@ class Invocation:
             b"x-torchmoor-endpoint: %b\r\nx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n"
             % (endpoint.name.encode(), request_id, inference_id or request_id)
         )
+        if find_field(fields, INVOCATION_ID) is None:
+            lines.append(b"amz-sdk-invocation-id: %b\r\n" % request_id)
         self._fields = b"".join(lines)
         self.metrics.invocations += 1
 
@@ -140,10 +143,14 @@ class Invocation:
         )
 
     def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Instance | None:
-        """Pass the answer on, or go elsewhere if the instance could not take the request."""
-        if status >= 400 and can_replay and self.session is None:
+        """Pass the answer on, or go elsewhere if the instance could not take the request.
+
+        A session's turn leaves its instance only if that has no worker, not because the instance is busy.
+        """
+        if status >= 400 and can_replay:
             code = find_field(headers, ERROR_HEADER)
-            if code in REFUSED_FOR_NOW or (code is None and status in TORCHSERVE_BUSY):
+            is_without_worker = code is None and status in TORCHSERVE_BUSY
+            if (is_without_worker and self._is_repeatable) or (code in REFUSED_FOR_NOW and self.session is None):
                 other = self._find_other()
                 if other is not None:
                     return other
@@ -162,7 +169,7 @@ class Invocation:
             # A reset says nothing of the instance: it may be one worker, or one request. A process that is gone
             # refuses the next connection.
             self.gateway.report_unreachable(instance)
-        is_safe = loss is Loss.UNREACHABLE or (self.session is None and self._num_resets < MAX_RESETS)
+        is_safe = loss is Loss.UNREACHABLE or (self._is_repeatable and self._num_resets < MAX_RESETS)
         if loss is Loss.RESET:
             self._num_resets += 1
         if can_replay and is_safe:
@@ -198,6 +205,14 @@ class Invocation:
             self._log(outcome, now)
 
     # Parts of the above
+
+    @property
+    def _is_repeatable(self) -> bool:
+        """True if sending the request a second time, elsewhere, cannot do its work twice.
+
+        A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
+        """
+        return self.session is None or self.gateway.settings.sessions.are_journaled
 
     def fail(self, error: ApiError) -> Reply:
         """The error's reply, counted."""
