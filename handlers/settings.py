@@ -120,6 +120,14 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
     for name in config:
         if name not in known:
             raise ConfigError(f"handler.{name} is not a group of settings; there are {', '.join(known)}")
+    variables = {
+        f"{ENV_PREFIX}{name}_{f.name}".upper()
+        for name, group in known.items()
+        for f in dataclasses.fields(group)  # type: ignore[arg-type]
+    }
+    for name in environ:
+        if name.startswith(ENV_PREFIX) and name not in variables:
+            raise ConfigError(f"{name} is not a setting; handlers/settings.py has them all")
     for name, group in known.items():
         assert isinstance(group, type)
         given = config.get(name) or {}

@@ -52,10 +52,13 @@ class ChatSession:
         self.id: str = opened["NewSessionId"].partition(";")[0]
 
     def ask(self, question: str, images: tuple[str, ...] = ()) -> Iterator[str]:
-        """The answer's text in pieces, as it is generated. Raises ChatError."""
+        """The answer's text in pieces, as it is generated. Raises ChatError.
+
+        images: as `image_reference` gives them.
+        """
         body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": self._parameters}
         if images:
-            body["images"] = [image_reference(image) for image in images]
+            body["images"] = list(images)
         decoder = codecs.getincrementaldecoder("utf-8")()
         with _readable_errors():
             answer = self._client.invoke_endpoint_with_response_stream(
@@ -167,14 +170,14 @@ def _converse(session: ChatSession, *, as_json: bool) -> None:
             return
         if line in ("/quit", "/exit"):
             return
-        if line.startswith("/image "):
-            images += (line.removeprefix("/image ").strip(),)
-        elif line:
-            try:
-                _show(session, line, images, as_json=as_json)
-                images = ()
-            except ChatError as error:
-                click.echo(f"Error: {error}", err=True)
+        try:
+            if line.startswith("/image "):
+                images += (image_reference(line.removeprefix("/image ").strip()),)
+            elif line:
+                asked, images = images, ()  # a picture that is refused must not spoil the next question too
+                _show(session, line, asked, as_json=as_json)
+        except ChatError as error:
+            click.echo(f"Error: {error}", err=True)
 
 
 def _show(session: ChatSession, question: str, images: tuple[str, ...], *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,11 +22,16 @@ from handlers.errors import ConfigError
 _SESSION = re.compile(r"[a-zA-Z0-9-]{1,256}")
 _EXPIRY = re.compile(r"ts-seq-[a-z2-7]{16}-([0-9a-f]{8})-")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_KINDS = ("open", "images", "turn", "close")
 CLOSED = "closed"
 
 
 class EventTaken(Exception):
     """Somebody else wrote the event of this number: another instance serves the session too."""
+
+
+class JournalClosed(Exception):
+    """The session was closed: nothing of it is kept any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,9 @@ class Event:
     @classmethod
     def decode(cls, data: bytes) -> "Event":
         """Raises ValueError if the bytes are no event."""
-        value: dict[str, Any] = json.loads(data)
+        value: Any = json.loads(data)
+        if not isinstance(value, dict) or value.get("kind") not in _KINDS:
+            raise ValueError("not an event of a known kind")
         try:
             return cls(**{**value, "images": tuple(value.get("images", ()))})
         except TypeError as exc:
@@ -61,23 +69,27 @@ class Journal(Protocol):
     thread-safe."""
 
     def append(self, session_id: str, number: int, event: Event) -> None:
-        """Write an event durably. Raises EventTaken if there is one of this number."""
+        """Write an event durably. Raises EventTaken if there is one of this number, JournalClosed."""
         ...
 
-    def read(self, session_id: str, start: int = 0) -> list[Event]:
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         """The events from `start` on, in order; none if there is no such session."""
         ...
 
     def put_image(self, session_id: str, data: bytes) -> str:
-        """Keep an encoded image for the session; returns its hash."""
+        """Keep an encoded image for the session; returns its hash. Raises JournalClosed."""
         ...
 
     def get_image(self, session_id: str, image: str) -> bytes:
-        """Raises OSError if it is not there."""
+        """Raises OSError if it is not there, or not whole."""
         ...
 
     def close(self, session_id: str) -> None:
         """Delete all of a session but the fact that it was closed, which `read` then answers."""
+        ...
+
+    def delete(self, session_id: str) -> None:
+        """Delete all of a session that nobody knows of."""
         ...
 
     def sweep(self, expired_before: int) -> None:
@@ -92,7 +104,7 @@ def image_hash(data: bytes) -> str:
 class DirectoryJournal:
     """Journals in a directory that the instances share: a folder a session, a file an event.
 
-    An event is written to a file of another name, made durable, and linked to its number; link(2) fails if that exists.
+    A file is written under another name, made durable, and linked to its own; link(2) fails if that exists.
     """
 
     def __init__(self, root: Path) -> None:
@@ -100,57 +112,80 @@ class DirectoryJournal:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def append(self, session_id: str, number: int, event: Event) -> None:
-        folder = self._folder(session_id)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        partial = folder / f".{secrets.token_hex(8)}"
         try:
-            _write_durably(partial, event.encode())
-            os.link(partial, folder / f"{number:08d}")
+            self._create(self._make_folder(session_id) / f"{number:08d}", event.encode())
         except FileExistsError as exc:
             raise EventTaken(f"event {number} of this session has been written already") from exc
-        finally:
-            partial.unlink(missing_ok=True)
-        _sync_folder(folder)
 
-    def read(self, session_id: str, start: int = 0) -> list[Event]:
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
         folder = self._folder(session_id)
-        if (folder / CLOSED).exists():
-            return [Event(kind="close")]
         events: list[Event] = []
-        while (path := folder / f"{start + len(events):08d}").is_file():
-            events.append(Event.decode(path.read_bytes()))
+        while max_events is None or len(events) < max_events:
+            try:
+                events.append(Event.decode((folder / f"{start + len(events):08d}").read_bytes()))
+            except FileNotFoundError:
+                if not self._root.is_dir():
+                    raise
+                break
+        if (folder / CLOSED).exists():  # looked for last: before that, nothing of what was read had been deleted
+            return [Event(kind="close")]
         return events
 
     def put_image(self, session_id: str, data: bytes) -> str:
         name = image_hash(data)
-        folder = self._folder(session_id)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        path = folder / name
+        path = self._make_folder(session_id) / name
         if not path.is_file():
-            partial = folder / f".{secrets.token_hex(8)}"
-            _write_durably(partial, data)
-            partial.rename(path)
+            with suppress(FileExistsError):
+                self._create(path, data)
         return name
 
     def get_image(self, session_id: str, image: str) -> bytes:
         if not _HASH.fullmatch(image):
             raise FileNotFoundError("not the name of an image")
-        return (self._folder(session_id) / image).read_bytes()
+        data = (self._folder(session_id) / image).read_bytes()
+        if image_hash(data) != image:
+            raise OSError(f"image {image} of this session is damaged")
+        return data
 
     def close(self, session_id: str) -> None:
-        folder = self._folder(session_id)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = self._make_folder(session_id)
         _write_durably(folder / CLOSED, b"")
         _sync_folder(folder)
         for path in folder.iterdir():
             if path.name != CLOSED:
                 path.unlink(missing_ok=True)
 
+    def delete(self, session_id: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._folder(session_id))
+
     def sweep(self, expired_before: int) -> None:
         for folder in self._root.iterdir():
             match = _EXPIRY.match(folder.name)
             if match is not None and int(match[1], 16) < expired_before:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    @staticmethod
+    def _create(path: Path, data: bytes) -> None:
+        """A file with these bytes, whole and durable or not at all. Raises FileExistsError, JournalClosed."""
+        folder = path.parent
+        partial = folder / f".{secrets.token_hex(8)}"
+        try:
+            _write_durably(partial, data)
+            os.link(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        if (folder / CLOSED).exists():  # looked for after the link: whoever closes later sees the file and deletes it
+            path.unlink(missing_ok=True)
+            raise JournalClosed("this session was closed")
+        _sync_folder(folder)
+
+    def _make_folder(self, session_id: str) -> Path:
+        folder = self._folder(session_id)
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(self._root)
+        return folder
 
     def _folder(self, session_id: str) -> Path:
         if not _SESSION.fullmatch(session_id):
@@ -163,8 +198,11 @@ def open_journal(url: str) -> Journal | None:
     if url == "off":
         return None
     parts = urlsplit(url)
-    if parts.scheme == "file" and not parts.netloc and parts.path.startswith("/"):
-        return DirectoryJournal(Path(unquote(parts.path)))
+    if parts.scheme == "file" and parts.path.startswith("/") and not (parts.netloc or parts.query or parts.fragment):
+        try:
+            return DirectoryJournal(Path(unquote(parts.path)))
+        except (OSError, ValueError) as exc:
+            raise ConfigError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
     raise ConfigError(f"handler.journal.url must be off or file:///a/directory, not {url!r}")
 
 

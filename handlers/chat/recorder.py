@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from handlers.chat.journal import Event, EventTaken, Journal
+from handlers.chat.journal import Event, EventTaken, Journal, JournalClosed
 from handlers.chat.sessions import Session, SessionImage, SessionStore
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
 
 logger = logging.getLogger(__name__)
+CONFLICT = "another instance has answered in this session meanwhile; ask again"
+CLOSED = "this session was closed; open a new one"
 
 
 class SessionRecorder:
@@ -28,11 +30,18 @@ class SessionRecorder:
         self._load_image = load_image
 
     def is_known(self, session_id: str) -> bool:
-        """True if there is a journal of this session. Raises JournalUnavailable."""
+        """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
         if self._journal is None:
             return False
         with _translated():
-            return bool(self._journal.read(session_id))
+            events = self._journal.read(session_id, max_events=1)
+        if events and events[0].kind == "close":
+            raise SessionClosed(CLOSED)
+        return bool(events)
+
+    def must_rebuild(self, session: Session) -> bool:
+        """True if this worker has seen nothing of the session yet: catching up will take in all of its images."""
+        return self._journal is not None and session.num_events == 0
 
     def catch_up(self, session: Session) -> int:
         """Apply what other workers recorded; returns how many events that was.
@@ -52,7 +61,7 @@ class SessionRecorder:
     def _apply(self, session: Session, event: Event) -> None:
         if event.kind == "close":
             self._store.close(session)
-            raise SessionClosed("this session was closed; open a new one")
+            raise SessionClosed(CLOSED)
         if event.kind != "turn":
             self._store.add_images(session, [self._fetch(session, name) for name in event.images])
             return
@@ -78,14 +87,21 @@ class SessionRecorder:
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write an event, after the images that it brings. Raises TurnConflict if another worker wrote first,
-        JournalUnavailable.
+        SessionClosed, JournalUnavailable.
+
+        Hold `session.recording` over this and the change to the session that the event stands for.
         """
         if self._journal is None:
             return
-        with session.recording, _translated():
-            for data in encoded_images:
-                self._journal.put_image(session.id.text, data)
-            self._journal.append(session.id.text, session.num_events, event)
+        with session.recording:
+            try:
+                with _translated():
+                    for data in encoded_images:
+                        self._journal.put_image(session.id.text, data)
+                    self._journal.append(session.id.text, session.num_events, event)
+            except SessionClosed:
+                self._store.close(session)
+                raise
             session.num_events += 1
 
     def close(self, session_id: str) -> None:
@@ -93,6 +109,12 @@ class SessionRecorder:
         if self._journal is not None:
             with _translated():
                 self._journal.close(session_id)
+
+    def discard(self, session_id: str) -> None:
+        """Delete the journal of a session whose opening is undone."""
+        if self._journal is not None:
+            with _translated():
+                self._journal.delete(session_id)
 
     def sweep(self, expired_before: int) -> None:
         """Delete journals of sessions that expired before this time."""
@@ -122,7 +144,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except EventTaken as exc:
-        raise TurnConflict("another instance has answered in this session meanwhile; ask again") from exc
+        raise TurnConflict(CONFLICT) from exc
+    except JournalClosed as exc:
+        raise SessionClosed(CLOSED) from exc
     except (OSError, ValueError) as exc:
         logger.error("journal failed error=%s", exc)
         raise JournalUnavailable("the session's journal cannot be reached; try again later") from exc

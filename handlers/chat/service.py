@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import torch
@@ -136,7 +137,7 @@ class ChatService:
         else:
             Turn(self._turn_parts, session, command, reply).start()
 
-    def _find(self, command: Ask | AddImages | CloseSession) -> Session:
+    def _find(self, command: Ask | AddImages) -> Session:
         """The session, taken over from its journal if another worker held it. Raises the SessionGone family."""
         endpoint, principal = command.caller.endpoint, command.caller.principal
         try:
@@ -145,14 +146,19 @@ class ChatService:
             if not self._recorder.is_known(command.session_id):
                 raise
         cache = SequenceCache(self._engine.runner.cache_shape)
-        self._counters.add("sessions_adopted")
         return self.store.adopt(command.session_id, cache, endpoint, principal)
 
     def _close(self, command: CloseSession, reply: Reply) -> None:
-        session = self._find(command)
-        self._recorder.catch_up(session)
-        self._recorder.close(session.id.text)
-        self.store.close(session)
+        """A session that only its journal knows is closed there, without taking it in first."""
+        session = None
+        try:
+            session = self.store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+        except SessionLost:
+            if not self._recorder.is_known(command.session_id):
+                raise
+        self._recorder.close(command.session_id)
+        if session is not None:
+            self.store.close(session)
         self._counters.add("sessions_closed")
         reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
 
@@ -179,30 +185,38 @@ class ChatService:
         try:
             self._add(session, "open", loaded)
         except Exception:
-            self.store.discard(session)
+            self._discard(session)
             raise
-        reply.on_cancel(lambda: self.store.discard(session))  # the client left before it could read the id
+        reply.on_cancel(lambda: self._discard(session))  # the client left before it could read the id
         self._counters.add("sessions_opened")
         stamp = _stamp(session.id)
         headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
         reply.finish({**JSON, **headers}, json.dumps({"session_id": session.id.text}).encode())
 
+    def _discard(self, session: Session) -> None:
+        """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
+        self.store.discard(session)
+        with suppress(RuntimeError):  # the worker is stopping: the sweep will find it
+            self._loading.submit(self._recorder.discard, session.id.text)
+
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
+        loaded = self._load_images(command.images)
         self._recorder.catch_up(session)
-        self._add(session, "images", self._load_images(command.images))
+        self._add(session, "images", loaded)
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
 
     def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage]) -> None:
         """Give images to a session, in memory and in its journal. Raises OutOfMemory, TurnConflict, ..."""
         images = [item.image for item in loaded]
-        self.store.add_images(session, images)
-        try:
-            event = Event(kind=kind, images=digests(images))
-            self._recorder.record(session, event, [item.encoded for item in loaded])
-        except HandlerError:
-            self.store.drop_images(session, images)
-            raise
+        with session.recording:  # no turn may take up an image that is not recorded
+            self.store.add_images(session, images)
+            try:
+                event = Event(kind=kind, images=digests(images))
+                self._recorder.record(session, event, [item.encoded for item in loaded])
+            except Exception:
+                self.store.drop_images(session, images)
+                raise
 
     def _load_images(self, references: Sequence[ImageReference]) -> list[LoadedImage]:
         """References to images on the device, encoded. Raises the BadImage family, OutOfMemory."""
@@ -245,7 +259,7 @@ class ChatService:
                 "budget_bytes": self._settings.session.budget_bytes,
                 "opened": count("sessions_opened"),
                 "closed": count("sessions_closed"),
-                "adopted": count("sessions_adopted"),
+                "adopted": self.store.num_adopted,
                 "demoted": self.store.num_demoted,
             },
             "turns": {

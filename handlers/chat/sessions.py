@@ -73,7 +73,7 @@ class Session:
     waiting: "deque[Turn]" = field(default_factory=deque)
     num_events: int = 0  # how much of its journal this session has seen
     last_invocation_id: str = ""  # of the last finished turn
-    recording: threading.Lock = field(default_factory=threading.Lock)  # held while the journal is read or written
+    recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     last_used: float = 0.0
     counted_bytes: int = 0  # this session's part of the store's used_bytes
     end: SessionGone | None = None  # why it is over, once it is
@@ -103,6 +103,7 @@ class SessionStore:
         self.settings = settings
         self.used_bytes = 0
         self.num_demoted = 0
+        self.num_adopted = 0
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
@@ -150,7 +151,9 @@ class SessionStore:
             except SessionLost:
                 sid = self._ids.verify(text, endpoint, principal)
                 assert sid is not None
-            return self._add(Session(sid, cache, last_used=self._wall()))
+            session = self._add(Session(sid, cache, last_used=self._wall()))
+            self.num_adopted += 1
+            return session
 
     def get(self, text: str, endpoint: str, principal: str) -> Session:
         """The open session of this id. Raises the SessionGone family, each case with its own message."""
@@ -280,9 +283,12 @@ class SessionStore:
     def commit(self, session: Session, messages: list[dict[str, Any]], images: list[SessionImage]) -> None:
         """A turn has finished: the conversation and its images are these now; images added meanwhile stay pending."""
         with self._lock:
+            if session.end is not None and session.turn is None:
+                return  # its memory is free already
             session.messages = messages
             session.images = images
             session.pending_images = [image for image in session.pending_images if image not in images]
+            self._account(session)
 
     def is_waiting(self, session: Session, turn: "Turn") -> bool:
         with self._lock:

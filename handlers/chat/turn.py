@@ -18,7 +18,7 @@ from typing import Any
 
 from handlers.chat.counters import Counters
 from handlers.chat.journal import Event
-from handlers.chat.recorder import SessionRecorder, answer_message, digests, question_message
+from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import LoadedImage, Session, SessionImage, SessionStore
 from handlers.chat.streams import Summary, Token, stream_writer
@@ -27,7 +27,7 @@ from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
 from handlers.engine.sequence import FinishReason, ImageSpan, SamplingParams, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
-from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest
+from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnConflict
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings
 
@@ -56,8 +56,8 @@ class TurnParts:
     model: TextModel
     engine: Engine
     store: SessionStore
-    preparing: Executor  # for turns that touch nothing but this worker
-    loading: Executor  # for turns that bring images, which may be slow to fetch
+    preparing: Executor  # for turns that bring no images, and for the ends of all
+    loading: Executor  # for turns that bring images, which may be slow to fetch, or must take in a whole session
     counters: Counters
     load_images: Callable[[Sequence[ImageReference]], list[LoadedImage]]
     recorder: SessionRecorder
@@ -95,8 +95,14 @@ class Turn:
 
     def _schedule(self) -> None:
         """The turn's time has come. A slow image server holds up only other turns with images."""
-        executor = self._parts.loading if self._ask.images else self._parts.preparing
-        executor.submit(self._prepare)
+        is_slow = bool(self._ask.images) or self._parts.recorder.must_rebuild(self._session)
+        self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
+
+    def _run_on(self, executor: Executor, action: Callable[[], None]) -> None:
+        try:
+            executor.submit(action)
+        except RuntimeError:  # it has been shut down
+            self._fail(InternalError("the worker is stopping"))
 
     def stop(self, error: HandlerError) -> None:
         """End the turn early, within one step of the engine. Any thread."""
@@ -134,14 +140,16 @@ class Turn:
         if session.end is not None:
             raise session.end
         self._text = self._question_text()
-        num_caught_up = self._parts.recorder.catch_up(session)
-        self._raise_if_answered()
+        with session.recording:
+            num_caught_up = self._parts.recorder.catch_up(session)
+            self._raise_if_answered()
         if self._ask.images:
             self._own_images = self._parts.load_images(self._ask.images)
             self._parts.store.add_images(session, [loaded.image for loaded in self._own_images])
-        self._new_images = list(session.pending_images)
-        self._images = images = [*session.images, *self._new_images]
-        self._messages = [*session.messages, question_message(self._text, len(self._new_images))]
+        with session.recording:  # not between the two halves of what another request does to it
+            self._new_images = list(session.pending_images)
+            self._images = images = [*session.images, *self._new_images]
+            self._messages = [*session.messages, question_message(self._text, len(self._new_images))]
         prompt = model.render(self._messages, [len(image.features) for image in images])
         spans = _place_images(prompt, images, model.image_token_id)
         max_new_tokens = self._max_new_tokens(len(prompt))
@@ -174,11 +182,19 @@ class Turn:
         """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
         ask, session = self._ask, self._session
         if ask.invocation_id and ask.invocation_id == session.last_invocation_id:
-            raise _AnsweredBefore(session.messages[-1]["content"][0]["text"])
+            question, answer = session.messages[-2:]
+            if question["content"][-1]["text"] == self._text:
+                raise _AnsweredBefore(answer["content"][0]["text"])
 
     def _answer_again(self, text: str) -> None:
         """The stored answer of the turn that this request asked for already."""
-        summary = Summary(text=text, finish_reason=FinishReason.EOS.value, num_tokens=0, num_prompt_tokens=0, seed=None)
+        summary = Summary(
+            text=self._whole_text(text),
+            finish_reason=FinishReason.EOS.value,
+            num_tokens=0,
+            num_prompt_tokens=0,
+            seed=None,
+        )
         self._receipt = {"X-Torchmoor-Cache-Tier": "answer"}
         self._over("turns_repeated")
         if self._writer is not None:
@@ -233,7 +249,8 @@ class Turn:
             self._receipt["X-Torchmoor-Ttft-Ms"] = f"{(time.monotonic() - self._received) * 1000:.1f}"
         token = Token(event.token_id, text, event.logprob, is_special)
         if reason is not None:
-            self._parts.preparing.submit(self._finish, token, self._summarise(reason))
+            summary = self._summarise(reason)
+            self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
             return False
         if self._writer is not None:
             self._show(token, None)
@@ -255,15 +272,17 @@ class Turn:
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
-        p = self._ask.parameters
-        text = self._detokenizer.text
         return Summary(
-            text=self._ask.prompt_text + text if p.return_full_text else text,
+            text=self._whole_text(self._detokenizer.text),
             finish_reason=reason.value,
             num_tokens=len(self._sequence.output),
             num_prompt_tokens=len(self._sequence.prompt),
-            seed=p.seed,
+            seed=self._ask.parameters.seed,
         )
+
+    def _whole_text(self, answer: str) -> str:
+        """The answer, after the question if the client wants that."""
+        return self._ask.prompt_text + answer if self._ask.parameters.return_full_text else answer
 
     def _commit(self) -> None:
         """The answer is complete: it becomes part of the conversation before the client hears of its end."""
@@ -278,9 +297,13 @@ class Turn:
             answer=text,
             invocation_id=self._ask.invocation_id,
         )
-        self._parts.recorder.record(self._session, event, [loaded.encoded for loaded in self._own_images])
-        self._parts.store.commit(self._session, [*self._messages, answer_message(text)], self._images)
-        self._session.last_invocation_id = self._ask.invocation_id
+        session = self._session
+        with session.recording:
+            if len(session.messages) != len(self._messages) - 1:  # another request has caught up with the journal
+                raise TurnConflict(CONFLICT)
+            self._parts.recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
+            self._parts.store.commit(session, [*self._messages, answer_message(text)], self._images)
+            session.last_invocation_id = self._ask.invocation_id
         self._parts.counters.add("tokens_generated", len(self._sequence.output))
         self._over("turns_finished")
 
@@ -317,12 +340,8 @@ class Turn:
             self._is_over = True
         self._parts.counters.add(outcome)
         following = self._parts.store.dequeue(self._session, self)
-        if following is None:
-            return
-        try:
+        if following is not None:
             following._schedule()
-        except RuntimeError:
-            following._fail(InternalError("the worker is stopping"))
 
 
 def _place_images(prompt: list[int], images: Sequence[SessionImage], image_token_id: int | None) -> list[ImageSpan]:

@@ -89,10 +89,14 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, 
         mask = columns <= rows
         if sliding_window:
             mask &= columns > rows - sliding_window
-    if num_heads > kv_heads:
+    is_grouped = num_heads > kv_heads
+    if is_grouped and mask is not None and query.is_cuda:  # no fused CUDA kernel takes both groups and a mask
         keys = keys.repeat_interleave(num_heads // kv_heads, dim=1)
         values = values.repeat_interleave(num_heads // kv_heads, dim=1)
-    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        is_grouped = False
+    return F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=is_grouped
+    )
 
 
 AttentionInterface.register(RAGGED, ragged_attention)

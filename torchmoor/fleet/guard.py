@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.1
-JOURNAL_FOLDER = "journal"  # beside the instances' folders: the sessions' journals of this fleet
+JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders, for this fleet's lifetime; never an operator's own
 
 
 def main(arguments: list[str]) -> int:

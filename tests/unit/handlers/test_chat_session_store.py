@@ -416,6 +416,19 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
     assert store.used_bytes == 2 * IMAGE_BYTES
 
 
+def test_what_is_committed_is_counted_unless_the_session_is_over(new_store: Stores) -> None:
+    """Another request may bring a session up to date while its turn fails, or just after its end."""
+    store = new_store()
+    session, ended = opened(store), opened(store)
+
+    store.commit(session, [{"role": "user"}], [image()])
+    store.close(ended)
+    store.commit(ended, [{"role": "user"}], [image()])
+
+    assert store.used_bytes == IMAGE_BYTES
+    assert ended.images == []
+
+
 def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
     """Only those that came with the question go, and their bytes with them; equal ones of others stay."""
     store = new_store()

@@ -180,3 +180,9 @@ def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     assert handler.handle([], context) == []
     assert handler.service.status()["instance"] == "n-1"
     handler.service.stop()
+
+
+def test_misspelt_variable_is_refused() -> None:
+    """A setting that would be ignored in silence is an error; other variables are nobody's business."""
+    with pytest.raises(ConfigError, match="TORCHMOOR_HANDLER_SESSION_TTL"):
+        load_settings({}, {"TORCHMOOR_HANDLER_SESSION_TTL": "5", "PATH": "/bin"})

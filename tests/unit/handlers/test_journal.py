@@ -2,14 +2,18 @@
 
 import os
 import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handlers.chat.journal import DirectoryJournal, Event, EventTaken, image_hash, open_journal
-from handlers.errors import ConfigError
-from tests.unit.handlers.test_chat_service import data_url, question, reply_of
+from handlers.chat import journal as journal_module
+from handlers.chat.journal import DirectoryJournal, Event, EventTaken, JournalClosed, image_hash, open_journal
+from handlers.errors import ConfigError, InternalError, JournalUnavailable
+from tests.unit.handlers.test_chat_service import Hold, data_url, question, reply_of
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -35,6 +39,13 @@ class BrokenJournal(DirectoryJournal):
         if self.is_broken:
             raise OSError(28, "No space left on device")
         super().append(session_id, number, event)
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 
 
 # The directory
@@ -106,6 +117,105 @@ def test_close_deletes_all_but_the_fact(journal: DirectoryJournal, tmp_path: Pat
     assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["closed"]
 
 
+def test_nothing_is_written_after_a_close(journal: DirectoryJournal, tmp_path: Path) -> None:
+    """A turn that was still running on another worker leaves nothing of a closed session on the disk."""
+    journal.append(ID, 0, Event(kind="open"))
+    journal.close(ID)
+
+    with pytest.raises(JournalClosed):
+        journal.append(ID, 1, Event(kind="turn", question="secret"))
+    with pytest.raises(JournalClosed):
+        journal.put_image(ID, b"png")
+
+    assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["closed"]
+
+
+def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a session that is being deleted is not taken for the whole."""
+    for number in range(3):
+        journal.append(ID, number, Event(kind="turn", answer=str(number)))
+    read_bytes = Path.read_bytes
+
+    def read_and_close(path: Path) -> bytes:
+        data = read_bytes(path)
+        journal.close(ID)
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_close)
+
+    assert [event.kind for event in journal.read(ID)] == ["close"]
+
+
+def test_no_more_is_read_than_is_asked_for(journal: DirectoryJournal) -> None:
+    """Whether there is a journal is known from its first event."""
+    for number in range(3):
+        journal.append(ID, number, Event(kind="turn", answer=str(number)))
+
+    assert [event.answer for event in journal.read(ID, 1, 1)] == ["1"]
+
+
+def test_what_could_not_be_written_leaves_nothing(
+    journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is not filled further by pieces of files."""
+    journal.append(ID, 0, Event(kind="open"))
+
+    def fail(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="space"):
+        journal.put_image(ID, b"png")
+    with pytest.raises(OSError, match="space"):
+        journal.append(ID, 1, Event(kind="turn"))
+
+    assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["00000000"]
+
+
+def test_an_event_outlives_a_crash_with_all_that_it_names(
+    journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New names are made durable in their folders: the session's own, then the image's, before the event's."""
+    synced: list[tuple[str, list[str]]] = []
+    sync_folder = journal_module._sync_folder
+
+    def sync(folder: Path) -> None:
+        synced.append((folder.name, sorted(path.name for path in folder.iterdir())))
+        sync_folder(folder)
+
+    monkeypatch.setattr(journal_module, "_sync_folder", sync)
+    name = journal.put_image(ID, b"png")
+    journal.append(ID, 0, Event(kind="open", images=(name,)))
+
+    assert synced == [("journal", [ID]), (ID, [name]), (ID, ["00000000", name])]
+
+
+def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal, tmp_path: Path) -> None:
+    """A share that is not mounted must not make every session look lost."""
+    (tmp_path / "journal").rmdir()
+
+    with pytest.raises(FileNotFoundError):
+        journal.read(ID)
+
+
+def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: Path) -> None:
+    """The name says what the bytes must be."""
+    name = journal.put_image(ID, b"png")
+    (tmp_path / "journal" / ID / name).write_bytes(b"pn")
+
+    with pytest.raises(OSError, match="damaged"):
+        journal.get_image(ID, name)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"5", b"{}", b'{"kind": "turn", "x": 1}', b'{"kind": "x"}', b"\xff"]
+)
+def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
+    """A damaged event is an error, never a session without it."""
+    with pytest.raises(ValueError, match=r"."):
+        Event.decode(data)
+
+
 def test_sweep_deletes_what_has_expired(journal: DirectoryJournal) -> None:
     """The expiry is in the id; what has not expired stays."""
     journal.append(ID, 0, Event(kind="open"))
@@ -125,11 +235,23 @@ def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> N
         assert os.stat(folder).st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("url", ["", "on", "http://x/y", "file://host/x", "file:relative", "redis://x"])
+@pytest.mark.parametrize(
+    "url", ["", "on", "http://x/y", "file://host/x", "file:relative", "redis://x", "file:///tmp/x?y", "file:///tmp/x#y"]
+)
 def test_urls_that_name_no_journal_are_refused(url: str) -> None:
     """A misspelt journal must not mean none."""
     with pytest.raises(ConfigError, match=r"handler\.journal\.url"):
         open_journal(url)
+
+
+def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    """The worker then says so once, instead of dying again and again."""
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match="cannot be used"):
+        open_journal((tmp_path / "file" / "journal").as_uri())
+    with pytest.raises(ConfigError, match="cannot be used"):
+        open_journal("file:///tmp/%00")
 
 
 def test_off_is_no_journal(tmp_path: Path) -> None:
@@ -292,3 +414,177 @@ def test_an_opening_that_cannot_be_recorded_leaves_no_session(make_client: Any, 
 
     assert (refused.status, refused.error) == (503, "JournalUnavailable")
     assert client.service.store.session_ids() == []
+
+
+def test_an_opening_that_nobody_heard_of_is_deleted(
+    make_client: Any, journal: DirectoryJournal, tmp_path: Path, red: Any
+) -> None:
+    """A client that left before it could read the id leaves no picture on the disk."""
+    client = make_client(instance="llava-0", journal=journal)
+    opening = client.call({"type": "start_session", "image": data_url(red)})
+
+    opening.reply.cancel()
+
+    wait_until(lambda: not list((tmp_path / "journal").iterdir()), "the journal is still there")
+    assert client.service.store.session_ids() == []
+
+
+def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """A worker that is full can still close what another one opened: nothing is computed for it."""
+    first = make_client(instance="llava-0", journal=journal)
+    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": 1, "max_sessions": 1})
+    sid = first.open(data_url(red))
+    second.open()
+
+    assert second.call({"type": "close_session", "session_id": sid}).status == 200
+
+    assert second.service.status()["images"]["encoded"] == 0
+    assert second.call({"type": "close_session", "session_id": sid}).error == "SessionClosed"
+
+
+def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
+    make_client: Any, journal: DirectoryJournal, endless_llava: Any, tmp_path: Path, red: Any
+) -> None:
+    """What it would have said is not on the disk, and nothing of the session stays in memory."""
+    first = make_client(endless_llava, instance="llava-0", journal=journal)
+    second = make_client(instance="llava-1", journal=journal)
+    sid = first.open(data_url(red))
+    hold = Hold(endless_llava)
+    running = first.ask(sid, "what is it?", **SHORT)
+    hold.wait()
+    assert second.call({"type": "close_session", "session_id": sid}).status == 200
+    hold.release()
+
+    assert running.wait().error == "SessionClosed"
+    assert (first.service.store.session_ids(), first.service.store.used_bytes) == ([], 0)
+    assert [path.name for path in (tmp_path / "journal" / sid).iterdir()] == ["closed"]
+
+
+def test_a_turn_loses_also_if_another_request_has_caught_up(
+    make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
+) -> None:
+    """As one that adds an image does: the session is up to date then, but the running turn knew nothing of that."""
+    first = make_client(endless_llava, instance="llava-0", journal=journal)
+    second = make_client(instance="llava-1", journal=journal)
+    sid = first.open(data_url(red))
+    hold = Hold(endless_llava)
+    running = first.ask(sid, "what is it?", **SHORT)
+    hold.wait()
+    won = second.answer(sid, "what color?", **SHORT)
+    assert first.service._recorder.catch_up(first.service.store.get(sid, "", "")) == 1
+    hold.release()
+
+    assert running.wait().error == "TurnConflict"
+    answers = [event.answer for event in journal.read(sid) if event.kind == "turn"]
+    assert answers == [won]
+
+
+def test_no_turn_sees_an_image_before_it_is_recorded(client: Any, monkeypatch: pytest.MonkeyPatch, red: Any) -> None:
+    """Else a turn could be about an image that the journal never gets. What cannot be recorded is taken back."""
+    sid = client.open(data_url(red))
+    session = client.service.store.get(sid, "", "")
+    was_free: list[bool] = []
+
+    def fail(*args: Any) -> None:
+        with ThreadPoolExecutor(1) as other:
+            was_free.append(other.submit(session.recording.acquire, False).result())
+        raise JournalUnavailable("try again")
+
+    monkeypatch.setattr(client.service._recorder, "record", fail)
+    refused = client.call({"type": "add_images", "session_id": sid, "image": data_url(red)})
+
+    assert refused.error == "JournalUnavailable"
+    assert was_free == [False]
+    assert len(session.pending_images) == 1
+
+
+@pytest.mark.parametrize("damage", ["event", "image"])
+def test_a_damaged_journal_is_told_and_can_be_mended(
+    two_workers: Any, journal: DirectoryJournal, tmp_path: Path, reference: Any, red: Any, blue: Any, damage: str
+) -> None:
+    """Half of a session is never taken for the whole; what was taken in before is not taken in twice."""
+    first, second = two_workers
+    sid = first.open(data_url(red))
+    first.call({"type": "add_images", "session_id": sid, "image": data_url(blue)})
+    folder = tmp_path / "journal" / sid
+    path = folder / ("00000001" if damage == "event" else journal.read(sid)[1].images[0])
+    whole = path.read_bytes()
+    path.write_bytes(b"[]")
+
+    refused = second.ask(sid, "what?", **SHORT).wait()
+    path.write_bytes(whole)
+
+    assert (refused.status, refused.error) == (503, "JournalUnavailable")
+    assert second.answer(sid, "what?", **SHORT) == reference([question("what?", 2)], [red, blue], 12)
+
+
+def test_a_session_that_finds_no_room_is_rebuilt_later(
+    make_client: Any, journal: DirectoryJournal, reference: Any, red: Any, blue: Any
+) -> None:
+    """Out of memory half way through a turn's images: the next question goes on from there."""
+    first = make_client(instance="llava-0", journal=journal)
+    sid = first.open()
+    said = first.answer(sid, "what?", images=[data_url(red), data_url(blue)], **SHORT)
+    image_bytes = first.service.store.get(sid, "", "").images[0].num_bytes
+    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": image_bytes})
+
+    assert second.ask(sid, "go on", **SHORT).wait().error == "OutOfMemory"
+    second.service.store.settings = first.service.store.settings
+    answer = second.answer(sid, "go on", **SHORT)
+
+    messages = [question("what?", 2), reply_of(said), question("go on")]
+    assert answer == reference(messages, [red, blue], 12)
+
+
+def test_two_requests_at_once_take_a_session_over_once(two_workers: Any, journal: DirectoryJournal, red: Any) -> None:
+    """Both are answered, one after the other, in one session."""
+    first, second = two_workers
+    sid = first.open(data_url(red))
+
+    asking = [second.ask(sid, f"what is {i}?", **SHORT) for i in range(3)]
+
+    assert [exchange.wait().status for exchange in asking] == [200] * 3
+    assert second.service.status()["sessions"]["adopted"] == 1
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn", "turn", "turn"]
+
+
+def test_another_question_under_the_same_invocation_id_is_asked(
+    two_workers: Any, journal: DirectoryJournal, red: Any
+) -> None:
+    """A client that sends one id for all it asks does not get one answer for all."""
+    sid = two_workers[0].open(data_url(red))
+    headers = {"amz-sdk-invocation-id": "0b3a"}
+    two_workers[0].ask(sid, "what is it?", headers=headers, **SHORT).wait()
+
+    other = two_workers[0].ask(sid, "what color?", headers=headers, **SHORT).wait()
+
+    assert other.headers["X-Torchmoor-Cache-Tier"] == "kv"
+    assert [event.question for event in journal.read(sid)] == ["", "what is it?", "what color?"]
+
+
+def test_the_repeated_answer_has_the_question_too_if_that_was_asked_for(two_workers: Any, red: Any) -> None:
+    """The answer that is given again is the same to the letter."""
+    first, second = two_workers
+    sid = first.open(data_url(red))
+    fields = {
+        "headers": {"amz-sdk-invocation-id": "0b3a"},
+        "parameters": {"max_new_tokens": 4, "return_full_text": True},
+    }
+    once = first.ask(sid, "what is it?", **fields).wait()
+
+    assert second.ask(sid, "what is it?", **fields).wait().json == once.json
+
+
+def test_a_turn_that_ends_while_the_worker_stops_is_answered(make_client: Any, endless_llava: Any, red: Any) -> None:
+    """The client hears why there is no answer, also the one that waits behind."""
+    client = make_client(endless_llava)
+    sid = client.open(data_url(red))
+    hold = Hold(endless_llava)
+    asking = [client.ask(sid, "what is it?", **SHORT) for _ in range(2)]
+    hold.wait()
+    client.service._preparing.shutdown()
+    hold.release()
+
+    for exchange in asking:
+        assert exchange.wait().error == InternalError.__name__
+        assert "stopping" in exchange.json["error"]["message"]

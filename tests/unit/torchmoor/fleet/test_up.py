@@ -101,6 +101,20 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     assert not (tmp_path / "run").exists()
 
 
+def test_an_operators_own_journal_stays(
+    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """Only the journal that `up` chose itself goes with the fleet, even if the other one stands beside it."""
+    event = tmp_path / "run" / "journal" / "session" / "00000000"
+    event.parent.mkdir(parents=True)
+    event.touch()
+
+    serve(replace(options, journal=(tmp_path / "run" / "journal").as_uri()))
+
+    assert event.exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
+
+
 def test_all_instances_sign_with_one_secret_that_is_new_each_time(
     options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
