@@ -121,8 +121,8 @@ class Client:
         opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": image})
         return opened["NewSessionId"].partition(";")[0], (time.perf_counter() - began) * 1000
 
-    def ask(self, session: str, question: str) -> tuple[float, str]:
-        """Milliseconds to the first byte of the streamed answer, and the answer."""
+    def ask(self, session: str, question: str) -> tuple[float, str, int]:
+        """Milliseconds to the first byte of the streamed answer, the answer, and the tokens computed before it."""
         parameters = {"max_new_tokens": NEW_TOKENS}
         body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": parameters}
         began = time.perf_counter()
@@ -138,7 +138,9 @@ class Client:
             first_ms = first_ms or (time.perf_counter() - began) * 1000
             parts.append(event["PayloadPart"]["Bytes"])
         events = b"".join(parts).decode().split("\n\n")
-        return first_ms, json.loads(events[-2].removeprefix("data:"))["generated_text"]
+        text = json.loads(events[-2].removeprefix("data:"))["generated_text"]
+        num_prefilled = int(answer["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-prefill-tokens"])
+        return first_ms, text, num_prefilled
 
     def close(self, session: str) -> None:
         self._invoke(session, {"type": "close_session"})
@@ -152,7 +154,7 @@ class Client:
 def question(rng: random.Random) -> str:
     """About twenty tokens that no other question shares."""
     colors, shapes = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle", "star")
-    things = " or the ".join(f"{rng.choice(colors)} {rng.choice(shapes)}" for _ in range(5))
+    things = " or the ".join(f"{rng.choice(colors)} {rng.choice(shapes)}" for _ in range(4))
     return f"Where is the {things} {rng.randrange(10)}?"
 
 
@@ -164,20 +166,24 @@ def picture() -> str:
     return base64.b64encode(encoded.getvalue()).decode()
 
 
-def measure_round(client: Client, image: str, rng: random.Random) -> dict[str, float]:
-    """One round of the three arms, in milliseconds to the first token of the second question's answer."""
+def measure_round(client: Client, image: str, rng: random.Random) -> dict[str, tuple[float, int]]:
+    """One round of the three arms: milliseconds to the first token of the second answer, tokens computed before it."""
     first, second = question(rng), question(rng)
     kept, _ = client.open(image)
-    _, said = client.ask(kept, first)
+    _, said, _ = client.ask(kept, first)
     whole = f"{first} {said} {second}"  # as long as the conversation that a stateless client sends
-    kv_ms, _ = client.ask(kept, second)
+    kv_ms, _, kv_tokens = client.ask(kept, second)
     warm, _ = client.open(image)
-    features_ms, _ = client.ask(warm, whole)
+    features_ms, _, features_tokens = client.ask(warm, whole)
     stateless, open_ms = client.open(image)
-    ask_ms, _ = client.ask(stateless, whole)
+    ask_ms, _, stateless_tokens = client.ask(stateless, whole)
     for session in (kept, warm, stateless):
         client.close(session)
-    return {"stateless": open_ms + ask_ms, "features": features_ms, "kv": kv_ms}
+    return {
+        "stateless": (open_ms + ask_ms, stateless_tokens),
+        "features": (features_ms, features_tokens),
+        "kv": (kv_ms, kv_tokens),
+    }
 
 
 def measure_growth(client: Client, image: str, rng: random.Random) -> float:
@@ -188,13 +194,13 @@ def measure_growth(client: Client, image: str, rng: random.Random) -> float:
     return median(times[-3:]) / median(times[1:4])
 
 
-def run(runtime: str, rounds: int) -> tuple[dict[str, list[float]], float]:
+def run(runtime: str, rounds: int) -> tuple[dict[str, list[tuple[float, int]]], float]:
     client, image, rng = Client(runtime), picture(), random.Random(1)
     measure_round(client, image, rng)  # warm-up
-    times: dict[str, list[float]] = {"stateless": [], "features": [], "kv": []}
+    times: dict[str, list[tuple[float, int]]] = {"stateless": [], "features": [], "kv": []}
     for number in range(rounds):
-        for arm, ms in measure_round(client, image, rng).items():
-            times[arm].append(ms)
+        for arm, measured in measure_round(client, image, rng).items():
+            times[arm].append(measured)
         print(f"round {number + 1} of {rounds}", file=sys.stderr)
     return times, measure_growth(client, image, rng)
 
@@ -224,9 +230,15 @@ def main() -> None:
         finally:
             up.send_signal(signal.SIGINT)
             up.wait(timeout=60)
-    medians = {arm: median(values) for arm, values in times.items()}
+    medians = {arm: median([ms for ms, _ in values]) for arm, values in times.items()}
     rows = [
-        {"arm": arm, "ttft_ms": medians[arm], "least": min(values), "most": max(values)}
+        {
+            "arm": arm,
+            "ttft_ms": medians[arm],
+            "least": min(values)[0],
+            "most": max(values)[0],
+            "tokens": int(median([tokens for _, tokens in values])),
+        }
         for arm, values in times.items()
     ]
     ratios = {
