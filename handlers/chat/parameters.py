@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.engine.sequence import SamplingParams
 from handlers.errors import InvalidRequest
 
 MAX_STOP = 16
@@ -34,6 +35,19 @@ class Parameters:
         if self.do_sample is not None:
             return self.do_sample
         return any(v is not None for v in (self.temperature, self.top_k, self.top_p, self.typical_p))
+
+    def sampling(self, max_new_tokens: int) -> SamplingParams:
+        """How the engine is to choose tokens."""
+        return SamplingParams(
+            max_new_tokens=max_new_tokens,
+            do_sample=self.is_sampling,
+            temperature=self.temperature or 1.0,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            typical_p=self.typical_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
 
 
 def parse_parameters(given: Any) -> Parameters:

@@ -25,7 +25,7 @@ from handlers.chat.streams import Summary, Token, stream_writer
 from handlers.chat.wire import Ask, ImageReference, StreamFormat
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
-from handlers.engine.sequence import FinishReason, ImageSpan, SamplingParams, TokenEvent
+from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnConflict
 from handlers.models.text import TextModel
@@ -164,17 +164,7 @@ class Turn:
         if num_caught_up:
             self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
         self._parts.counters.add("tokens_prefilled", len(prompt) - kept)
-        p = self._ask.parameters
-        params = SamplingParams(
-            max_new_tokens=max_new_tokens,
-            do_sample=p.is_sampling,
-            temperature=p.temperature or 1.0,
-            top_k=p.top_k,
-            top_p=p.top_p,
-            typical_p=p.typical_p,
-            repetition_penalty=p.repetition_penalty,
-            seed=p.seed,
-        )
+        params = self._ask.parameters.sampling(max_new_tokens)
         deadline = self._received + settings.turn_timeout_s
         return TokenSequence(prompt, spans, session.cache, params, deadline, self._on_event)
 
