@@ -413,6 +413,8 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
     with Stage(names=("a",)) as stage:
         stage.a.behave = slow
         with stage.socket() as busy, stage.socket() as idle:
+            idle.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_answer(idle).startswith(b"HTTP/1.1 200")  # so that the proxy has accepted it
             busy.sendall(POST)
             gate.wait_reached()
             stage.loop.call_soon_threadsafe(stage._stop.set)
