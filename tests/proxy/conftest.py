@@ -8,6 +8,7 @@ import http.client
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -99,7 +100,8 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         for thing in reversed(self._closables):
             thing.close()
-        self.loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop is closed: a test has stopped the proxy itself
+            self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(15)
         assert not self._thread.is_alive(), "the proxy did not stop"
         if self._failure is not None:
