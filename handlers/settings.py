@@ -27,9 +27,10 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    kv_bytes: int = 0  # device memory for keys and values, taken at the start; 0: by kv_tokens or kv_fraction
-    kv_tokens: int = 0  # the same in positions; 0: by kv_fraction
-    kv_fraction: float = 0.8  # of what is free on a GPU when the model is loaded; on a CPU 1 GiB is taken instead
+    kv_bytes: int = 0  # device memory for keys and values, taken at the start; 0: by kv_tokens or device_fraction
+    kv_tokens: int = 0  # the same in positions; 0: by device_fraction
+    device_fraction: float = 0.85  # of a GPU's memory for this worker: weights, features, and the rest for keys and
+    # values, beside what a step needs; on a CPU they get 1 GiB instead
     features_bytes: int = 512 << 20  # device memory for images' features
     host_bytes: int = 1 << 30  # host memory for encoded images
     max_sessions: int = 1024  # open at once
@@ -46,8 +47,8 @@ class SessionSettings:
         _positive("session", self, "features_bytes", "host_bytes", "max_sessions", "ttl_s", "max_images", "tombstone_s")
         _not_negative("session", self, "kv_bytes", "kv_tokens", "max_session_bytes", "max_waiting_turns")
         _not_negative("session", self, "max_tombstones")
-        if not 0 < self.kv_fraction < 1:
-            raise ConfigError(f"handler.session.kv_fraction must be between 0 and 1, not {self.kv_fraction}")
+        if not 0 < self.device_fraction < 1:
+            raise ConfigError(f"handler.session.device_fraction must be between 0 and 1, not {self.device_fraction}")
         if self.overflow not in ("error", "drop_oldest"):
             raise ConfigError(f"handler.session.overflow must be error or drop_oldest, not {self.overflow!r}")
         if self.max_ttl_s < self.ttl_s:

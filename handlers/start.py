@@ -31,10 +31,16 @@ def start_chat(
 ) -> tuple[ChatService, Pump]:
     """A running chat service and the pump that feeds it.
 
-    archive: the unpacked archive; config: its model-config's `handler:` group.
+    archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(config, environ)
+    settings = load_settings(config.get("handler") or {}, environ)
+    num_rows = config.get("batchSize", 1)
+    if num_rows <= settings.pump.max_in_flight:
+        raise ConfigError(
+            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
+            f"{settings.pump.max_in_flight}: what is beyond it would wait unseen in TorchServe"
+        )
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     try:
@@ -55,15 +61,25 @@ def start_chat(
 
 
 def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
-    """How much device memory keys and values get: what the settings say, else a part of what is free."""
+    """How much device memory keys and values get: what the settings say, else what this worker's part of the GPU leaves.
+
+    Raises ConfigError if that is nothing.
+    """
     if settings.kv_bytes:
         return settings.kv_bytes
     if settings.kv_tokens:
         return cache_shape(model).num_bytes(settings.kv_tokens)
     if model.device.type != "cuda":
         return DEFAULT_CPU_KV_BYTES
-    free, _ = torch.cuda.mem_get_info(model.device)
-    return max(0, int(free * settings.kv_fraction) - settings.features_bytes)
+    free, total = torch.cuda.mem_get_info(model.device)
+    own = int(total * settings.device_fraction) - torch.cuda.memory_reserved(model.device)
+    left = min(own, free) - settings.features_bytes
+    if left <= 0:
+        raise ConfigError(
+            f"the model and features_bytes leave nothing of {settings.device_fraction} of this GPU's {total} bytes for "
+            "keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
+        )
+    return left
 
 
 def choose_device(gpu_id: int | None) -> torch.device:

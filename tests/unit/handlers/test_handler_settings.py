@@ -148,10 +148,18 @@ def test_worker_does_not_start_on_a_wrong_setting(
     config: dict[str, Any], environ: dict[str, str], checkpoint: Path
 ) -> None:
     """Whatever is wrong at the start is a RuntimeError, the only kind TorchServe reports well."""
-    config = {"model": {"path": checkpoint.name}, **config}
+    config = {"batchSize": 128, "handler": {"model": {"path": checkpoint.name}, **config}}
 
     with pytest.raises(RuntimeError):
         start_chat(checkpoint.parent, None, config, environ)
+
+
+def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
+    """What the handler would accept beyond TorchServe's batch would wait there unseen."""
+    config = {"batchSize": 112, "handler": {"model": {"path": checkpoint.name}}}
+
+    with pytest.raises(ConfigError, match="max_in_flight must be below the archive's batchSize"):
+        start_chat(checkpoint.parent, None, config, {})
 
 
 @pytest.fixture
