@@ -177,7 +177,7 @@ def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCHMOOR_INSTANCE", "n-1")
     context: Any = SimpleNamespace(
         system_properties={"model_dir": str(checkpoint.parent), "gpu_id": None},
-        model_yaml_config={"handler": {"model": {"path": checkpoint.name}}},
+        model_yaml_config={"batchSize": 128, "handler": {"model": {"path": checkpoint.name}}},
         request_ids={},
         stopping_criteria=None,
     )
