@@ -6,6 +6,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from handlers.models.chat_template import ChatTemplate
 from handlers.models.text import TextModel
 
 
@@ -18,10 +19,10 @@ class LlavaModel(TextModel):
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor.tokenizer)
         self.processor = processor
-        self.template = processor
         config = model.config
         self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
         self.image_token: str = processor.image_token
+        self.template = ChatTemplate(processor, processor.tokenizer, config.model_type, self.image_token)
 
     def _find_decoder(self) -> Any:
         return self.model.model.language_model

@@ -14,7 +14,7 @@ from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
-from handlers.errors import ConfigError
+from handlers.errors import ConfigError, InvalidRequest
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 
@@ -225,13 +225,44 @@ def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path, CPU, "auto")
 
 
-def test_missing_chat_template_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
-    """Without a template no question could be asked: say so at load."""
+def test_llama_without_a_template_speaks_llama_2(tmp_path: Path, checkpoint: Path) -> None:
+    """A checkpoint from before the days of templates is asked as it was trained, with one beginning of sequence."""
     save(WORKING["llama"](), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
-    with pytest.raises(ConfigError, match="chat template"):
-        load_model(tmp_path, CPU, "float32")
+    model = load_model(tmp_path, CPU, "float32")
+    ids = model.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], [])
+
+    assert model.tokenizer.decode(ids) == "<s>[INST] Hi [/INST]"
+    assert ids == model.encode_prompt(["<s>[INST] Hi [/INST]"], [])
+
+
+def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, checkpoint: Path) -> None:
+    """It loads; a conversation is refused with what to do instead."""
+    save(WORKING["qwen2"](), tmp_path, checkpoint)
+    (tmp_path / "chat_template.jinja").unlink()
+
+    model = load_model(tmp_path, CPU, "float32")
+
+    with pytest.raises(InvalidRequest, match="inputs"):
+        model.render([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], [])
+    assert model.encode_prompt(["Hi"], [])
+
+
+def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
+    """USER and ASSISTANT, the picture first, and the sequence begins once."""
+    save(llava_config(WORKING["llama"](), checkpoint), tmp_path, checkpoint)
+    (tmp_path / "chat_template.jinja").unlink()
+
+    model: Any = load_model(tmp_path, CPU, "float32")
+    ids = model.render([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hi"}]}], [3])
+
+    image = [model.image_token_id] * 3
+    tokenizer = model.tokenizer
+    before = tokenizer("USER: ", add_special_tokens=False)["input_ids"]
+    after = tokenizer("\nHi ASSISTANT:", add_special_tokens=False)["input_ids"]
+    beginning = tokenizer("")["input_ids"]
+    assert ids == [*beginning, *before, *image, *after]
 
 
 def test_directory_without_a_checkpoint_is_a_config_error(tmp_path: Path) -> None:
