@@ -37,7 +37,7 @@ class SessionSettings:
     max_session_bytes: int = 0  # device memory of one session, its running answer included; 0: no limit of its own
     ttl_s: int = 3600  # from the opening to the expiry, unless the client asks for another
     max_ttl_s: int = 86_400
-    max_images: int = 8  # a session
+    max_images: int = 8  # a session, or a request without one
     max_waiting_turns: int = 4  # of one session, behind the running one
     overflow: str = "error"  # of the model's context: refuse the question, or drop_oldest turns, keeping the images
     tombstone_s: int = 3600  # how long a closed or expired id is remembered as such
@@ -79,15 +79,12 @@ class RequestSettings:
     """Requests that bring their whole conversation or prompt with them."""
 
     max_messages: int = 512
-    max_images: int = 16
-    max_chars: int = 500_000  # of all texts together
     inputs_form: str = (
         "tgi"  # how `inputs` are answered unless Accept says: tgi, lmi, or lmi-outputs, LMI's older lines
     )
 
     def __post_init__(self) -> None:
-        _positive("request", self, "max_messages", "max_chars")
-        _not_negative("request", self, "max_images")
+        _positive("request", self, "max_messages")
         if self.inputs_form not in ("tgi", "lmi", "lmi-outputs"):
             raise ConfigError(f"handler.request.inputs_form must be tgi, lmi or lmi-outputs, not {self.inputs_form!r}")
 

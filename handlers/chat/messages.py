@@ -7,8 +7,9 @@ from typing import Any
 
 ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data URL or base64 text
 
-# Text Generation Inference's way to put an image into a prompt. Only what can be an image's address counts.
-_MARKDOWN_IMAGE = re.compile(r"!\[\]\(((?:https?://|data:image/)[^\s)]+)\)")
+# Text Generation Inference's way to put an image into a prompt. Only what can be an image's address counts. Without
+# parentheses in it, so that a long text full of beginnings is still read once only.
+_MARKDOWN_IMAGE = re.compile(r"!\[\]\(((?:https?://|data:image/)[^\s()]+)\)")
 
 
 @dataclass(frozen=True, slots=True)

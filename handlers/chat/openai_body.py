@@ -135,15 +135,7 @@ def _messages(given: Any, settings: RequestSettings) -> tuple[Message, ...]:
         raise InvalidRequest("'messages' must be a list of at least one message", param="messages")
     if len(given) > settings.max_messages:
         raise ContextTooLong(f"'messages' has {len(given)} messages, more than {settings.max_messages}")
-    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
-    parts = [part for message in messages for part in message.parts]
-    num_images = sum(isinstance(part, ImagePart) for part in parts)
-    if num_images > settings.max_images:
-        raise InvalidRequest(f"'messages' has {num_images} images, more than {settings.max_images}", param="messages")
-    num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-    if num_chars > settings.max_chars:
-        raise ContextTooLong(f"'messages' has {num_chars} characters, more than {settings.max_chars}", param="messages")
-    return messages
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
 
 
 def _message(given: Any, where: str) -> Message:

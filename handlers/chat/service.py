@@ -193,6 +193,7 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
+        self._model.template.check()
         endpoint, principal = command.caller.endpoint, command.caller.principal
         loaded = self._load_images(sharing_scope(endpoint, principal), command.images)
         try:

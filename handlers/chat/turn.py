@@ -14,7 +14,7 @@ from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, di
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
-from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, TurnConflict
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.models.text import TextModel
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
@@ -118,16 +118,10 @@ class Turn(Generation):
         text = self._ask.prompt_text
         if len(text) > limits.max_question_chars:
             raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limits.max_question_chars}")
-        text = truncated(self._parts.model, text, self._parameters.truncate)
-        for reserved in self._parts.model.reserved_text():
-            if reserved in self._ask.prompt_text or reserved in text:
-                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
-        return text
+        return truncated(self._parts.model, text, self._parameters.truncate)
 
     def _commit(self, text: str) -> None:
         """The answer becomes part of the conversation."""
-        for reserved in self._parts.model.reserved_text():
-            text = text.replace(reserved, " ")  # spelled out by the model, it would be read as one more image
         event = Event(
             kind="turn",
             images=digests(self._new_images),

@@ -33,9 +33,6 @@ class LlavaModel(TextModel):
     def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(messages)
 
-    def reserved_text(self) -> Sequence[str]:
-        return (self.image_token,)
-
     def preprocess(self, image: Image.Image) -> Tensor:
         """(1, channels, height, width) float32 on the CPU, normalised by the checkpoint's preprocessor config."""
         pixels: Tensor = self.processor.image_processor(images=[image], return_tensors="pt")["pixel_values"]

@@ -91,10 +91,6 @@ class TextModel:
         """Templates of text models want plain strings as content."""
         return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
 
-    def reserved_text(self) -> Sequence[str]:
-        """Strings that a user's text must not contain, because the tokenizer gives them a meaning of their own."""
-        return ()
-
     def preprocess(self, image: Image.Image) -> Tensor:
         """Pixel values of an RGB picture, on the CPU, as the vision tower wants them."""
         raise NotImplementedError("this model does not see")
