@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from handlers.chat.generation import ClientGone, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
-from handlers.chat.messages import ImageReference, Part, TextPart, images_of, split_images
+from handlers.chat.messages import MARKDOWN_IMAGE, ImageReference, Part, TextPart, images_of, split_images
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import sharing_scope
 from handlers.chat.turn import truncated
@@ -30,7 +30,9 @@ class Completion(Generation):
     def start(self) -> None:
         """Begin."""
         self._parts.counters.add("turns_started")
-        self._schedule(is_slow=bool(images_of(self._parts_of_request())))
+        prompt = self._request.prompt  # searched for its images on a worker's thread, it may have megabytes
+        brings_images = bool(images_of(self._parts_of_request())) if prompt is None else MARKDOWN_IMAGE in prompt
+        self._schedule(is_slow=brings_images)
         self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
 
     def _parts_of_request(self) -> Sequence[Part]:

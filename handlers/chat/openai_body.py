@@ -168,7 +168,7 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    if not isinstance(url, str) or not url.lower().startswith(("http://", "https://", "data:")):
+    if not isinstance(url, str) or not url[:8].lower().startswith(("http://", "https://", "data:")):
         where += ".image_url.url"
         raise InvalidRequest(f"{where} must be an http(s) address or a data URL", param=where)
     return ImagePart(url)
