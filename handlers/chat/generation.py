@@ -215,7 +215,9 @@ class Generation(ABC):
             )
         wanted = self._parameters.max_new_tokens or settings.max_new_tokens
         if wanted > settings.max_new_tokens_limit:
-            raise InvalidRequest(f"parameters.max_new_tokens must be at most {settings.max_new_tokens_limit}")
+            raise InvalidRequest(
+                f"an answer may have at most {settings.max_new_tokens_limit} tokens, not {wanted}; ask for fewer"
+            )
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
         num_bytes = self._cache.pool.shape.num_bytes(num_prompt_tokens + max_new_tokens)
         limit = min(self._cache.pool.capacity_bytes, self._parts.session_settings.max_session_bytes or num_bytes)
