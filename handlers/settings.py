@@ -40,8 +40,8 @@ class ModelSettings:
         if self.tensor_parallel != 1:
             raise ConfigError(
                 f"handler.model.tensor_parallel is {self.tensor_parallel}, but a worker serves its model from one "
-                "device: run one instance a GPU (torchmoor up --instances, or an endpoint with more instances); a model "
-                "that does not fit one device needs a larger one, or a checkpoint of a smaller type"
+                "device: run one instance a GPU (torchmoor up --instances, or an endpoint with more instances); "
+                "a model that does not fit one device needs a larger one, or a checkpoint of a smaller type"
             )
 
 

@@ -12,10 +12,11 @@ from handlers.chat.intake import ImageIntake
 from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
+from handlers.compatibility import SAGEMAKER_MODEL, understand
 from handlers.engine.engine import Engine
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
-from handlers.errors import ConfigError
+from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.settings import load_settings
 
@@ -30,13 +31,11 @@ def start_chat(
     archive: the unpacked archive; config: its model-config's `handler:` group.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(config, environ)
+    settings = load_settings(understand(config, environ, (SAGEMAKER_MODEL, archive)), environ)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
-    try:
-        model = load_model(archive / settings.model.path, device, settings.model.dtype)
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"the checkpoint {settings.model.path} cannot be loaded: {exc}") from exc
+    checkpoint = find_checkpoint(settings.model, archive, environ)
+    model = load_model(checkpoint, device, settings.model.dtype, settings.model.attention)
     scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
     engine = Engine(ModelRunner(model), scheduler, settings.engine.num_threads)
     ids = SessionIds.from_environment(environ)

@@ -91,9 +91,8 @@ def make_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in zip(tokens, kinds, strict=True) if kind == SPECIAL]
-    )
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == SPECIAL]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
 
     def named(name: str) -> str:
         return tokens[field(reader, f"tokenizer.ggml.{name}_token_id")]
@@ -114,7 +113,7 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Ten
     """transformers' names, float16."""
     weights = {}
     for tensor in reader.tensors:
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         name = translate(tensor.name)
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
