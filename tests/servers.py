@@ -11,9 +11,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,6 +75,17 @@ class RedisServer:
         except redis.RedisError:
             return False
 
+    def make_cluster(self) -> None:
+        """Give a server in cluster mode all there is."""
+        with self.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert self.process is not None
+            wait_for_server(self.process, lambda: b"cluster_state:ok" in self._cluster_info(), self.folder / "log")
+
+    def _cluster_info(self) -> bytes:
+        with self.client() as client:
+            return bytes(client.execute_command("CLUSTER", "INFO"))
+
     def kill(self) -> None:
         """As a crash does."""
         assert self.process is not None
@@ -97,6 +109,51 @@ class S3Server:
             aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
         )
+
+
+class LossyProxy:
+    """Stands between a client and a server. Once `is_losing` is set, it drops one answer and its connection."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.is_losing = threading.Event()
+        self.num_lost = 0
+
+    def __enter__(self) -> "LossyProxy":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            for source, sink, is_answer in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._pass_on, args=(source, sink, is_answer), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_answer and self.is_losing.is_set():
+                    self.is_losing.clear()
+                    self.num_lost += 1
+                    break
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def run_silent_server() -> Iterator[int]:
+    """The port of a server that takes every connection and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
 
 
 @contextmanager
@@ -131,6 +188,7 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
                 *(str(weed), "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *("-master.telemetry=false", f"-master.port={master}", f"-volume.port={volume}", "-volume.max=8"),
                 *("-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0"),
+                "-s3.port.lance=0",
                 *(f"-s3.config={folder / 'ids.json'}", "-master.volumeSizeLimitMB=256"),
             ],
             stdout=log,

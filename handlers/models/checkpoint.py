@@ -30,7 +30,7 @@ PROGRESS_INTERVAL_S = 10.0
 MAX_ATTEMPTS = 5
 S3 = "s3://"
 HUB = "hf://"
-_HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
+_HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

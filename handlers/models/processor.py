@@ -30,7 +30,7 @@ class Processor:
         template = tokenizer.chat_template
         if template is None and (path / OLD_TEMPLATE).is_file():
             template = json.loads((path / OLD_TEMPLATE).read_text())["chat_template"]
-        return cls(tokenizer, images, tokenizer.convert_ids_to_tokens(image_token_id), template)
+        return cls(tokenizer, images, str(tokenizer.convert_ids_to_tokens(image_token_id)), template)
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)
