@@ -33,12 +33,12 @@ class LlavaModel(TextModel):
     def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(messages)
 
-    def preprocess(self, image: Image.Image) -> Tensor:
+    def preprocess(self, image: Image.Image) -> Any:
         """(1, channels, height, width) float32 on the CPU, normalised by the checkpoint's preprocessor config."""
         pixels: Tensor = self.processor.image_processor(images=[image], return_tensors="pt")["pixel_values"]
         return pixels
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, pixels: Any) -> Tensor:
         """Vision tower and projector.
 
         pixels: (1, channels, height, width) in the model's type on its device.

@@ -91,11 +91,11 @@ class TextModel:
         """Templates of text models want plain strings as content."""
         return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
 
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Pixel values of an RGB picture, on the CPU, as the vision tower wants them."""
+    def preprocess(self, image: Image.Image) -> Any:
+        """Pixel values of an RGB picture, on the CPU, as `encode_image` wants them: a Tensor or a Pixels."""
         raise NotImplementedError("this model does not see")
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, pixels: Any) -> Tensor:
         """(number of image tokens, hidden size), run once an image."""
         raise NotImplementedError("this model does not see")
 
