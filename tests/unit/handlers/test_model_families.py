@@ -362,7 +362,7 @@ def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, c
 
 def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
     """USER and ASSISTANT, the picture first, and the sequence begins once."""
-    save(llava_config(WORKING["llama"](), checkpoint), tmp_path, checkpoint)
+    save(seeing_config("llava", WORKING["llama"](), checkpoint), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
     model: Any = load_model(tmp_path, CPU, "float32")
