@@ -179,7 +179,7 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
-        loaded = self._load_images(command.images)
+        loaded = self._load_images(command.images, reply)
         cache = SequenceCache(self._engine.runner.cache_shape)
         session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
         try:
@@ -187,7 +187,7 @@ class ChatService:
         except Exception:
             self._discard(session)
             raise
-        reply.on_cancel(lambda: self._discard(session))  # the client left before it could read the id
+        reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
         self._counters.add("sessions_opened")
         stamp = _stamp(session.id)
         headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
@@ -201,7 +201,7 @@ class ChatService:
 
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
-        loaded = self._load_images(command.images)
+        loaded = self._load_images(command.images, reply)
         self._recorder.catch_up(session)
         self._add(session, "images", loaded)
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
@@ -218,18 +218,20 @@ class ChatService:
                 self.store.drop_images(session, images)
                 raise
 
-    def _load_images(self, references: Sequence[ImageReference]) -> list[LoadedImage]:
-        """References to images on the device, encoded. Raises the BadImage family, OutOfMemory."""
+    def _load_images(self, references: Sequence[ImageReference], reply: Reply) -> list[LoadedImage]:
+        """References to images on the device, encoded. Raises the BadImage family, OutOfMemory; ends with the reply."""
         if references and self._model.image_token_id is None:
             raise InvalidRequest("this model reads text only; open the session without an image")
         limit = self._settings.session.max_images
         if len(references) > limit:
             raise InvalidRequest(f"a session may have {limit} images, not {len(references)}")
-        return [self._load_image(reference) for reference in references]
+        return [self._load_image(reference, reply) for reference in references]
 
-    def _load_image(self, reference: ImageReference) -> LoadedImage:
+    def _load_image(self, reference: ImageReference, reply: Reply) -> LoadedImage:
         self._counters.add("images_received")
-        encoded = self._intake.read(reference)
+        reply.raise_if_cancelled()
+        encoded = self._intake.read(reference, reply)
+        reply.raise_if_cancelled()
         return LoadedImage(self._encode(encoded), encoded)
 
     def _encode(self, encoded: bytes) -> SessionImage:
@@ -246,9 +248,8 @@ class ChatService:
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""
         count = self._counters.get
-        started, finished = count("turns_started"), count("turns_finished")
-        cancelled, failed = count("turns_cancelled"), count("turns_failed")
-        repeated = count("turns_repeated")
+        started = count("turns_started")
+        ended = {name: count(f"turns_{name}") for name in ("finished", "cancelled", "timed_out", "failed", "repeated")}
         return {
             "instance": self._ids.instance,
             "device": str(self._model.device),
@@ -264,12 +265,9 @@ class ChatService:
             },
             "turns": {
                 **self.store.turn_counts(),
-                "in_progress": started - finished - cancelled - failed - repeated,
+                "in_progress": started - sum(ended.values()),
                 "started": started,
-                "finished": finished,
-                "cancelled": cancelled,
-                "failed": failed,
-                "repeated": repeated,
+                **ended,
             },
             "tokens": {"prefilled": count("tokens_prefilled"), "generated": count("tokens_generated")},
             "images": {

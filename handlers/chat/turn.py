@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +27,19 @@ from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
-from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnConflict
+from handlers.errors import (
+    ClientGone,
+    ContextTooLong,
+    HandlerError,
+    InternalError,
+    InvalidRequest,
+    TurnConflict,
+    TurnTimedOut,
+)
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
-
-
-class ClientGone(HandlerError):
-    """The client left; nobody reads this."""
-
-    status = 499
 
 
 class _AnsweredBefore(Exception):
@@ -59,7 +61,7 @@ class TurnParts:
     preparing: Executor  # for turns that bring no images, and for the ends of all
     loading: Executor  # for turns that bring images, which may be slow to fetch, or must take in a whole session
     counters: Counters
-    load_images: Callable[[Sequence[ImageReference]], list[LoadedImage]]
+    load_images: Callable[[Sequence[ImageReference], Reply], list[LoadedImage]]
     recorder: SessionRecorder
 
 
@@ -73,9 +75,11 @@ class Turn:
         self._reply = reply
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
+        self._preparation: Future[None] | None = None
         self._stopped: HandlerError | None = None
         self._is_over = False
         self._received = time.monotonic()
+        self._deadline = reply.shorten_deadline(self._received + parts.settings.turn_timeout_s)
         self._detokenizer = Detokenizer(parts.model.tokenizer, ask.parameters.stop)
         self._writer = stream_writer(ask.stream) if ask.stream else None
         self._messages: list[dict[str, Any]] = []
@@ -91,60 +95,67 @@ class Turn:
         self._parts.counters.add("turns_started")
         if may_run:
             self._schedule()
-        self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+        self._reply.on_cancel(self.stop)
 
     def _schedule(self) -> None:
         """The turn's time has come. A slow image server holds up only other turns with images."""
         is_slow = bool(self._ask.images) or self._parts.recorder.must_rebuild(self._session)
-        self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
+        self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
 
-    def _run_on(self, executor: Executor, action: Callable[[], None]) -> None:
+    def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
         try:
-            executor.submit(action)
+            return executor.submit(action)
         except RuntimeError:  # it has been shut down
             self._fail(InternalError("the worker is stopping"))
+            return None
 
     def stop(self, error: HandlerError) -> None:
-        """End the turn early, within one step of the engine. Any thread."""
+        """End the turn early, within one step of the engine. Any thread.
+
+        One that is being prepared ends at the next `_raise_if_stopped`; a fetch of its images has been cut by then.
+        """
         with self._lock:
             if self._stopped is not None:
                 return
             self._stopped = error
-            sequence = self._sequence
+            sequence, preparation = self._sequence, self._preparation
         if sequence is not None:
             self._parts.engine.cancel(sequence, error)
-        elif self._parts.store.is_waiting(self._session, self):
+        elif self._parts.store.is_waiting(self._session, self) or (preparation is not None and preparation.cancel()):
             self._fail(error)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
 
     def _prepare(self) -> None:
         """On a worker thread: everything that must be known before the first token."""
         try:
             sequence = self._make_sequence()
             with self._lock:
-                if self._stopped is not None:
-                    raise self._stopped
+                self._raise_if_stopped()
                 self._sequence = sequence
                 self._parts.engine.submit(sequence)
         except _AnsweredBefore as answered:
             self._answer_again(answered.text)
         except HandlerError as error:
-            self._fail(error)
+            self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
         except Exception:
             logger.exception("turn could not be prepared")
             self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
     def _make_sequence(self) -> TokenSequence:
-        session, model, settings = self._session, self._parts.model, self._parts.settings
-        if self._stopped is not None:
-            raise self._stopped
+        session, model = self._session, self._parts.model
+        self._raise_if_stopped()
         if session.end is not None:
             raise session.end
         self._text = self._question_text()
         with session.recording:
             num_caught_up = self._parts.recorder.catch_up(session)
             self._raise_if_answered()
+        self._raise_if_stopped()
         if self._ask.images:
-            self._own_images = self._parts.load_images(self._ask.images)
+            self._own_images = self._parts.load_images(self._ask.images, self._reply)
             self._parts.store.add_images(session, [loaded.image for loaded in self._own_images])
         with session.recording:  # not between the two halves of what another request does to it
             self._new_images = list(session.pending_images)
@@ -153,6 +164,7 @@ class Turn:
         prompt = model.render(self._messages, [len(image.features) for image in images])
         spans = _place_images(prompt, images, model.image_token_id)
         max_new_tokens = self._max_new_tokens(len(prompt))
+        self._raise_if_stopped()
         kept = min(session.cache.common_prefix(prompt), len(prompt) - 1)
         self._parts.store.reserve(session, len(prompt) + max_new_tokens)
         session.cache.truncate(kept)
@@ -165,8 +177,7 @@ class Turn:
             self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
         self._parts.counters.add("tokens_prefilled", len(prompt) - kept)
         params = self._ask.parameters.sampling(max_new_tokens)
-        deadline = self._received + settings.turn_timeout_s
-        return TokenSequence(prompt, spans, session.cache, params, deadline, self._on_event)
+        return TokenSequence(prompt, spans, session.cache, params, self._deadline, self._on_event)
 
     def _raise_if_answered(self) -> None:
         """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
@@ -319,7 +330,11 @@ class Turn:
 
     def _fail(self, error: HandlerError) -> None:
         self._parts.store.drop_images(self._session, [loaded.image for loaded in self._own_images])
-        self._over("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
+        if isinstance(error, ClientGone):
+            outcome = "turns_cancelled"
+        else:
+            outcome = "turns_timed_out" if isinstance(error, TurnTimedOut) else "turns_failed"
+        self._over(outcome)
         self._reply.fail(error)
 
     def _over(self, outcome: str) -> None:
