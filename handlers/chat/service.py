@@ -247,12 +247,19 @@ class ChatService:
 
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""
+        return {
+            "instance": self._ids.instance,
+            "device": str(self._model.device),
+            **self.numbers(),
+            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+        }
+
+    def numbers(self) -> dict[str, dict[str, int]]:
+        """The status as numbers alone: what the metrics are made of (handlers/metrics.py). Any thread."""
         count = self._counters.get
         started = count("turns_started")
         ended = {name: count(f"turns_{name}") for name in ("finished", "cancelled", "timed_out", "failed", "repeated")}
         return {
-            "instance": self._ids.instance,
-            "device": str(self._model.device),
             "sessions": {
                 "open": len(self.store),
                 "max": self._settings.session.max_sessions,
@@ -269,14 +276,22 @@ class ChatService:
                 "started": started,
                 **ended,
             },
-            "tokens": {"prefilled": count("tokens_prefilled"), "generated": count("tokens_generated")},
+            "tokens": {name: count(f"tokens_{name}") for name in ("prefilled", "reused", "generated")},
             "images": {
                 "received": count("images_received"),
                 "fetched": self._intake.num_fetched,
                 "encoded": count("images_encoded"),
             },
-            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+            "engine": {
+                "steps": self._engine.num_steps,
+                "rows": len(self._engine.scheduler.running),
+                "queued": len(self._engine.scheduler.waiting),
+            },
         }
+
+    def drain_times(self, name: str) -> list[float]:
+        """The times of a histogram since the last call."""
+        return self._counters.drain(name)
 
 
 def _stamp(sid: SessionId) -> str:

@@ -79,6 +79,7 @@ class Turn:
         self._stopped: HandlerError | None = None
         self._is_over = False
         self._received = time.monotonic()
+        self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.settings.turn_timeout_s)
         self._detokenizer = Detokenizer(parts.model.tokenizer, ask.parameters.stop)
         self._writer = stream_writer(ask.stream) if ask.stream else None
@@ -130,6 +131,8 @@ class Turn:
 
     def _prepare(self) -> None:
         """On a worker thread: everything that must be known before the first token."""
+        self._begun = time.monotonic()
+        self._parts.counters.observe("queue", self._begun - self._received)
         try:
             sequence = self._make_sequence()
             with self._lock:
@@ -172,10 +175,12 @@ class Turn:
             "X-Torchmoor-Cache-Tier": "kv" if kept else "features" if images else "none",
             "X-Torchmoor-Prefill-Tokens": str(len(prompt) - kept),
             "X-Torchmoor-Context-Tokens": str(len(prompt)),
+            "X-Torchmoor-Queue-Ms": f"{(self._begun - self._received) * 1000:.1f}",
         }
         if num_caught_up:
             self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
         self._parts.counters.add("tokens_prefilled", len(prompt) - kept)
+        self._parts.counters.add("tokens_reused", kept)
         params = self._ask.parameters.sampling(max_new_tokens)
         return TokenSequence(prompt, spans, session.cache, params, self._deadline, self._on_event)
 
@@ -247,10 +252,16 @@ class Turn:
         if self._detokenizer.is_stopped:
             reason = FinishReason.STOP
         if len(self._sequence.output) == 1:
-            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{(time.monotonic() - self._received) * 1000:.1f}"
+            self._first_token_at = time.monotonic()
+            ttft_s = self._first_token_at - self._received
+            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
+            self._parts.counters.observe("ttft", ttft_s)
         token = Token(event.token_id, text, event.logprob, is_special)
         if reason is not None:
             summary = self._summarise(reason)
+            if summary.num_tokens > 1:
+                gap_s = (time.monotonic() - self._first_token_at) / (summary.num_tokens - 1)
+                self._parts.counters.observe("inter_token", gap_s)
             self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
             return False
         if self._writer is not None:

@@ -1,0 +1,71 @@
+"""The metrics of real workers, as Prometheus reads them."""
+
+import warnings
+from typing import Any
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_cancel import poll
+from tests.torchserve.test_sessions import open_session
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
+    from handlers.metrics import COUNTER, GAUGE, METRICS, PREFIX
+
+pytestmark = pytest.mark.torchserve
+
+
+def scrape(address: str) -> dict[str, list[Any]]:
+    """The samples of a page by their name."""
+    found: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(requests.get(f"{address}/metrics", timeout=10).text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def total(address: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    samples = scrape(address).get(PREFIX + name, [])
+    return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
+
+
+def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
+    """TorchServe's metrics port has every metric of the table; the proxy's admin port has them for each instance."""
+    before = total(fleet.admin, "turns_total", Outcome="finished")
+    chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+    for _ in range(3):
+        chat.ask("What color is the circle?")
+    home = fleet.holders(chat.id)[0]
+    (instance,) = [i for i in fleet.instances() if i["name"] == home]
+    own = f"http://{instance['host']}:{instance['metrics_port']}"
+
+    poll(lambda: total(fleet.admin, "turns_total", Outcome="finished") == before + 3, "the turns")
+
+    for metric in METRICS:
+        suffix = "" if metric.kind in (COUNTER, GAUGE) else "_count"
+        for address in (own, fleet.admin):
+            assert scrape(address).get(PREFIX + metric.name + suffix), metric.name
+    status = fleet.status(home)
+    assert total(own, "sessions_open") == status["sessions"]["open"]
+    assert total(fleet.admin, "session_bytes", instance=home) == status["sessions"]["bytes"]
+    assert total(fleet.admin, "tokens_total", instance=home, Kind="reused") == status["tokens"]["reused"] > 0
+    assert total(own, "time_to_first_token_seconds_count") == total(own, "queue_seconds_count") >= 3
+    assert total(own, "time_to_first_token_seconds_sum") > 0
+    assert total(fleet.admin, "engine_steps_total", instance=home, ModelName="llava", endpoint="llava") > 0
+    assert {s.labels["instance"] for s in scrape(fleet.admin)["InstanceScraped"]} == {"llava-0", "llava-1"}
+    assert scrape(fleet.admin)["Invocations_total"]
+    chat.close()
+
+
+def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
+    """What the last request changed is told even if TorchServe does not call the worker any more."""
+    before = total(fleet.admin, "sessions_total", Event="closed")
+    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+    chat.close()
+
+    poll(lambda: total(fleet.admin, "sessions_total", Event="closed") == before + 1, "the closed session")
