@@ -17,7 +17,7 @@ from tests.torchserve.conftest import Fleet, run_fleet
 
 pytestmark = pytest.mark.torchserve
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NUM_ROWS = 6
 # Nearly all tokens are equally likely, and with this seed the one that ends an answer comes late.
 ENDLESS = {"max_new_tokens": 1500, "do_sample": True, "temperature": 1e6, "seed": 6}
@@ -39,9 +39,9 @@ def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             yield fleet
 
 
-def poll(condition: Callable[[], Any], what: str) -> None:
+def poll(condition: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S) -> None:
     """Until true; fails after the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what}"
         time.sleep(0.01)
