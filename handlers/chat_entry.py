@@ -24,7 +24,7 @@ class ChatHandler:
         self.service, self.pump = start_chat(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),
-            (context.model_yaml_config or {}).get("handler") or {},
+            context.model_yaml_config or {},
             os.environ,
         )
         service = self.service

@@ -40,16 +40,27 @@ class Metric:
 METRICS = (
     Metric("sessions_open", GAUGE, "count", "Sessions that are open.", ("sessions", "open")),
     Metric("sessions_max", GAUGE, "count", "Sessions that may be open at once.", ("sessions", "max")),
-    Metric("session_bytes", GAUGE, "B", "Device memory that sessions hold.", ("sessions", "bytes")),
-    Metric("session_budget_bytes", GAUGE, "B", "Device memory that they may hold.", ("sessions", "budget_bytes")),
     Metric(
         "sessions_total",
         COUNTER,
         "count",
-        "What happened to sessions; a demoted one gave memory up to another.",
+        "What happened to sessions; an adopted one was taken over from another worker by its journal.",
         ("sessions",),
-        ("Event", ("opened", "closed", "adopted", "demoted")),
+        ("Event", ("opened", "closed", "adopted")),
     ),
+    Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
+    Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),
+    Metric(
+        "kv_evictions_total",
+        COUNTER,
+        "count",
+        "Conversations whose KV blocks were given to others.",
+        ("memory", "kv_evicted"),
+    ),
+    Metric("features_bytes", GAUGE, "B", "Features of images, on the device.", ("memory", "features_bytes")),
+    Metric("features_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "features_capacity_bytes")),
+    Metric("host_bytes", GAUGE, "B", "Encoded images in the host's memory.", ("memory", "host_bytes")),
+    Metric("host_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "host_capacity_bytes")),
     Metric("turns_running", GAUGE, "count", "Turns that are prepared or generated.", ("turns", "running")),
     Metric("turns_waiting", GAUGE, "count", "Turns behind an earlier one of their session.", ("turns", "waiting")),
     Metric(
@@ -64,7 +75,7 @@ METRICS = (
         "tokens_total",
         COUNTER,
         "count",
-        "Tokens of prompts that were computed, of prompts that were found in a session's cache, and of answers.",
+        "Tokens of prompts that were computed, of prompts that were found in the KV cache, and of answers.",
         ("tokens",),
         ("Kind", ("prefilled", "reused", "generated")),
     ),
@@ -72,9 +83,10 @@ METRICS = (
         "images_total",
         COUNTER,
         "count",
-        "Images that came with requests, those of them fetched from an address, and those encoded.",
+        "Images that came with requests, were fetched from an address, went through the vision tower, were found "
+        "there already, or gave their features' memory to others.",
         ("images",),
-        ("Event", ("received", "fetched", "encoded")),
+        ("Event", ("received", "fetched", "encoded", "shared", "demoted")),
     ),
     Metric(
         "engine_steps_total", COUNTER, "count", "Steps of the engine, each one run of the model.", ("engine", "steps")

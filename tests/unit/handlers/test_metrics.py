@@ -160,11 +160,11 @@ def test_each_time_is_told_once(cache: Any, told: Told) -> None:
 
 def test_numbers_beyond_what_a_float_spells_out_are_read_right(cache: Any, told: Told) -> None:
     """A budget of terabytes is written as an integer: TorchServe does not read 1e+16."""
-    metrics = publisher(cache, numbers(sessions={"budget_bytes": 10**17}))
+    metrics = publisher(cache, numbers(memory={"kv_capacity_bytes": 10**17}))
 
     metrics.publish()
 
-    assert ("torchmoor_session_budget_bytes", "ModelName:llava", 1e17) in told.take()
+    assert ("torchmoor_kv_capacity_bytes", "ModelName:llava", 1e17) in told.take()
 
 
 def test_torchserve_s_own_metric_of_each_step_stays_silent(cache: Any, told: Told) -> None:
