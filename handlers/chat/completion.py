@@ -6,7 +6,7 @@ pays for what is new.
 
 from collections.abc import Sequence
 
-from handlers.chat.generation import ClientGone, Generation, GenerationParts, LoadedImage, Prompt
+from handlers.chat.generation import Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
 from handlers.chat.messages import MARKDOWN_IMAGE, ImageReference, Part, TextPart, images_of, split_images
 from handlers.chat.reply import Reply
@@ -33,7 +33,7 @@ class Completion(Generation):
         prompt = self._request.prompt  # searched for its images on a worker's thread, it may have megabytes
         brings_images = bool(images_of(self._parts_of_request())) if prompt is None else MARKDOWN_IMAGE in prompt
         self._schedule(is_slow=brings_images)
-        self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+        self._reply.on_cancel(self.stop)
 
     def _parts_of_request(self) -> Sequence[Part]:
         """Texts and images in order; a model that does not see reads the mention of one in a raw prompt as text."""
@@ -82,7 +82,7 @@ class Completion(Generation):
         return [TextPart(truncated(model, text, limit)) for text in texts]
 
     def _load(self, references: Sequence[ImageReference]) -> None:
-        self._loaded = self._parts.load_images(self._scope, references)
+        self._loaded = self._parts.load_images(self._scope, references, self._reply)
 
     def _fetch(self, image: Image) -> bytes:
         return next(loaded.encoded for loaded in self._loaded if loaded.image == image)

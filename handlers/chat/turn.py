@@ -7,7 +7,7 @@ leaves no trace in the conversation.
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.chat.generation import AnsweredBefore, ClientGone, Generation, GenerationParts, LoadedImage, Prompt
+from handlers.chat.generation import AnsweredBefore, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
 from handlers.chat.journal import Event
 from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
@@ -48,7 +48,7 @@ class Turn(Generation):
         self._parts.counters.add("turns_started")
         if may_run:
             self.begin()
-        self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+        self._reply.on_cancel(self.stop)
 
     def begin(self) -> None:
         """The turn's time has come."""
@@ -69,8 +69,9 @@ class Turn(Generation):
             self._raise_if_answered()
         if num_caught_up:
             self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
+        self._raise_if_stopped()
         if self._ask.images:
-            self._take_in(self._parts.load_images(session.scope, self._ask.images))
+            self._take_in(self._parts.load_images(session.scope, self._ask.images, self._reply))
         with session.recording:  # not between the two halves of what another request does to it
             self._new_images = list(session.pending_images)
             images = [*session.images, *self._new_images]

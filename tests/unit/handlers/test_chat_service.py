@@ -422,7 +422,7 @@ def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkey
     """Questions that wait for their images leave the others' way free."""
     arrived, may_go_on = threading.Semaphore(0), threading.Event()
 
-    def slow_read(self: ImageIntake, reference: Any) -> bytes:
+    def slow_read(self: ImageIntake, reference: Any, reply: Any) -> bytes:
         arrived.release()
         assert may_go_on.wait(30)
         raise ImageUnreachable("too slow")
@@ -695,6 +695,7 @@ def test_status_tells_what_the_worker_holds(client: Any, red: Any) -> None:
         "started": 1,
         "finished": 1,
         "cancelled": 0,
+        "timed_out": 0,
         "failed": 0,
         "repeated": 0,
     }
