@@ -7,22 +7,34 @@ answers one of three things (measured on 0.12, see docs/decisions/0001-continuou
     whole answer   status, headers, body; the criterion returns None: sent with its Content-Length
     stream         headers with the first piece; the criterion returns False for more to come, True for the end
 
-A request that is missing from a step's ids has been left by its client. No exception may escape `handle`: it would
-fail every request in flight.
+A request that is missing from a step's ids has been left by its client. TorchServe notices that only of rows that it
+answers in a step, so for the others the proxy sends a cancel operation (docs/decisions/0011-cancel-and-metrics.md):
+it names the requests by the proxy's own ids and is answered here, without asking the service. No exception may escape
+`handle`: it would fail every request in flight.
 """
 
+import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.wire import Incoming
-from handlers.errors import HandlerError, InternalError, Overloaded
+from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
 from handlers.settings import PumpSettings
 
 logger = logging.getLogger(__name__)
+
+OPERATION = "x-torchmoor-operation"
+REQUEST_ID = "x-torchmoor-request-id"
+TIMEOUT_MS = "x-torchmoor-timeout-ms"
+MAX_CANCELLED = 1000  # ids in one cancel operation
+MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they came
+EARLY_S = 10.0  # and for how long: two connections of the proxy may overtake each other, but not by more
+JSON = {"Content-Type": "application/json"}
 
 Criterion = Callable[[Any], bool | None]
 
@@ -46,10 +58,18 @@ class Pump:
     even when the worker is full.
     """
 
-    def __init__(self, settings: PumpSettings, start: Callable[[Incoming, Reply], None]) -> None:
+    def __init__(
+        self,
+        settings: PumpSettings,
+        start: Callable[[Incoming, Reply], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         self._start = start
-        self._replies: dict[str, Reply] = {}
+        self._clock = clock
+        self._replies: dict[str, Reply] = {}  # by TorchServe's id of the row
+        self._num_operations = 0  # rows of this step that are none of the work: each is answered where it is read
+        self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
         self._news = threading.Condition()
 
     def __repr__(self) -> str:
@@ -61,9 +81,11 @@ class Pump:
         context.stopping_criteria = [_whole] * len(rows)
         try:
             self._forget_all_but(set(context.request_ids.values()))
+            self._num_operations = 0
             for index, request_id in context.request_ids.items():
                 if request_id not in self._replies:
                     self._begin(request_id, index, rows, context)
+            self._expire()
             self._wait(rows, context.request_ids)
         except Exception:
             logger.exception("step failed")
@@ -77,27 +99,54 @@ class Pump:
 
     def _forget_all_but(self, request_ids: set[str]) -> None:
         for request_id in self._replies.keys() - request_ids:
-            reply = self._replies.pop(request_id)
+            _cancel(self._replies.pop(request_id))
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for reply in self._replies.values():
             try:
-                reply.cancel()
+                reply.expire(now)
             except Exception:
-                logger.exception("request could not be cancelled")
+                logger.exception("request could not be ended at its deadline")
 
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
         """Hand a new row to the service; what goes wrong is this row's own failure and no other's."""
-        is_full = len(self._replies) >= self._settings.max_in_flight
+        is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
         reply = self._replies[request_id] = Reply(self._wake)
         try:
             incoming = read_row(rows[index], context.get_all_request_header(index))
-            if is_full and "x-torchmoor-operation" not in incoming.headers:
+            operation = incoming.headers.get(OPERATION)
+            self._num_operations += bool(operation)
+            if operation == "cancel":
+                num_cancelled = self._cancel_all(read_cancelled(incoming.body))
+                reply.finish(JSON, json.dumps({"cancelled": num_cancelled}).encode())
+                return
+            if is_full and not operation:
                 limit = self._settings.max_in_flight
                 raise Overloaded(f"{limit} requests are in flight already; try again later")
-            self._start(incoming, reply)
+            reply.shorten_deadline(self._clock() + read_timeout_s(incoming.headers))
+            reply.request_id = incoming.headers.get(REQUEST_ID, "")
+            if reply.request_id and self._early.pop(reply.request_id, 0.0) > self._clock():
+                reply.cancel()
+            else:
+                self._start(incoming, reply)
         except HandlerError as error:
             reply.fail(error)
         except Exception:
             logger.exception("request could not be started")
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+
+    def _cancel_all(self, wanted: set[str]) -> int:
+        """End the requests of these ids in this very step; returns how many there were."""
+        found = [reply for reply in self._replies.values() if reply.request_id in wanted]
+        for reply in found:
+            _cancel(reply)
+        for request_id in wanted - {reply.request_id for reply in found}:
+            self._early.pop(request_id, None)  # the newest last, even if it was there
+            self._early[request_id] = self._clock() + EARLY_S
+        while len(self._early) > MAX_EARLY:
+            del self._early[next(iter(self._early))]
+        return len(found)
 
     def _wake(self) -> None:
         with self._news:
@@ -156,6 +205,36 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
     lower = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
     body = row.get("body", row.get("data"))
     return Incoming(lower, bytes(body) if isinstance(body, bytearray | memoryview) else body)
+
+
+def read_timeout_s(headers: Mapping[str, str]) -> float:
+    """How long the proxy will wait for the answer. Raises InvalidRequest."""
+    text = headers.get(TIMEOUT_MS)
+    if text is None:
+        return math.inf
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 12):
+        raise InvalidRequest(f"{TIMEOUT_MS} must be a whole number of milliseconds")
+    return int(text) / 1000
+
+
+def read_cancelled(body: Any) -> set[str]:
+    """The ids that a cancel operation names: {"request_ids": [...]}. Raises InvalidRequest."""
+    if isinstance(body, bytes | str):
+        try:
+            body = json.loads(body)
+        except (ValueError, RecursionError) as exc:
+            raise InvalidRequest("the body of a cancel operation must be JSON") from exc
+    ids = body.get("request_ids") if isinstance(body, dict) else None
+    if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
+        raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
+    return set(ids)
+
+
+def _cancel(reply: Reply) -> None:
+    try:
+        reply.cancel()
+    except Exception:
+        logger.exception("request could not be cancelled")
 
 
 def _size(row: dict[str, Any]) -> int:

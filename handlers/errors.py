@@ -6,6 +6,7 @@ HandlerError
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
  +- NoRoom: Overloaded, OutOfMemory
  +- TurnTimedOut
+ +- ClientGone
  +- TurnConflict
  +- JournalUnavailable
  +- InternalError
@@ -155,6 +156,12 @@ class TurnTimedOut(HandlerError):
     """The turn was not finished before its deadline."""
 
     status = 504
+
+
+class ClientGone(HandlerError):
+    """The client left, or the proxy cancelled the request: usually nobody reads this."""
+
+    status = 499
 
 
 class TurnConflict(HandlerError):

@@ -9,10 +9,13 @@ from types import TracebackType
 
 from torchmoor.admin import AdminServer
 from torchmoor.api.application import Api
+from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.http.client import ClientLimits
+from torchmoor.http.errand import Errands
 from torchmoor.http.exchange import ExchangeMeans
 from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
@@ -24,6 +27,7 @@ from torchmoor.settings import ProxySettings
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
+ERRAND_GRACE_S = 1.0
 
 
 class Proxy:
@@ -38,7 +42,6 @@ class Proxy:
         self.registry = registry
         self.port = listen.port
         self.admin_port = listen.admin_port
-        self.gateway = Gateway(settings, registry, rng or Random())
         self.sweeper = Sweeper(timeouts.sweep_interval_s)
         self.budget = ReplayBudget(
             max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
@@ -49,6 +52,8 @@ class Proxy:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
+        self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
+        self.gateway = Gateway(settings, registry, rng or Random(), Cancellations(self.errands))
         means = ExchangeMeans(
             connector=connector,
             budget=self.budget,
@@ -73,9 +78,11 @@ class Proxy:
             self.sweeper.start()
             stack.callback(self.sweeper.stop)
             stack.callback(self._close_idle)
+            stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
             collector = MetricsCollector(self.registry, self.gateway.metrics.values())
-            admin = AdminServer(self.registry, collector, listen.host, listen.admin_port)
+            scraper = await stack.enter_async_context(MetricsScraper(self.registry))
+            admin = AdminServer(self.registry, collector, scraper, listen.host, listen.admin_port)
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
             self.port = await self.server.start(listen.host, listen.port)

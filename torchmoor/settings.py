@@ -68,6 +68,7 @@ class TimeoutSettings:
     stream_idle_timeout_s: float = 60.0
     stream_total_timeout_s: float = 480.0
     sweep_interval_s: float = 0.25  # how late a deadline may be noticed
+    cancel_timeout_s: float = 5.0  # of an operation that cancels requests at an instance
     pool_idle_timeout_s: float = 60.0  # an unused connection to an instance is closed after this
 
     def __post_init__(self) -> None:

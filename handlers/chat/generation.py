@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import (
+    ClientGone,
     ContextTooLong,
     HandlerError,
     InternalError,
@@ -37,15 +38,9 @@ from handlers.errors import (
     TurnTimedOut,
 )
 from handlers.models.text import TextModel
-from handlers.settings import EngineSettings, RequestSettings, SessionSettings
+from handlers.settings import EngineSettings, SessionSettings
 
 logger = logging.getLogger(__name__)
-
-
-class ClientGone(HandlerError):
-    """The client left; nobody reads this."""
-
-    status = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +55,12 @@ class LoadedImage:
 class GenerationParts:
     """What every answer of a worker works with.
 
-    load_images: references to pictures, at most so many, each held once for this sharing scope; raises BadImage's
-    family, InvalidRequest, OutOfMemory.
+    load_images: references to pictures, each held once for this sharing scope; raises BadImage's family, OutOfMemory,
+    and why the reply was cancelled, should it be.
     """
 
     engine_settings: EngineSettings
     session_settings: SessionSettings
-    request_settings: RequestSettings
     model: TextModel
     engine: Engine
     images: ImageStore
@@ -74,7 +68,7 @@ class GenerationParts:
     preparing: Executor  # for answers that need no images fetched, and for the ends of all
     loading: Executor  # for answers that bring images, which may be slow to fetch, or must take in a whole session
     counters: Counters
-    load_images: Callable[[str, Sequence[ImageReference], int], list[LoadedImage]]
+    load_images: Callable[[str, Sequence[ImageReference], Reply], list[LoadedImage]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +103,12 @@ class Generation(ABC):
         self._is_streaming = is_streaming
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
+        self._preparation: Future[None] | None = None
         self._stopped: HandlerError | None = None
         self._is_over = False
         self._received = time.monotonic()
-        self._deadline = self._received + parts.engine_settings.turn_timeout_s
+        self._begun = self._first_token_at = self._received
+        self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
         self._detokenizer = Detokenizer(parts.model.tokenizer, parameters.stop)
         self._pinned: list[Image] = []
         self._prompt: Prompt | None = None
@@ -148,24 +144,30 @@ class Generation(ABC):
                 return
             self._is_using_room = True
             self._parts.room.enter()
-        self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
+        self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
 
-    def _run_on(self, executor: Executor, action: Callable[[], None]) -> None:
+    def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
         try:
-            executor.submit(action)
+            return executor.submit(action)
         except RuntimeError:  # it has been shut down
             self._fail(InternalError("the worker is stopping"))
+            return None
 
     def stop(self, error: HandlerError) -> None:
-        """End the answer early, within one step of the engine. Any thread."""
+        """End the answer early, within one step of the engine. Any thread.
+
+        One that is being prepared ends at the next `_raise_if_stopped`; a fetch of its images is cut by its reply.
+        """
         with self._lock:
             if self._stopped is not None:
                 return
             self._stopped = error
-            sequence = self._sequence
+            sequence, preparation = self._sequence, self._preparation
         if sequence is not None:
             self._parts.engine.cancel(sequence, error)
-        elif self._parts.room.try_remove(self._try_again):
+        elif self._parts.room.try_remove(self._try_again) or (
+            preparation is not None and preparation.cancel()  # it had not begun
+        ):
             self._fail(error)
 
     def _raise_if_stopped(self) -> None:
@@ -179,7 +181,10 @@ class Generation(ABC):
         try:
             self._raise_if_stopped()
             if self._prompt is None:
+                self._begun = time.monotonic()
+                self._parts.counters.observe("queue", self._begun - self._received)
                 self._prompt = self._compose()
+                self._raise_if_stopped()
             sequence = self._make_sequence(self._prompt)
             with self._lock:
                 self._raise_if_stopped()
@@ -193,7 +198,7 @@ class Generation(ABC):
             else:
                 self._wait_for_room(error)
         except HandlerError as error:
-            self._fail(error)
+            self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
         except Exception:
             logger.exception("answer could not be prepared")
             self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
@@ -215,6 +220,7 @@ class Generation(ABC):
             "X-Torchmoor-Cache-Tier": _tier(kept, tiers),
             "X-Torchmoor-Prefill-Tokens": str(len(keys) - kept),
             "X-Torchmoor-Context-Tokens": str(len(keys)),
+            "X-Torchmoor-Queue-Ms": f"{(self._begun - self._received) * 1000:.1f}",
         }
         self._kept = kept
         params = self._parameters.sampling(max_new_tokens)
@@ -247,7 +253,9 @@ class Generation(ABC):
             )
         wanted = self._parameters.max_new_tokens or settings.max_new_tokens
         if wanted > settings.max_new_tokens_limit:
-            raise InvalidRequest(f"parameters.max_new_tokens must be at most {settings.max_new_tokens_limit}")
+            raise InvalidRequest(
+                f"an answer may have at most {settings.max_new_tokens_limit} tokens, not {wanted}; ask for fewer"
+            )
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
         num_bytes = self._cache.pool.shape.num_bytes(num_prompt_tokens + max_new_tokens)
         limit = self._max_bytes
@@ -278,7 +286,10 @@ class Generation(ABC):
         if self._detokenizer.is_stopped:
             reason = FinishReason.STOP
         if len(self._sequence.output) == 1:
-            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{(time.monotonic() - self._received) * 1000:.1f}"
+            self._first_token_at = time.monotonic()
+            ttft_s = self._first_token_at - self._received
+            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
+            self._parts.counters.observe("ttft", ttft_s)
             self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
             self._parts.counters.add("tokens_reused", self._kept)
             self._sequence.images.clear()  # they have been read
@@ -288,6 +299,9 @@ class Generation(ABC):
             self._tokens.append(token)
         if reason is not None:
             summary = self._summarise(reason)
+            if summary.num_tokens > 1:
+                gap_s = (time.monotonic() - self._first_token_at) / (summary.num_tokens - 1)
+                self._parts.counters.observe("inter_token", gap_s)
             self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
             return False
         if self._is_streaming:
@@ -367,7 +381,11 @@ class Generation(ABC):
         self._reply.finish(headers, self._form.whole(summary))
 
     def _fail(self, error: HandlerError) -> None:
-        self._over("turns_cancelled" if isinstance(error, ClientGone) else "turns_failed")
+        if isinstance(error, ClientGone):
+            outcome = "turns_cancelled"
+        else:
+            outcome = "turns_timed_out" if isinstance(error, TurnTimedOut) else "turns_failed"
+        self._over(outcome)
         self._reply.fail(error)
 
     def _over(self, outcome: str) -> None:

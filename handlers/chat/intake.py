@@ -23,6 +23,7 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from handlers.chat.reply import Reply
 from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
 from handlers.settings import IntakeSettings
 
@@ -45,7 +46,7 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._cut)
+        self._timer = threading.Timer(seconds, self.cut)
         self._timer.daemon = True
         self.is_over = False
 
@@ -66,9 +67,10 @@ class _Deadline:
             self._sockets.append(sock.dup())
             is_late = self.is_over
         if is_late:
-            self._cut()
+            self.cut()
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """End the fetch now. Any thread."""
         with self._lock:
             self.is_over = True
             for sock in self._sockets:
@@ -125,8 +127,8 @@ class ImageIntake:
         """An RGB picture. Raises the BadImage family."""
         return self.decode(self.read(reference))
 
-    def read(self, reference: bytes | str) -> bytes:
-        """The encoded image's bytes, at most `max_bytes`."""
+    def read(self, reference: bytes | str, reply: Reply | None = None) -> bytes:
+        """The encoded image's bytes, at most `max_bytes`. reply: a fetch ends as soon as this one is cancelled."""
         if isinstance(reference, bytes | bytearray):
             return self._within_limit(bytes(reference))
         text = reference.strip()
@@ -134,7 +136,7 @@ class ImageIntake:
         if scheme == "data":
             return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
         if scheme in ("http", "https"):
-            return self._fetch(text)
+            return self._fetch(text, reply)
         if scheme:
             raise ImageUrlForbidden(f"an image address must be http, https or data, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
@@ -174,10 +176,12 @@ class ImageIntake:
         if long > short * self._settings.max_aspect_ratio:
             raise ImageTooLarge(f"the image is {image.width} x {image.height} pixels, too long for its width")
 
-    def _fetch(self, url: str) -> bytes:
+    def _fetch(self, url: str, reply: Reply | None) -> bytes:
         if not self._settings.allow_urls:
             raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
         with _Deadline(self._settings.total_timeout_s) as deadline:
+            if reply is not None:
+                reply.on_cancel(lambda reason: deadline.cut())
             for _ in range(self._settings.max_redirects + 1):
                 answer = self._fetch_once(url, deadline)
                 if isinstance(answer, bytes):

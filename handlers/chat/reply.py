@@ -1,14 +1,16 @@
 """One answer on its way from the service's threads to the pump.
 
 A reply is whole (status, headers, body at once) or a stream (headers, then pieces, then an end). Writers call from
-any thread; the pump alone reads. When the client has gone, `is_cancelled` is set and what is still written is dropped.
+any thread; the pump alone reads. A reply that is cancelled, because its client has gone or its deadline has passed,
+is answered at once with the reason; what is written later is dropped, however long its writers still take.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from handlers.errors import HandlerError
+from handlers.errors import ClientGone, HandlerError, TurnTimedOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +41,86 @@ class _Stream:
 
 
 class Reply:
-    """wake: called after each change, so that the pump need not poll."""
+    """wake: called after each change, so that the pump need not poll.
+
+    request_id: the proxy's, by which it cancels; empty if the request has none.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
+        self.request_id = ""
+        self._deadline = math.inf
         self._wake = wake
         self._lock = threading.Lock()
         self._whole: Whole | None = None
         self._stream: _Stream | None = None
-        self._on_cancel: Callable[[], None] | None = None
-        self._is_cancelled = False
+        self._on_cancel: list[Callable[[HandlerError], None]] = []
+        self._cancelled: HandlerError | None = None
 
     @property
     def is_cancelled(self) -> bool:
-        return self._is_cancelled
+        return self._cancelled is not None
 
     @property
     def is_streaming(self) -> bool:
         return self._stream is not None
 
-    def on_cancel(self, action: Callable[[], None]) -> None:
-        """Called once, when the client leaves; at once if it has left already."""
+    def shorten_deadline(self, deadline: float) -> float:
+        """The answer must be ready by then, in monotonic seconds. Returns the deadline that counts, perhaps an earlier
+        one. The pump cancels what is late, so that no stage of the work needs a clock of its own.
+        """
         with self._lock:
-            self._on_cancel = action
-            is_late = self._is_cancelled
-        if is_late:
-            action()
+            self._deadline = min(self._deadline, deadline)
+            return self._deadline
 
-    def cancel(self) -> None:
-        """The client has gone. Pump only."""
+    def on_cancel(self, action: Callable[[HandlerError], None]) -> None:
+        """Called once, with the reason, when the answer is no longer wanted; at once if that is so already.
+
+        Several actions may be given; each must return at once.
+        """
         with self._lock:
-            self._is_cancelled = True
-            action = self._on_cancel
-        if action is not None:
-            action()
+            self._on_cancel.append(action)
+            reason = self._cancelled
+        if reason is not None:
+            action(reason)
+
+    def cancel(self, reason: HandlerError | None = None) -> None:
+        """Nobody waits for the answer any more, even if it is ready; the first reason counts. Pump only."""
+        self._end(reason or ClientGone("the client left, or the request was cancelled"), even_if_ready=True)
+
+    def expire(self, now: float) -> None:
+        """Cancel if the deadline has passed and the answer is not ready. Pump only."""
+        if now >= self._deadline:
+            self._end(TurnTimedOut("the answer was not ready before the request's deadline"), even_if_ready=False)
+
+    def _end(self, reason: HandlerError, *, even_if_ready: bool) -> None:
+        with self._lock:
+            stream = self._stream
+            is_ready = self._whole is not None or (stream is not None and stream.is_ended)
+            if self._cancelled is not None or (is_ready and not even_if_ready):
+                return
+            self._cancelled = reason
+            actions = list(self._on_cancel)
+            if stream is not None and stream.is_begun:
+                if not stream.is_ended:
+                    stream.buffer += stream.encode_error(reason)
+                    stream.is_ended = True
+            else:
+                self._stream = None
+                self._whole = Whole(reason.status, reason.headers(), reason.body())
+        self._wake()
+        for action in actions:
+            action(reason)
+
+    def raise_if_cancelled(self) -> None:
+        """Called by whoever works on the answer, between two parts of the work. Raises the reason."""
+        if self._cancelled is not None:
+            raise self._cancelled
 
     def finish(self, headers: Mapping[str, str], body: bytes, status: int = 200) -> None:
         """The whole answer."""
         with self._lock:
+            if self._cancelled is not None:
+                return
             assert self._stream is None
             self._whole = Whole(status, headers, body)
         self._wake()
@@ -91,12 +136,15 @@ class Reply:
     def begin(self, headers: Mapping[str, str], encode_error: Callable[[HandlerError], bytes]) -> None:
         """The answer is a stream. encode_error: how it says that it failed, should it come to that."""
         with self._lock:
-            self._stream = _Stream(headers, encode_error)
+            if self._cancelled is None:
+                self._stream = _Stream(headers, encode_error)
         self._wake()
 
     def write(self, data: bytes, is_end: bool = False) -> None:
         """A piece of the stream."""
         with self._lock:
+            if self._cancelled is not None:
+                return
             assert self._stream is not None
             if self._stream.is_ended:
                 return

@@ -85,7 +85,6 @@ class ChatService:
         self._parts = GenerationParts(
             engine_settings=settings.engine,
             session_settings=settings.session,
-            request_settings=settings.request,
             model=model,
             engine=engine,
             images=self.images,
@@ -196,8 +195,9 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
+        self._model.template.check()
         endpoint, principal = command.caller.endpoint, command.caller.principal
-        loaded = self._load_images(sharing_scope(endpoint, principal), command.images, limits.max_images)
+        loaded = self._load_images(sharing_scope(endpoint, principal), command.images, reply)
         try:
             session = self.store.open(ttl_s, endpoint, principal)
         except HandlerError:
@@ -208,7 +208,7 @@ class ChatService:
         except Exception:
             self._discard(session)
             raise
-        reply.on_cancel(lambda: self._discard(session))  # the client left before it could read the id
+        reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
         self._counters.add("sessions_opened")
         stamp = _stamp(session.id)
         headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
@@ -222,7 +222,7 @@ class ChatService:
 
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
-        loaded = self._load_images(session.scope, command.images, self._settings.session.max_images)
+        loaded = self._load_images(session.scope, command.images, reply)
         try:
             self._recorder.catch_up(session)
         except HandlerError:
@@ -251,17 +251,23 @@ class ChatService:
         for item in loaded:
             self.images.release(item.image)
 
-    def _load_images(self, scope: str, references: Sequence[ImageReference], limit: int) -> list[LoadedImage]:
-        """The pictures of these references, each held once. Raises the BadImage family, OutOfMemory."""
+    def _load_images(self, scope: str, references: Sequence[ImageReference], reply: Reply) -> list[LoadedImage]:
+        """The pictures of these references, each held once.
+
+        Raises the BadImage family, OutOfMemory, and why the reply was cancelled, should it be.
+        """
         if references and self._model.image_token_id is None:
             raise InvalidRequest("this model reads text only; ask without an image")
+        limit = self._settings.session.max_images
         if len(references) > limit:
             raise InvalidRequest(f"a conversation may have {limit} images, not {len(references)}")
         loaded: list[LoadedImage] = []
         try:
             for reference in references:
+                reply.raise_if_cancelled()
                 self._counters.add("images_received")
-                encoded = self._intake.read(reference)
+                encoded = self._intake.read(reference, reply)
+                reply.raise_if_cancelled()
                 loaded.append(LoadedImage(self.images.take_in(scope, encoded), encoded))
         except BaseException:
             self._let_go(loaded)
@@ -274,14 +280,20 @@ class ChatService:
 
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""
-        count = self._counters.get
-        started, finished = count("turns_started"), count("turns_finished")
-        cancelled, failed = count("turns_cancelled"), count("turns_failed")
-        repeated = count("turns_repeated")
-        pool = self._engine.runner.pool
         return {
             "instance": self._ids.instance,
             "device": str(self._model.device),
+            **self.numbers(),
+            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+        }
+
+    def numbers(self) -> dict[str, dict[str, int]]:
+        """The status as numbers alone: what the metrics are made of (handlers/metrics.py). Any thread."""
+        count = self._counters.get
+        started = count("turns_started")
+        ended = {name: count(f"turns_{name}") for name in ("finished", "cancelled", "timed_out", "failed", "repeated")}
+        pool, scheduler = self._engine.runner.pool, self._engine.scheduler
+        return {
             "sessions": {
                 "open": len(self.store),
                 "max": self._settings.session.max_sessions,
@@ -300,27 +312,26 @@ class ChatService:
             },
             "turns": {
                 **self.store.turn_counts(),
-                "in_progress": started - finished - cancelled - failed - repeated,
+                "in_progress": started - sum(ended.values()),
                 "started": started,
-                "finished": finished,
-                "cancelled": cancelled,
-                "failed": failed,
-                "repeated": repeated,
+                **ended,
             },
-            "tokens": {
-                "prefilled": count("tokens_prefilled"),
-                "reused": count("tokens_reused"),
-                "generated": count("tokens_generated"),
-            },
+            "tokens": {name: count(f"tokens_{name}") for name in ("prefilled", "reused", "generated")},
             "images": {
                 "received": count("images_received"),
                 "fetched": self._intake.num_fetched,
-                "encoded": count("images_encoded"),
-                "shared": count("images_shared"),
-                "demoted": count("images_demoted"),
+                **{name: count(f"images_{name}") for name in ("encoded", "shared", "demoted")},
             },
-            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+            "engine": {
+                "steps": self._engine.num_steps,
+                "rows": len(scheduler.running),
+                "queued": len(scheduler.waiting),
+            },
         }
+
+    def drain_times(self, name: str) -> list[float]:
+        """The times of a histogram since the last call."""
+        return self._counters.drain(name)
 
 
 def _stamp(sid: SessionId) -> str:

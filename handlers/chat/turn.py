@@ -7,7 +7,7 @@ leaves no trace in the conversation.
 from collections.abc import Sequence
 from typing import Any
 
-from handlers.chat.generation import AnsweredBefore, ClientGone, Generation, GenerationParts, LoadedImage, Prompt
+from handlers.chat.generation import AnsweredBefore, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
 from handlers.chat.journal import Event
 from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
@@ -15,7 +15,7 @@ from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
 from handlers.engine.kv_cache import BLOCK
-from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, TurnConflict
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.models.text import TextModel
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
@@ -49,7 +49,7 @@ class Turn(Generation):
         self._parts.counters.add("turns_started")
         if may_run:
             self.begin()
-        self._reply.on_cancel(lambda: self.stop(ClientGone("the client left")))
+        self._reply.on_cancel(self.stop)
 
     def begin(self) -> None:
         """The turn's time has come."""
@@ -70,10 +70,9 @@ class Turn(Generation):
             self._raise_if_answered()
         if num_caught_up:
             self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
+        self._raise_if_stopped()
         if self._ask.images:
-            self._take_in(
-                self._parts.load_images(session.scope, self._ask.images, self._parts.session_settings.max_images)
-            )
+            self._take_in(self._parts.load_images(session.scope, self._ask.images, self._reply))
         with session.recording:  # not between the two halves of what another request does to it
             self._new_images = list(session.pending_images)
             images = [*session.images, *self._new_images]
@@ -128,16 +127,10 @@ class Turn(Generation):
         text = self._ask.prompt_text
         if len(text) > limits.max_question_chars:
             raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limits.max_question_chars}")
-        text = truncated(self._parts.model, text, self._parameters.truncate)
-        for reserved in self._parts.model.reserved_text():
-            if reserved in self._ask.prompt_text or reserved in text:
-                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
-        return text
+        return truncated(self._parts.model, text, self._parameters.truncate)
 
     def _commit(self, text: str) -> None:
         """The answer becomes part of the conversation."""
-        for reserved in self._parts.model.reserved_text():
-            text = text.replace(reserved, " ")  # spelled out by the model, it would be read as one more image
         event = Event(
             kind="turn",
             images=digests(self._new_images),

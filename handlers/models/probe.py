@@ -37,9 +37,7 @@ class Probe:
 
     @torch.inference_mode()
     def check(self, model: TextModel) -> None:
-        """Raises ConfigError if the model answers otherwise in packed steps, or cannot render a conversation."""
-        if not model.template.chat_template:
-            raise ConfigError("the checkpoint has no chat template; add a chat_template.jinja to it")
+        """Raises ConfigError if the model answers otherwise in packed steps."""
         found = self._run(model)
         # Half precision rounds otherwise in another order of summation; a real difference is of the logits' own size.
         tolerance = (1e-3 if model.dtype is torch.float32 else 0.1) * float(self._expected.abs().max())

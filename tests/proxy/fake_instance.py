@@ -126,11 +126,17 @@ class Gate:
 
 @dataclass
 class FakeInstance:
-    """Answers with `behave`, remembers what it received, and counts its open connections."""
+    """Answers with `behave`, remembers what it received, and counts the connections that it came on.
+
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names.
+    """
 
     name: str
     behave: Behaviour = field(default_factory=answering)
     received: list[Received] = field(default_factory=list)
+    cancels: list[Received] = field(default_factory=list)  # cancel operations, which are not among `received`
+    cancelled: list[str] = field(default_factory=list)  # the ids that they named
+    on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
@@ -159,7 +165,6 @@ class FakeInstance:
         assert task is not None
         self._tasks.add(task)
         self._writers.add(writer)
-        self.num_open += 1
         connection = 0
         try:
             while not writer.is_closing():
@@ -169,8 +174,14 @@ class FakeInstance:
                 if request.path == "/ping":
                     await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
                     continue
-                if not connection:  # one that carries more than a probe
+                if request.headers.get("x-torchmoor-operation") == "cancel":
+                    self.cancelled += json.loads(request.body)["request_ids"]
+                    self.cancels.append(request)
+                    await self.on_cancel(request, Wire(reader, writer))
+                    continue
+                if not connection:  # one that carries more than probes and cancel operations
                     self.num_connections += 1
+                    self.num_open += 1
                     connection = self.num_connections
                 request.connection = connection
                 self.received.append(request)
@@ -178,7 +189,7 @@ class FakeInstance:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self.num_open -= 1
+            self.num_open -= bool(connection)
             self._tasks.discard(task)
             self._writers.discard(writer)
             writer.close()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 from random import Random
 
+from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.validation import SESSION_ID_MEMBER
 from torchmoor.errors import ServiceUnavailable, UnknownEndpoint, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -45,9 +46,10 @@ class Choice:
 class Gateway:
     """Chooses instances for the dialects."""
 
-    def __init__(self, settings: ProxySettings, registry: Registry, rng: Random) -> None:
+    def __init__(self, settings: ProxySettings, registry: Registry, rng: Random, cancellations: Cancellations) -> None:
         self.settings = settings
         self.registry = registry
+        self.cancellations = cancellations
         self.metrics = {
             endpoint.name: InvocationMetrics(endpoint.name, endpoint.settings.variant)
             for endpoint in registry.endpoints()

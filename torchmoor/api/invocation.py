@@ -25,6 +25,8 @@ ERROR_HEADER = b"x-torchmoor-error"
 INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
 REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
+# An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
+TIMEOUT_GRACE_S = 1.0
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
 
 # Never sent on: credentials, what the proxy writes itself, what it owns.
@@ -130,17 +132,24 @@ class Invocation:
         self._take(choice)
         return choice.instance
 
-    def request_head(self, framing: bytes) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
         self._sent_at = monotonic()
-        return b"%b %b HTTP/1.1\r\n%b%b%b\r\n" % (
+        return b"%b %b HTTP/1.1\r\n%b%b%bx-torchmoor-timeout-ms: %d\r\n\r\n" % (
             self.request.method,
             self._path,
             self.choice.request_line,
             framing,
             self._fields,
+            max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000,
         )
+
+    def on_abandoned(self) -> None:
+        """The instance shall stop; a closed connection alone does not tell it before it has something to say."""
+        assert self.choice is not None
+        path = self._path.partition(b"?")[0]
+        self.gateway.cancellations.cancel(self.choice.instance, path, self.request_id)
 
     def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Instance | None:
         """Pass the answer on, or go elsewhere if the instance could not take the request.

@@ -52,7 +52,8 @@ class Instance:
     """A TorchServe process that serves one endpoint's model.
 
     name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
-    port: the inference port; management_port: None where the instance is probed by /ping only.
+    port: the inference port; management_port: None where the instance is probed by /ping only; metrics_port: None
+    where its metrics are nobody's business here.
     capacity: the most invocations that routing sends there at a time. Sticky ones are not held back by it:
     they can go nowhere else, and the handler refuses what it cannot take.
     last_chosen: a counter of the dispatcher's choices, not a time; the smallest was chosen longest ago.
@@ -65,6 +66,7 @@ class Instance:
         "host",
         "port",
         "management_port",
+        "metrics_port",
         "capacity",
         "state",
         "outstanding",
@@ -81,6 +83,7 @@ class Instance:
         port: int,
         host: str = "127.0.0.1",
         management_port: int | None = None,
+        metrics_port: int | None = None,
         capacity: int = 64,
         state: InstanceState = InstanceState.STARTING,
     ) -> None:
@@ -90,6 +93,7 @@ class Instance:
         self.host = host
         self.port = port
         self.management_port = management_port
+        self.metrics_port = metrics_port
         self.capacity = capacity
         self.state = state
         self.outstanding = 0

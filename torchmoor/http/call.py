@@ -91,8 +91,15 @@ class Call(Protocol):
         """Choose where the request goes."""
         ...
 
-    def request_head(self, framing: bytes) -> bytes:
-        """The forwarded request's whole head for the chosen target; `framing` is its length header's line."""
+    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+        """The forwarded request's whole head for the chosen target; `framing` is its length header's line.
+
+        time_left_s: the target's answer is given up after that.
+        """
+        ...
+
+    def on_abandoned(self) -> None:
+        """The chosen target has the whole request and may be working on it, but no answer is awaited any more."""
         ...
 
     def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Target | None:

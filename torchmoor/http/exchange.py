@@ -70,6 +70,7 @@ class Exchange:
         "_connecting",
         "_sent_at",
         "_was_stale",
+        "_is_awaited",
         "_out",
         "_encoder",
         "_collected",
@@ -98,6 +99,7 @@ class Exchange:
         self._outgoing = OutgoingRequest(request, means.budget)
         self._sent_at = 0.0
         self._was_stale = False
+        self._is_awaited = False  # the target has the whole request, and its answer's head has not come
         self._out: list[bytes] = []
         self._encoder: Encoder | None = None
         self._collected: list[bytes] | None = None
@@ -130,7 +132,9 @@ class Exchange:
     def _send_to(self, target: Target, *, fresh: bool = False) -> None:
         """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
         self._target = target
-        self._outgoing.begin(self.call.request_head(self._outgoing.framing))
+        self._is_awaited = False
+        time_left_s = self._ends_at - monotonic() if self.is_request_complete else self.call.deadlines.total_s
+        self._outgoing.begin(self.call.request_head(self._outgoing.framing, time_left_s))
         idle = target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
@@ -194,6 +198,7 @@ class Exchange:
             if data is not None:
                 upstream.transport.write(data)
                 self._sent_at = monotonic()
+                self._is_awaited = self.is_request_complete and not self.is_answered and self._collected is None
         elif self._connecting is not None and not self.is_request_complete:
             self.client.pause_reading()
 
@@ -208,6 +213,7 @@ class Exchange:
 
     def on_answer_head(self, status: int, reason: bytes, headers: Headers, content_length: int | None) -> None:
         """Let the call judge, then write the head, collect the body, or begin again elsewhere."""
+        self._is_awaited = False
         verdict = self.call.on_answer(status, reason, headers, can_replay=self.can_replay)
         if verdict is None:
             self._collected = []
@@ -374,7 +380,7 @@ class Exchange:
             self._reply(refusal)
 
     def on_client_gone(self) -> None:
-        """Nobody waits for the answer: stop the instance's work by closing its connection."""
+        """Nobody waits for the answer: the instance's work ends with its connection, or by the call's word."""
         self._detach()
         self._finish(Outcome.CLIENT_GONE)
 
@@ -393,6 +399,9 @@ class Exchange:
 
     def _detach(self) -> None:
         """Let go of an upstream connection in the middle of an exchange: it cannot be used again."""
+        if self._is_awaited:
+            self._is_awaited = False
+            self.call.on_abandoned()
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from handlers.adapter import Pump, read_row
+from handlers.adapter import MAX_EARLY, Pump, read_row
 from handlers.chat.reply import Reply
 from handlers.chat.wire import Incoming
 from handlers.errors import HandlerError, InternalError, NotAnImage
 from handlers.settings import PumpSettings
+from tests.unit.handlers.conftest import FakeClock
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # it leaves its version file open
@@ -126,6 +127,13 @@ class FrontEnd:
             self.step()
         raise AssertionError(f"never answered: {list(self.active)}")
 
+    def cancel(self, *request_ids: str, row: str = "cancel") -> int:
+        """What the proxy sends when nobody waits for these requests any more: how many there were."""
+        self.send(row, json.dumps({"request_ids": request_ids}).encode(), x_torchmoor_operation="cancel")
+        self.step()
+        assert self.over[row].status == 200
+        return int(json.loads(self.over[row].body)["cancelled"])
+
     def error(self, request_id: str) -> str:
         return str(json.loads(self.over[request_id].body)["error"]["code"])
 
@@ -137,14 +145,19 @@ class FakeService:
         self.asked: list[Incoming] = []
         self.replies: list[Reply] = []
         self.cancelled: list[int] = []
+        self.reasons: list[HandlerError] = []
         self.on_start: Callable[[Incoming, Reply], None] = lambda incoming, reply: None
 
     def start(self, incoming: Incoming, reply: Reply) -> None:
         self.asked.append(incoming)
         self.replies.append(reply)
         number = len(self.replies) - 1
-        reply.on_cancel(lambda: self.cancelled.append(number))
+        reply.on_cancel(lambda reason: self._on_cancel(number, reason))
         self.on_start(incoming, reply)
+
+    def _on_cancel(self, number: int, reason: HandlerError) -> None:
+        self.cancelled.append(number)
+        self.reasons.append(reason)
 
 
 QUICK = {"stream_wait_s": 0.001, "omitted_wait_s": 0.001}
@@ -161,12 +174,12 @@ def service() -> FakeService:
 
 
 @pytest.fixture
-def make_front(service: FakeService) -> Iterator[Callable[..., FrontEnd]]:
+def make_front(service: FakeService, clock: FakeClock) -> Iterator[Callable[..., FrontEnd]]:
     """Builds a front end around a pump; on the way out, the pump holds nothing but what TorchServe still holds."""
     made: list[FrontEnd] = []
 
     def make(**settings: Any) -> FrontEnd:
-        front = FrontEnd(Pump(PumpSettings(**{**QUICK, **settings}), service.start))
+        front = FrontEnd(Pump(PumpSettings(**{**QUICK, **settings}), service.start, clock))
         made.append(front)
         return front
 
@@ -312,7 +325,7 @@ def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
     told: list[int] = []
 
     reply.cancel()
-    reply.on_cancel(lambda: told.append(1))
+    reply.on_cancel(lambda reason: told.append(1))
 
     assert reply.is_cancelled
     assert told == [1]
@@ -321,7 +334,7 @@ def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
 def test_cancellation_that_fails_harms_nobody(front: FrontEnd, service: FakeService) -> None:
     """An exception in one request's cancellation stays there."""
 
-    def fail() -> None:
+    def fail(reason: HandlerError) -> None:
         raise RuntimeError("cancel")
 
     for name in "abc":
@@ -334,12 +347,177 @@ def test_cancellation_that_fails_harms_nobody(front: FrontEnd, service: FakeServ
 
     front.step()
 
-    assert service.cancelled == [1]
+    assert sorted(service.cancelled) == [0, 1]
     assert len(service.asked) == 4
     for number in (2, 3):
         service.replies[number].finish({}, b"fine")
     front.run()
     assert (front.bodies["c"], front.bodies["d"]) == (b"fine", b"fine")
+
+
+def test_cancelled_request_is_answered_in_the_same_step(front: FrontEnd, service: FakeService) -> None:
+    """The proxy names a request by its own id: the service hears of it, and TorchServe may forget the row at once."""
+    front.send("a", {}, X_Torchmoor_Request_Id="one")
+    front.send("b", {}, X_Torchmoor_Request_Id="two")
+    front.step()
+
+    num_cancelled = front.cancel("two")
+    service.replies[1].finish({}, b"too late")
+
+    assert (num_cancelled, service.cancelled) == (1, [1])
+    assert (front.over["b"].status, front.error("b")) == (499, "ClientGone")
+    service.replies[0].finish({}, b"fine")
+    front.run()
+    assert front.bodies["a"] == b"fine"
+
+
+def test_cancelling_what_is_not_there_does_nothing(front: FrontEnd, service: FakeService) -> None:
+    """Ids that are unknown, over, or not given by any proxy harm nobody."""
+    front.send("a", {}, X_Torchmoor_Request_Id="one")
+    front.send("b", {})
+    front.step()
+    service.replies[0].finish({}, b"whole")
+    front.step()
+
+    assert front.cancel("one", "two", "b") == 0
+
+    assert service.cancelled == []
+    service.replies[1].finish({}, b"fine")
+    front.run()
+
+
+def test_cancel_that_overtakes_its_request_still_counts(
+    front: FrontEnd, service: FakeService, clock: FakeClock
+) -> None:
+    """The two travel on different connections; for a while an unknown id is remembered, and only once."""
+    front.cancel("one")
+    front.cancel("two")
+
+    front.send("a", {}, X_Torchmoor_Request_Id="one")
+    front.run()
+    front.send("b", {}, X_Torchmoor_Request_Id="one")
+    clock.advance(60)
+    front.send("c", {}, X_Torchmoor_Request_Id="two")
+    front.step()
+
+    assert front.error("a") == "ClientGone"
+    assert len(service.asked) == 2
+    for reply in service.replies:
+        reply.finish({}, b"")
+    front.run()
+
+
+def test_remembered_cancellations_are_bounded(front: FrontEnd, service: FakeService) -> None:
+    """Whoever sends nothing but cancellations fills no memory."""
+    for start in range(0, 5000, 500):
+        front.cancel(*(str(number) for number in range(start, start + 500)))
+
+    assert len(front._pump._early) == MAX_EARLY
+    front.send("a", {}, X_Torchmoor_Request_Id="4999")
+    front.run()
+    assert front.error("a") == "ClientGone"
+
+
+def test_cancelled_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
+    """A stream whose head is out ends with the reason; one that nobody has seen begin is a whole answer."""
+    for name in "ab":
+        front.send(name, {}, X_Torchmoor_Request_Id=name)
+    front.step()
+    service.replies[0].begin(TEXT, encode_error)
+    service.replies[0].write(b"half")
+    front.step()
+    service.replies[1].begin(TEXT, encode_error)
+
+    assert front.cancel("a", "b") == 2
+
+    for reply in service.replies:
+        reply.write(b"too late", is_end=True)
+    front.run()
+    assert front.bodies["a"] == b"half!ClientGone"
+    assert front.over["b"].status == 499
+
+
+def test_full_worker_still_takes_cancellations(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
+    """They are what empties it: the row of the cancelled request is free for the next one."""
+    front = make_front(max_in_flight=1)
+    front.send("a", {}, X_Torchmoor_Request_Id="a")
+    front.step()
+
+    assert front.cancel("a") == 1
+    front.send("b", {})
+    front.step()
+
+    assert len(service.asked) == 2
+    service.replies[1].finish({}, b"")
+    front.run()
+
+
+def test_operations_take_no_request_s_place(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
+    """A worker that has room for one request takes it in the same step as a status and a cancellation."""
+    front = make_front(max_in_flight=1)
+    service.on_start = lambda incoming, reply: reply.finish({}, b"")
+    front.send("s", {}, x_torchmoor_operation="status")
+    front.send("c", b'{"request_ids": []}', x_torchmoor_operation="cancel")
+    front.send("a", {})
+
+    front.step()
+
+    assert [front.over[name].status for name in "sca"] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[", b'{"request_ids": "a"}', b'{"request_ids": [1]}', b'{"request_ids": [""]}']
+)
+def test_malformed_cancellation_is_refused(front: FrontEnd, body: bytes) -> None:
+    """It says what is missing and cancels nothing."""
+    front.send("x", body, x_torchmoor_operation="cancel")
+    front.run()
+
+    assert front.error("x") == "InvalidRequest"
+
+
+def test_request_past_its_deadline_is_answered_though_nobody_works_on_it(
+    front: FrontEnd, service: FakeService, clock: FakeClock
+) -> None:
+    """The proxy says how long it waits; then the row is free, whatever the service's threads still do."""
+    front.send("a", {}, X_Torchmoor_Timeout_Ms="2500")
+    front.send("b", {})
+    front.step()
+    clock.advance(2.4)
+    front.step()
+    assert front.over == {}
+
+    clock.advance(0.2)
+    front.step()
+
+    assert (front.over["a"].status, front.error("a")) == (504, "TurnTimedOut")
+    assert [reason.code for reason in service.reasons] == ["TurnTimedOut"]
+    service.replies[1].finish({}, b"")
+    front.run()
+
+
+def test_answer_that_is_ready_at_its_deadline_is_delivered(
+    front: FrontEnd, service: FakeService, clock: FakeClock
+) -> None:
+    """What was done in time is not undone."""
+    front.send("a", {}, X_Torchmoor_Timeout_Ms="1000")
+    front.step()
+
+    service.replies[0].finish({}, b"in time")
+    clock.advance(2)
+    front.run()
+
+    assert front.bodies["a"] == b"in time"
+    assert service.cancelled == []
+
+
+@pytest.mark.parametrize("value", ["", "-1", "1.5", "soon", "9" * 40])
+def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> None:
+    """A clear 400, before the request is begun."""
+    front.send("a", {}, X_Torchmoor_Timeout_Ms=value)
+    front.run()
+
+    assert front.error("a") == "InvalidRequest"
 
 
 def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:

@@ -1,0 +1,275 @@
+"""Requests that nobody waits for any more: what the proxy tells the instance that works on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing, streaming
+from torchmoor.settings import LimitSettings, TimeoutSettings
+
+BODY = b'{"type": "send_text_prompt"}'
+
+
+async def never(request: Received, wire: Wire) -> None:
+    """Work on the request until the proxy gives up."""
+    await wire.until_closed()
+
+
+def post(
+    path: str = "/endpoints/llava/invocations", *, body: bytes = BODY, session: str | None = None, more: str = ""
+) -> bytes:
+    line = f"x-amzn-sagemaker-session-id: {session}\r\n" if session else ""
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{line}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def ask(stage: Stage, request: bytes, target: FakeInstance) -> socket.socket:
+    """Send a request and return once the instance has it whole."""
+    before = len(target.received)
+    sock = stage.socket()
+    stage.close_later(sock)
+    sock.sendall(request)
+    stage.until(lambda: len(target.received) > before, "the request reached the instance")
+    return sock
+
+
+def ids(target: FakeInstance) -> list[str]:
+    """The proxy's ids of what the instance was asked to do."""
+    return [request.headers["x-torchmoor-request-id"] for request in target.received]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/endpoints/llava/invocations",
+        "/endpoints/llava/invocations-response-stream",
+        "/invocations",
+        "/predictions/llava?a=b",
+    ],
+)
+def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Stage, path: str) -> None:
+    """In every dialect, once, by the id that the request carried, on the request's own path."""
+    stage.a.behave = never
+    sock = ask(stage, post(path), stage.a)
+
+    sock.close()
+
+    stage.until(lambda: stage.a.cancelled == ids(stage.a), "the cancellation")
+    (cancel,) = stage.a.cancels
+    assert (cancel.method, cancel.path) == ("POST", "/predictions/llava")
+    stage.until(lambda: stage.outstanding() == 0, "the lease released")
+    stage.until(lambda: stage.proxy.errands.num_running == 0, "the operation's end")
+    assert stage.b.cancels == []
+
+
+def test_cancellation_holds_no_lease(stage: Stage) -> None:
+    """However long the operation takes, routing sees an idle instance."""
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    stage.a.behave, stage.a.on_cancel = never, slow
+    ask(stage, post(), stage.a).close()
+    gate.wait_reached()
+
+    stage.until(lambda: stage.outstanding() == 0, "the lease released")
+
+    assert stage.proxy.errands.num_running == 1
+    gate.open()
+    stage.until(lambda: stage.proxy.errands.num_running == 0, "the operation's end")
+
+
+def test_operations_use_the_pooled_connections(stage: Stage) -> None:
+    """What one operation leaves open serves the next, and then a request."""
+    stage.a.behave = never
+    for _ in range(2):
+        before = len(stage.a.cancels)
+        ask(stage, post(session=make_session_id("a")), stage.a).close()
+        stage.until(lambda: len(stage.a.cancels) > before, "the cancellation")  # noqa: B023
+        stage.until(lambda: len(stage.instance("a").idle) == 1, "the connection went back")
+
+
+def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> None:
+    """While one operation is under way, the ids gather and go together with the next."""
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    stage.a.behave, stage.a.on_cancel = never, slow
+    request = post(session=make_session_id("a"))
+    socks = [ask(stage, request, stage.a) for _ in range(40)]
+    socks[0].close()
+    gate.wait_reached()
+
+    for sock in socks[1:]:
+        sock.close()
+    stage.until(lambda: stage.outstanding() == 0, "all clients gone")
+    gate.open()
+
+    stage.until(lambda: sorted(stage.a.cancelled) == sorted(ids(stage.a)), "all cancellations")
+    assert len(stage.a.cancels) == 2
+
+
+def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[..., Stage]) -> None:
+    """The client is told that the model timed out, and the model that nobody waits."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02))
+    stage.a.behave = never
+
+    with pytest.raises(ClientError) as caught:
+        stage.client().invoke_endpoint(EndpointName="llava", Body=BODY)
+
+    assert caught.value.response["OriginalStatusCode"] == 0
+    stage.until(lambda: stage.a.cancelled == ids(stage.a), "the cancellation")
+
+
+def test_request_that_goes_elsewhere_after_a_reset_is_cancelled_where_it_was(stage: Stage) -> None:
+    """A broken connection says nothing of the work behind it; the second attempt is left alone."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.a.behave = dying
+
+    stage.client().invoke_endpoint(EndpointName="llava", Body=BODY)
+
+    stage.until(lambda: stage.a.cancelled == ids(stage.a), "the cancellation")
+    assert ids(stage.a) == ids(stage.b)
+    assert stage.b.cancelled == []
+
+
+def test_client_that_leaves_during_the_second_attempt_ends_that_one(stage: Stage) -> None:
+    """The instance that refused is not told again; the one that works is."""
+    stage.a.behave, stage.b.behave = refusing(429, "Overloaded", "full"), never
+    sock = ask(stage, post(), stage.b)
+
+    sock.close()
+
+    stage.until(lambda: stage.b.cancelled == ids(stage.b), "the cancellation")
+    assert stage.a.cancels == []
+
+
+def test_answered_request_is_never_cancelled(stage: Stage) -> None:
+    """Whole or streamed, read to the end or left in the middle: TorchServe notices by itself whom it writes to."""
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain; charset=utf-8")
+        while not wire.writer.is_closing():
+            await wire.chunk(b"half")
+            await asyncio.sleep(0.01)
+
+    stage.client().invoke_endpoint(EndpointName="llava", Body=BODY)
+    stage.a.behave = stage.b.behave = streaming([b"one", b"two"])
+    with stage.socket() as sock:
+        sock.sendall(post("/endpoints/llava/invocations-response-stream"))
+        read_answer_until(sock, b"two")
+    stage.a.behave = stage.b.behave = endless
+    with stage.socket() as sock:
+        sock.sendall(post("/endpoints/llava/invocations-response-stream"))
+        read_answer_until(sock, b"half")
+
+    stage.until(lambda: stage.outstanding() == 0, "all over")
+    assert stage.a.cancels == stage.b.cancels == []
+
+
+def read_answer_until(sock: socket.socket, text: bytes) -> None:
+    data = b""
+    while text not in data:
+        piece = sock.recv(65_536)
+        assert piece, data
+        data += piece
+
+
+def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[..., Stage]) -> None:
+    """TorchServe begins only with what it has whole; the closed connection is enough."""
+    stage = make_stage(limits=LimitSettings(max_body_bytes=1 << 20))
+    with stage.socket() as sock:
+        sock.sendall(post(body=b"x" * 100_000)[:50_000])
+        stage.until(lambda: stage.outstanding() == 1, "the request is on its way")
+
+    stage.until(lambda: stage.outstanding() == 0, "the client's end")
+    assert stage.a.cancels == stage.b.cancels == []
+
+
+def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
+    """An operation that cannot be delivered is given up quietly."""
+    stage.a.behave = never
+    sock = ask(stage, post(), stage.a)
+
+    stage.run(stage.a.stop())
+    stage.until(lambda: stage.b.received, "the request went elsewhere")
+    with suppress(OSError):
+        read_answer(sock)
+    sock.close()
+
+    stage.until(lambda: stage.proxy.errands.num_running == 0, "the operation's end")
+    assert stage.a.cancels == []
+
+
+def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., Stage]) -> None:
+    """A hanging instance keeps no connection of the proxy, and what gathered meanwhile is tried."""
+    stage = make_stage(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
+    stage.a.behave = stage.a.on_cancel = never
+    request = post(session=make_session_id("a"))
+    first, second = ask(stage, request, stage.a), ask(stage, request, stage.a)
+
+    first.close()
+    stage.until(lambda: stage.a.cancels, "the cancellation")
+    second.close()
+
+    stage.until(lambda: stage.a.cancelled == ids(stage.a), "both cancellations")
+    stage.until(lambda: stage.proxy.errands.num_running == 0, "both operations' end")
+
+
+def test_client_cannot_cancel_through_the_proxy(stage: Stage) -> None:
+    """What only proxy and handler say to each other never comes from outside."""
+    more = "X-Torchmoor-Operation: cancel\r\nX-Torchmoor-Request-Id: mine\r\nX-Torchmoor-Timeout-Ms: 1\r\n"
+    body = json.dumps({"request_ids": ["other"]}).encode()
+
+    for path in ("/endpoints/llava/invocations", "/invocations", "/predictions/llava"):
+        answer = stage.raw(post(path, body=body, more=more))
+        assert answer.startswith(b"HTTP/1.1 200")
+
+    received = stage.a.received + stage.b.received
+    assert len(received) == 3
+    for request in received:
+        assert "x-torchmoor-operation" not in request.headers
+        assert request.headers["x-torchmoor-request-id"] != "mine"
+        assert int(request.headers["x-torchmoor-timeout-ms"]) > 1000
+    assert stage.a.cancels == stage.b.cancels == []
+
+
+def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage]) -> None:
+    """The operation's own limit, a little longer; a second attempt has what is left of it."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=5, stream_total_timeout_s=50))
+    gate = Gate()
+
+    async def late_refusal(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await refusing(429, "Overloaded", "full")(request, wire)
+
+    client = stage.client()
+    client.invoke_endpoint(EndpointName="llava", Body=BODY)
+    client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=BODY)["Body"].close()
+    whole, streamed = (int((stage.a.received + stage.b.received)[i].headers["x-torchmoor-timeout-ms"]) for i in (0, 1))
+    stage.a.behave = stage.b.behave = late_refusal
+    with stage.socket() as sock:
+        sock.sendall(post())
+        gate.wait_reached()
+        gate.open()
+        stage.until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "the second attempt")
+        read_answer(sock)
+    first, second = sorted(int(f.received[1].headers["x-torchmoor-timeout-ms"]) for f in (stage.b, stage.a))
+
+    assert {whole, streamed} == {6_000, 51_000}
+    assert first <= second == 6_000

@@ -1,0 +1,172 @@
+"""Answers that nobody waits for any more: what ends, wherever it is, and what is free again."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from handlers.engine.kv_cache import BLOCK
+from tests.unit.handlers.test_chat_service import SHORT, Hold, data_url, settled
+
+
+class SilentServer:
+    """Accepts connections and never says a word."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/a.png"
+
+    def accept(self) -> socket.socket:
+        """The next connection: whoever made it now waits for an answer."""
+        self._listener.settimeout(30)
+        connection, _ = self._listener.accept()
+        connection.settimeout(30)
+        return connection
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[SilentServer]:
+    with closing(SilentServer()) as server:
+        yield server
+
+
+# One thread for images, and none of the intake's own time-outs within the test's time.
+PATIENT = {
+    "num_threads": 1,
+    "allowed_hosts": ("127.0.0.1",),
+    "read_timeout_s": 300.0,
+    "total_timeout_s": 300.0,
+}
+
+
+def until_hung_up(connection: socket.socket) -> None:
+    """The peer has closed the connection, after whatever it had to say."""
+    with connection:
+        while connection.recv(65_536):
+            pass
+
+
+def test_client_that_leaves_cuts_the_fetch_of_its_image(make_client: Any, red: Any, silent: SilentServer) -> None:
+    """However long a server keeps silent: the connection ends, and thread and session serve the next question."""
+    client = make_client(intake=PATIENT)
+    sid = client.open()
+    left = client.ask(sid, "and this?", images=[silent.url], **SHORT)
+    connection = silent.accept()
+
+    left.reply.cancel()
+
+    until_hung_up(connection)
+    assert client.ask(sid, "this one?", images=[data_url(red)], **SHORT).wait().status == 200
+    turns = settled(client)["turns"]
+    assert (turns["cancelled"], turns["failed"], turns["in_progress"]) == (1, 0, 0)
+
+
+def test_opening_that_nobody_waits_for_ends_its_fetch(make_client: Any, red: Any, silent: SilentServer) -> None:
+    """No session is opened for it, and the thread is free for the next one."""
+    client = make_client(intake=PATIENT)
+    left = client.send({"type": "start_session", "path": silent.url})
+    connection = silent.accept()
+
+    left.reply.cancel()
+
+    until_hung_up(connection)
+    client.open(data_url(red))
+    assert settled(client)["sessions"]["opened"] == 1
+
+
+def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any, silent: SilentServer) -> None:
+    """It need not get the thread first: its session is free while the thread is still held by another."""
+    client = make_client(intake=PATIENT)
+    sid = client.open()
+    slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
+    connection = silent.accept()
+    queued = client.ask(sid, "and this?", images=[silent.url], **SHORT)
+
+    queued.reply.cancel()
+
+    assert queued.wait().status == 499
+    assert client.ask(sid, "hello", **SHORT).wait().status == 200
+    slow.reply.cancel()
+    until_hung_up(connection)
+    client.open()
+    assert settled(client)["turns"]["cancelled"] == 2
+
+
+@pytest.mark.parametrize("where", ["waiting", "fetching", "generating"])
+def test_turn_past_its_deadline_ends_wherever_it_is(
+    make_client: Any, endless_llava: Any, silent: SilentServer, where: str
+) -> None:
+    """Behind an earlier turn, while its image is fetched, or in the batch: 504, and the session is free."""
+    client = make_client(endless_llava, intake=PATIENT)
+    sid = client.open()
+    hold = Hold(endless_llava)
+    earlier = client.ask(sid, "first", **SHORT) if where == "waiting" else None
+    images = [silent.url] if where == "fetching" else []
+    late = client.ask(sid, "late", images=images, parameters={"max_new_tokens": 1500})
+    if where == "fetching":
+        connection = silent.accept()
+    else:
+        hold.wait()
+
+    late.reply.expire(time.monotonic() + 299)
+    assert not late.reply.is_cancelled
+    late.reply.expire(time.monotonic() + 301)
+    hold.release()
+
+    assert (late.wait().status, late.error) == (504, "TurnTimedOut")
+    if earlier is not None:
+        assert earlier.wait().status == 200
+    if where == "fetching":
+        until_hung_up(connection)
+    assert client.ask(sid, "next", **SHORT).wait().status == 200
+    turns = settled(client)["turns"]
+    assert (turns["timed_out"], turns["failed"], turns["in_progress"]) == (1, 0, 0)
+
+
+def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava: Any) -> None:
+    """The room for the rest of its answer is free at once, and that of one that still waits for a row, too."""
+    client = make_client(endless_llava, engine={"max_rows": 1})
+    sessions = [client.open() for _ in range(2)]
+    caches = [client.service.store._sessions[sid].cache for sid in sessions]
+    long = {"parameters": {"max_new_tokens": 1500}}
+    running = client.ask(sessions[0], "one", stream=True, **long)
+    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    queued = client.ask(sessions[1], "two", **long)
+    wait_until(lambda: client.service.numbers()["engine"]["queued"] == 1)
+    assert caches[0].capacity >= 1500
+
+    queued.reply.cancel()
+    running.reply.cancel()
+    settled(client)
+
+    numbers = client.service.numbers()
+    assert (numbers["engine"]["rows"], numbers["engine"]["queued"]) == (0, 0)
+    assert numbers["memory"]["kv_bytes"] == sum(cache.num_bytes for cache in caches)
+    assert all(cache.capacity - cache.length < BLOCK for cache in caches)
+
+
+def test_completion_that_nobody_waits_for_ends_with_its_fetch(make_client: Any, silent: SilentServer) -> None:
+    """A request without a session is no different."""
+    client = make_client(intake=PATIENT)
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": silent.url}}]}]
+    left = client.send({"messages": messages, "max_tokens": 4})
+    connection = silent.accept()
+
+    left.reply.cancel()
+
+    until_hung_up(connection)
+    client.open()
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 1)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
