@@ -69,6 +69,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str) -> TextM
         loaded = SEEING[config.model_type](model, Processor.load(path, image_token_id))
     else:
         loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
+    loaded.pack_weights()
     probe.check(loaded)
     return loaded
 
