@@ -191,7 +191,7 @@ def test_attention_of_the_vision_tower_is_a_setting(
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
     usual: Any = load_model(tmp_path, CPU, "float32")
 
-    model: Any = load_model(tmp_path, CPU, "float32", attention)
+    model: Any = load_model(tmp_path, CPU, "float32", attention=attention)
 
     picture = model.preprocess(drawing("ellipse", "red"))
     assert model.model.model.vision_tower.config._attn_implementation == attention
@@ -204,7 +204,7 @@ def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, check
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
 
     with pytest.raises(ConfigError, match=r"(?i)flash"):
-        load_model(tmp_path, CPU, "float32", "flash_attention_2")
+        load_model(tmp_path, CPU, "float32", attention="flash_attention_2")
 
 
 @pytest.mark.parametrize("form", ["chat_template.json", "tokenizer_config.json"])
