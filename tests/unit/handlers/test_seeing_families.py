@@ -1,5 +1,7 @@
 """Tiny random checkpoints of the families that see: pictures and text answer here as in transformers."""
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -219,3 +221,29 @@ def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, ch
     model = load_model(tmp_path, CPU, "float32")
 
     assert model.template.chat_template == template
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_a_session_on_a_picture_of_any_shape(
+    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
+) -> None:
+    """From the encoded picture to the answer, as transformers gives it."""
+    own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
+    use_any_resolution(tmp_path, family)
+    model: Any = load_model(tmp_path, CPU, "float32")
+    picture = drawing("ellipse", "red").resize((150, 60))
+    encoded = io.BytesIO()
+    picture.save(encoded, "PNG")
+    client = make_client(model)
+
+    sid = client.open(base64.b64encode(encoded.getvalue()).decode())
+    found = client.answer(sid, "hello", parameters={"max_new_tokens": 6})
+
+    pixels = model.preprocess(picture)
+    question = [{"type": "image"}, {"type": "text", "text": "hello"}]
+    ids = model.render([{"role": "user", "content": question}], [len(model.encode_image(pixels))])
+    with torch.inference_mode():
+        output = own.generate(
+            input_ids=torch.tensor([ids]), **as_transformers_takes([pixels]), do_sample=False, max_new_tokens=6
+        )[0, len(ids) :]
+    assert found == model.tokenizer.decode(output, skip_special_tokens=True)
