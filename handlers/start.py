@@ -36,7 +36,8 @@ def start_chat(
     archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive)), environ)
+    told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
+    settings = load_settings(told, environ)
     num_rows = config.get("batchSize", 1)
     if num_rows <= settings.pump.max_in_flight:
         raise ConfigError(
@@ -46,7 +47,8 @@ def start_chat(
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     checkpoint = find_checkpoint(settings.model, archive, environ)
-    model = load_model(checkpoint, device, settings.model.dtype, settings.model.attention)
+    own = settings.model
+    model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
     scheduler = Scheduler(settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch))
     try:
         runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
