@@ -9,13 +9,13 @@ import torch
 
 from handlers.adapter import Pump
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.engine.engine import Engine
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
 from handlers.errors import ConfigError
+from handlers.journal.url import open_journal
 from handlers.models.loader import load_model
 from handlers.settings import load_settings
 
@@ -40,7 +40,7 @@ def start_chat(
     scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
     engine = Engine(ModelRunner(model), scheduler, settings.engine.num_threads)
     ids = SessionIds.from_environment(environ)
-    journal = open_journal(settings.journal.url)
+    journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)

@@ -15,7 +15,6 @@ from PIL import Image
 
 from handlers.chat.counters import Counters
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Event, Journal, image_hash
 from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
 from handlers.chat.session_id import SessionId, SessionIds
@@ -34,7 +33,9 @@ from handlers.chat.wire import (
 )
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost, TurnConflict
+from handlers.journal.event import Event, image_hash
+from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
 from handlers.settings import HandlerSettings
 
@@ -70,7 +71,7 @@ class ChatService:
         self._loading: Executor = ThreadPoolExecutor(settings.intake.num_threads, "intake")
         self._preparing: Executor = ThreadPoolExecutor(2, "prepare")
         self.store = SessionStore(settings.session, ids, wall)
-        self._recorder = SessionRecorder(journal, self.store, self._encode)
+        self._recorder = SessionRecorder(journal, self.store, self._encode, settings.journal.max_replays)
         self._turn_parts = TurnParts(
             settings=settings.engine,
             model=model,
@@ -183,7 +184,7 @@ class ChatService:
         cache = SequenceCache(self._engine.runner.cache_shape)
         session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
         try:
-            self._add(session, "open", loaded)
+            self._add(session, "open", loaded, command.invocation_id)
         except Exception:
             self._discard(session)
             raise
@@ -202,17 +203,25 @@ class ChatService:
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
         loaded = self._load_images(command.images)
-        self._recorder.catch_up(session)
-        self._add(session, "images", loaded)
+        images = digests([item.image for item in loaded])
+        with session.recording:
+            self._recorder.catch_up(session)
+            try:
+                if not self._recorder.has_added(session, command.invocation_id, images):
+                    self._add(session, "images", loaded, command.invocation_id)
+            except TurnConflict:
+                self._recorder.catch_up(session)
+                if not self._recorder.has_added(session, command.invocation_id, images):
+                    raise
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
 
-    def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage]) -> None:
+    def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage], invocation_id: str) -> None:
         """Give images to a session, in memory and in its journal. Raises OutOfMemory, TurnConflict, ..."""
         images = [item.image for item in loaded]
         with session.recording:  # no turn may take up an image that is not recorded
             self.store.add_images(session, images)
             try:
-                event = Event(kind=kind, images=digests(images))
+                event = Event(kind=kind, images=digests(images), invocation_id=invocation_id)
                 self._recorder.record(session, event, [item.encoded for item in loaded])
             except Exception:
                 self.store.drop_images(session, images)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.counters import Counters
-from handlers.chat.journal import Event
 from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import LoadedImage, Session, SessionImage, SessionStore
@@ -28,6 +27,7 @@ from handlers.engine.engine import Engine
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnConflict
+from handlers.journal.event import Event
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings
 
@@ -170,11 +170,9 @@ class Turn:
 
     def _raise_if_answered(self) -> None:
         """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
-        ask, session = self._ask, self._session
-        if ask.invocation_id and ask.invocation_id == session.last_invocation_id:
-            question, answer = session.messages[-2:]
-            if question["content"][-1]["text"] == self._text:
-                raise _AnsweredBefore(answer["content"][0]["text"])
+        answer = self._parts.recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if answer is not None:
+            raise _AnsweredBefore(answer)
 
     def _answer_again(self, text: str) -> None:
         """The stored answer of the turn that this request asked for already."""
@@ -293,7 +291,6 @@ class Turn:
                 raise TurnConflict(CONFLICT)
             self._parts.recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
             self._parts.store.commit(session, [*self._messages, answer_message(text)], self._images)
-            session.last_invocation_id = self._ask.invocation_id
         self._parts.counters.add("tokens_generated", len(self._sequence.output))
         self._over("turns_finished")
 

@@ -47,6 +47,7 @@ class OpenSession:
     caller: Caller
     images: tuple[ImageReference, ...]
     ttl_s: int | None
+    invocation_id: str  # the client's own, the same when it sends the request again; empty if it gave none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class AddImages:
     caller: Caller
     session_id: str
     images: tuple[ImageReference, ...]
+    invocation_id: str  # as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Ask:
     prompt_text: str
     images: tuple[ImageReference, ...]
     parameters: Parameters
-    invocation_id: str  # the client's own, the same when it sends the request again; empty if it gave none
+    invocation_id: str  # as above
     stream: StreamFormat | None  # None: the whole answer as JSON
 
 
@@ -99,19 +101,21 @@ def parse(incoming: Incoming) -> Command:
     if operation:
         raise InvalidRequest(f"there is no operation {names([operation])}")
     caller = Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
+    invocation_id = headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID]
     header_id = headers.get(SESSION_HEADER)
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if isinstance(incoming.body, bytes) and _is_image(content_type, incoming.body):
         if header_id == NEW_SESSION:
-            return OpenSession(caller=caller, images=(incoming.body,), ttl_s=None)
-        return AddImages(caller=caller, session_id=_session_id(header_id, None), images=(incoming.body,))
+            return OpenSession(caller=caller, images=(incoming.body,), ttl_s=None, invocation_id=invocation_id)
+        session_id = _session_id(header_id, None)
+        return AddImages(caller=caller, session_id=session_id, images=(incoming.body,), invocation_id=invocation_id)
     body = _json_object(incoming.body)
     kind = _kind(body)
     unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
     if unknown:
         raise InvalidRequest(f"{kind} has no field {names(unknown)}")
     if kind == "start_session":
-        return _parse_open(caller, body, header_id)
+        return _parse_open(caller, body, header_id, invocation_id)
     session_id = _session_id(header_id, body.get("session_id"))
     if kind == "close_session":
         return CloseSession(caller=caller, session_id=session_id)
@@ -119,8 +123,8 @@ def parse(incoming: Incoming) -> Command:
     if kind == "add_images":
         if not images:
             raise InvalidRequest("add_images needs an image: give 'path', 'image' or 'images'")
-        return AddImages(caller=caller, session_id=session_id, images=images)
-    return _parse_ask(caller, body, session_id, images, headers)
+        return AddImages(caller=caller, session_id=session_id, images=images, invocation_id=invocation_id)
+    return _parse_ask(caller, body, session_id, images, invocation_id, headers.get("accept", ""))
 
 
 def _is_image(content_type: str, body: bytes) -> bool:
@@ -174,7 +178,7 @@ def _session_id(header: str | None, field: Any) -> str:
     return session_id
 
 
-def _parse_open(caller: Caller, body: dict[str, Any], header_id: str | None) -> OpenSession:
+def _parse_open(caller: Caller, body: dict[str, Any], header_id: str | None, invocation_id: str) -> OpenSession:
     if header_id not in (None, "", NEW_SESSION) or body.get("session_id") not in (None, "", NEW_SESSION):
         raise InvalidRequest("a session is opened without an id, or with NEW_SESSION in the session header")
     images = _images(body)
@@ -183,7 +187,7 @@ def _parse_open(caller: Caller, body: dict[str, Any], header_id: str | None) -> 
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
-    return OpenSession(caller=caller, images=images, ttl_s=ttl_s)
+    return OpenSession(caller=caller, images=images, ttl_s=ttl_s, invocation_id=invocation_id)
 
 
 def _parse_ask(
@@ -191,7 +195,8 @@ def _parse_ask(
     body: dict[str, Any],
     session_id: str,
     images: tuple[ImageReference, ...],
-    headers: Mapping[str, str],
+    invocation_id: str,
+    accept: str,
 ) -> Ask:
     prompt = body.get("prompt_text")
     if not isinstance(prompt, str) or not prompt.strip():
@@ -207,8 +212,8 @@ def _parse_ask(
         prompt_text=prompt,
         images=images,
         parameters=parse_parameters(body.get("parameters")),
-        invocation_id=headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID],
-        stream=_stream_format(headers.get("accept", "")) if is_stream else None,
+        invocation_id=invocation_id,
+        stream=_stream_format(accept) if is_stream else None,
     )
 
 

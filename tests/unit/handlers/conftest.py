@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Journal
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
@@ -20,6 +19,7 @@ from handlers.chat.wire import Incoming
 from handlers.engine.engine import Engine
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
+from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.settings import (
