@@ -102,6 +102,9 @@ class DirectoryJournal:
         try:
             _write_durably(partial, data)
             _link(partial, path, data)
+        except FileNotFoundError:
+            if not (folder / CLOSED).exists():  # a close deletes what is half written, too
+                raise
         finally:
             partial.unlink(missing_ok=True)
         if (folder / CLOSED).exists():  # looked for after the link: whoever closes later sees the file and deletes it

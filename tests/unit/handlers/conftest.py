@@ -26,6 +26,7 @@ from handlers.settings import (
     EngineSettings,
     HandlerSettings,
     IntakeSettings,
+    JournalSettings,
     PumpSettings,
     SessionSettings,
 )
@@ -212,6 +213,7 @@ def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
         "intake": IntakeSettings,
         "engine": EngineSettings,
         "pump": PumpSettings,
+        "journal": JournalSettings,
     }
     return HandlerSettings(**{name: kinds[name](**values) for name, values in groups.items()})
 
@@ -225,9 +227,13 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     services: list[ChatService] = []
 
     def make(
-        model: Any = tiny_llava, instance: str = "local", journal: Journal | None = None, **groups: dict[str, Any]
+        model: Any = tiny_llava,
+        instance: str = "local",
+        journal: Journal | None = None,
+        journal_settings: Mapping[str, Any] | None = None,
+        **groups: dict[str, Any],
     ) -> Client:
-        settings = make_settings(**groups)
+        settings = make_settings(**groups, journal=dict(journal_settings or {}))
         scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
         engine = Engine(ModelRunner(model), scheduler, 1)
         ids = SessionIds({"k0": b"k" * 32}, instance)
