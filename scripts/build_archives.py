@@ -5,6 +5,7 @@ python scripts/build_archives.py --only llava    one of them
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def build(archive: Archive, models: Path, store: Path) -> Path:
             *("--config-file", str(ROOT / "handlers" / "configs" / f"{archive.name}.yaml")),
             *("--extra-files", str(stage), "--export-path", temporary),
         ]
-        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        own = {**os.environ, "TMPDIR": temporary}  # the archiver works in a folder there that it names after the model
+        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL, env=own)
         store.mkdir(parents=True, exist_ok=True)
         partial = store / f".{archive.name}.mar.partial"
         shutil.copyfile(Path(temporary) / f"{archive.name}.mar", partial)
