@@ -357,6 +357,48 @@ def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library
             raise kind.__new__(kind)
 
 
+# What it costs
+
+
+@pytest.mark.redis
+def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
+    """One to see whether there is news, one to write; so does taking a session over, whatever its length."""
+    journal, sid = opened(redis_server.url), new_id("e")
+    for number in range(30):
+        journal.append(sid, number, Event(kind="turn"))
+
+    with redis_server.client() as client:
+        client.config_resetstat()
+        journal.read(sid, 30)
+        journal.append(sid, 30, Event(kind="turn"))
+        journal.read(sid)
+
+        assert client.info("commandstats")["cmdstat_eval"]["calls"] == 3
+
+
+@pytest.mark.s3
+def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GET and one PUT. Thirty events are taken over in five round trips: one, then eight at a time."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    journal: Any = opened(f"s3://{BUCKET}/cost")
+    sid, sent = new_id("f"), []
+    journal._journal._client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
+    journal.append(sid, 0, Event(kind="open"))
+    assert sent == ["PUT"]
+    sent.clear()
+
+    journal.read(sid, 1)
+    journal.append(sid, 1, Event(kind="turn"))
+    assert sent == ["GET", "PUT"]
+    for number in range(2, 30):
+        journal.append(sid, number, Event(kind="turn"))
+    sent.clear()
+    journal.read(sid)
+
+    assert sent == ["GET"] * (1 + 4 * 8)
+
+
 # URLs
 
 
