@@ -5,7 +5,7 @@ its id as their hash tag and so lie on one node of a cluster; each expires with 
 sweep. What is acknowledged survives as the server's own settings promise: docs/decisions/0008 says which it needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class RedisJournal:
     one among them. claim_s: how long a claim is kept."""
 
     def __init__(self, client: "redis.Redis", keep_s: int, claim_s: int) -> None:
-        self._eval: Callable[..., Any] = client.eval
+        self._client: Any = client
         self._keep_s = keep_s
         self._claim_s = claim_s
 
@@ -115,7 +115,11 @@ class RedisJournal:
     def _run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
         """What the script answers. Raises OSError."""
         with _translated():
-            return self._eval(script, len(keys), *keys, *arguments)
+            try:
+                return self._client.eval(script, len(keys), *keys, *arguments)
+            except redis.ReadOnlyError:  # the primary has become a replica; its address may lead to the new one by now
+                self._client.connection_pool.disconnect()
+                raise
 
     def _expire_at(self, session_id: str) -> int:
         return expiry(session_id) + self._keep_s

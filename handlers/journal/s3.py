@@ -203,7 +203,7 @@ def connect(limits: JournalSettings) -> Any:
                 connect_timeout=limits.connect_timeout_s,
                 read_timeout=limits.timeout_s,
                 retries={"mode": "standard", "total_max_attempts": 2},
-                max_pool_connections=limits.max_in_flight,
+                max_pool_connections=limits.max_in_flight + PARALLEL,
                 request_checksum_calculation="when_required",  # others that speak S3 do not all know the new ones
                 response_checksum_validation="when_required",
             ),

@@ -112,11 +112,11 @@ def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
 
 def test_an_error_is_no_time_out(tmp_path: Path) -> None:
     """A store that answers with an error is asked again by everyone."""
-    journal = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8)
-    journal.append(new_id(), 0, Event(kind="open"))
+    journal, sid = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8), new_id()
+    journal.append(sid, 0, Event(kind="open"))
 
     with pytest.raises(EventTaken):
-        journal.append(new_id(), 0, Event(kind="open"))
+        journal.append(sid, 0, Event(kind="open"))
 
     assert repr(journal).startswith("<BoundedJournal answering")
 
@@ -289,6 +289,24 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
         journal.append(sid, 1, Event(kind="turn", answer="mine"))
 
 
+@pytest.mark.redis
+def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
+    """It refuses writes, on connections that stay open; the next ones go where its address leads by then."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with run_redis(tmp_path / "old") as old, run_redis(tmp_path / "new") as new, LossyProxy(old.port) as proxy:
+        journal = opened(old.url.replace(str(old.port), str(proxy.port)))
+        journal.append(new_id(), 0, Event(kind="open"))
+        with old.client() as client:
+            client.replicaof("127.0.0.1", str(new.port))
+        proxy.target_port = new.port
+
+        with pytest.raises(OSError, match="ReadOnly"):
+            journal.append(new_id(), 0, Event(kind="open"))
+
+        journal.append(new_id(), 0, Event(kind="open"))
+
+
 class Conflicting(BaseHTTPRequestHandler):
     """An S3 that answers as one does while another conditional write of the same key is under way."""
 
@@ -445,7 +463,7 @@ def test_off_is_no_journal() -> None:
 def test_redis_and_valkey_are_the_same(scheme: str) -> None:
     """With an s at the end by TLS, with the server's certificate checked."""
     journal: Any = opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
-    pool = journal._journal._eval.__self__.connection_pool
+    pool = journal._journal._client.connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)
 
     assert isinstance(connection, redis.SSLConnection) == (scheme in ("rediss", "valkeys"))
