@@ -302,9 +302,9 @@ def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
         proxy.target_port = new.port
 
         with pytest.raises(OSError, match="ReadOnly"):
-            journal.append(new_id(), 0, Event(kind="open"))
+            journal.append(new_id("b"), 0, Event(kind="open"))
 
-        journal.append(new_id(), 0, Event(kind="open"))
+        journal.append(new_id("b"), 0, Event(kind="open"))
 
 
 class Conflicting(BaseHTTPRequestHandler):
