@@ -298,7 +298,7 @@ def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
         journal = opened(old.url.replace(str(old.port), str(proxy.port)))
         journal.append(new_id(), 0, Event(kind="open"))
         with old.client() as client:
-            client.replicaof("127.0.0.1", str(new.port))
+            client.replicaof("127.0.0.1", "1")  # of nobody, so that no copy of a primary's data comes in between
         proxy.target_port = new.port
 
         with pytest.raises(OSError, match="ReadOnly"):
