@@ -229,7 +229,7 @@ def test_delete_leaves_nothing(store: Store) -> None:
 
 def test_what_has_expired_goes(store: Store) -> None:
     """A session and the marker of a closed one are gone when their time is over; others stay."""
-    over, closed, open_ = new_id(lives_s=1), new_id(lives_s=1), new_id()
+    over, closed, open_ = new_id(lives_s=1), new_id(lives_s=1), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
     assert journal is not None
     for sid in (over, closed, open_):
@@ -238,7 +238,7 @@ def test_what_has_expired_goes(store: Store) -> None:
     journal.close(closed)
     assert journal.read(over)
 
-    wait_until(lambda: all(sid.encode() not in sweep_and_dump(journal, store, 1) for sid in (over, closed)))
+    wait_until(lambda: all(sid.encode() not in sweep_and_dump(journal, store) for sid in (over, closed)))
 
     assert journal.read(over) == journal.read(closed) == []
     assert len(journal.read(open_)) == 1
@@ -262,13 +262,14 @@ def test_claims_are_forgotten(store: Store) -> None:
     assert journal.claim(name, "one") == "one"
     assert journal.claim(name, "two") == "one"
 
-    wait_until(lambda: sweep_and_dump(journal, store, 0) == b"")
+    wait_until(lambda: sweep_and_dump(journal, store) == b"")
 
     assert journal.claim(name, "two") == "two"
 
 
-def sweep_and_dump(journal: Journal, store: Store, tombstone_s: int) -> bytes:
-    journal.sweep(int(time.time()) - tombstone_s)
+def sweep_and_dump(journal: Journal, store: Store) -> bytes:
+    """What is left by a sweep that comes hours later; Valkey does not wait to be swept, and goes by its own clock."""
+    journal.sweep(int(time.time()) + 10_000)
     return store.dump()
 
 

@@ -14,6 +14,7 @@ import pytest
 import redis.exceptions
 
 from handlers.errors import ConfigError
+from handlers.journal import directory
 from handlers.journal import redis as redis_journal
 from handlers.journal import s3 as s3_journal
 from handlers.journal.bounded import BoundedJournal
@@ -373,6 +374,54 @@ def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library
     for kind in errors:
         with pytest.raises(OSError, match="journal"), translated():
             raise kind.__new__(kind)
+
+
+# Sweeps
+
+
+@pytest.mark.s3
+def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops after some pages and at the first session that lives; the next one goes on. Claims go by their age,
+    wherever they stand in the listing."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_journal, "PAGE", 2)
+    monkeypatch.setattr(s3_journal, "MAX_SWEPT_PAGES", 2)
+    journal, now = opened(f"s3://{BUCKET}/sweep", claim_s=100), int(time.time())
+    for letter in "abcdefg":
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.claim(letter, letter)
+    journal.append(new_id("z"), 0, Event(kind="open"))
+
+    def left(folder: str) -> int:
+        found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=f"sweep/{folder}/")
+        return len(found.get("Contents", []))
+
+    counts = []
+    for later in (0, 0, 0, 200, 200):
+        journal.sweep(now + later)
+        counts.append((left("sessions"), left("claims")))
+
+    assert counts == [(4, 7), (1, 7), (1, 7), (1, 4), (1, 0)]  # the fourth looked from where the third had stopped
+    journal.delete(new_id("z"))
+
+
+def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many folders and claims as it may; what else lies there is left alone."""
+    monkeypatch.setattr(directory, "MAX_SWEPT", 3)
+    journal, now = DirectoryJournal(tmp_path, claim_s=100), int(time.time())
+    for letter in "abcde":
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.claim(letter, letter)
+    (tmp_path / "lost+found").mkdir()
+
+    counts = []
+    for _ in range(4):
+        journal.sweep(now + 200)
+        counts.append((len(list(tmp_path.glob("ts-seq-*"))), len(list((tmp_path / "claims").iterdir()))))
+
+    assert counts == [(2, 5), (0, 4), (0, 1), (0, 0)]
+    assert (tmp_path / "lost+found").is_dir()
 
 
 # What it costs
