@@ -23,7 +23,7 @@ class ChatHandler:
         self.service, self.pump = start_chat(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),
-            (context.model_yaml_config or {}).get("handler") or {},
+            context.model_yaml_config or {},
             os.environ,
         )
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)

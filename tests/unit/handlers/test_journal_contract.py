@@ -229,7 +229,7 @@ def test_delete_leaves_nothing(store: Store) -> None:
 
 def test_what_has_expired_goes(store: Store) -> None:
     """A session and the marker of a closed one are gone when their time is over; others stay."""
-    over, closed, open_ = new_id(lives_s=1), new_id(lives_s=1), new_id(lives_s=86_400)
+    over, closed, open_ = new_id(lives_s=3), new_id(lives_s=3), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
     assert journal is not None
     for sid in (over, closed, open_):

@@ -74,6 +74,7 @@ def test_an_operation_that_hangs_times_out(stuck: StuckJournal) -> None:
     with pytest.raises(TimeoutError):
         journal.read(new_id())
     assert repr(journal) == "<BoundedJournal stalled 1/8 in flight>"
+    journal._timeout_s = 30.0
     stuck.is_back.set()
 
     assert journal.read(new_id()) == []
@@ -131,6 +132,7 @@ def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
 
     assert stuck.num_waiting.acquire(timeout=20)
     assert not stuck.num_waiting.acquire(blocking=False)
+    journal._timeout_s = 30.0
     journal.append(new_id(), 0, Event(kind="open"))
 
 
