@@ -96,7 +96,7 @@ class RequestSettings:
 class EngineSettings:
     max_rows: int = 32  # sequences in one step
     prefill_chunk: int = 512  # prompt tokens in one step, beside the decoding rows
-    max_stretch: float = 2.0  # how many times longer a step may take because it carries prompt tokens, too
+    max_stretch: float = 1.7  # how many times longer a step may take because it carries prompt tokens, too
     max_prompt_tokens: int = 0  # of a conversation with its question; 0: what the model reads
     max_context_tokens: int = 0  # the same with the answer; 0: what the model reads
     max_new_tokens: int = 256  # of an answer, unless the client asks for another number

@@ -21,6 +21,7 @@ from handlers.chat.intake import ImageIntake
 from handlers.chat.messages import ImageReference
 from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
+from handlers.chat.room import Room
 from handlers.chat.session_id import SessionId, SessionIds
 from handlers.chat.sessions import Session, SessionStore, sharing_scope
 from handlers.chat.turn import Turn
@@ -85,9 +86,11 @@ class ChatService:
         self._parts = GenerationParts(
             engine_settings=settings.engine,
             session_settings=settings.session,
+            request_settings=settings.request,
             model=model,
             engine=engine,
             images=self.images,
+            room=Room(),
             preparing=self._preparing,
             loading=self._loading,
             counters=self._counters,
@@ -195,7 +198,7 @@ class ChatService:
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
         endpoint, principal = command.caller.endpoint, command.caller.principal
-        loaded = self._load_images(sharing_scope(endpoint, principal), command.images)
+        loaded = self._load_images(sharing_scope(endpoint, principal), command.images, limits.max_images)
         try:
             session = self.store.open(ttl_s, endpoint, principal)
         except HandlerError:
@@ -220,7 +223,7 @@ class ChatService:
 
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
-        loaded = self._load_images(session.scope, command.images)
+        loaded = self._load_images(session.scope, command.images, self._settings.session.max_images)
         images = digests([item.image for item in loaded])
         with session.recording:
             try:
@@ -263,11 +266,10 @@ class ChatService:
         for item in loaded:
             self.images.release(item.image)
 
-    def _load_images(self, scope: str, references: Sequence[ImageReference]) -> list[LoadedImage]:
+    def _load_images(self, scope: str, references: Sequence[ImageReference], limit: int) -> list[LoadedImage]:
         """The pictures of these references, each held once. Raises the BadImage family, OutOfMemory."""
         if references and self._model.image_token_id is None:
             raise InvalidRequest("this model reads text only; ask without an image")
-        limit = self._settings.session.max_images
         if len(references) > limit:
             raise InvalidRequest(f"a conversation may have {limit} images, not {len(references)}")
         loaded: list[LoadedImage] = []

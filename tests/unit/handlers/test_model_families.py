@@ -10,8 +10,9 @@ import torch
 import transformers as hf
 
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.runner import ModelRunner
+from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
 from handlers.errors import ConfigError
@@ -94,10 +95,27 @@ def save(config: Any, where: Path, tokenizer_from: Path, **options: Any) -> Any:
     return model
 
 
-def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageSpan]], num: int) -> list[list[int]]:
-    """What the engine answers, all prompts at once, cut into small chunks and few rows. No thread."""
-    engine = Engine(ModelRunner(model), Scheduler(max_rows=3, prefill_chunk=9), 1)
+def generate(
+    model: TextModel,
+    prompts: list[list[int]],
+    spans: list[list[ImageSpan]],
+    num: int,
+    is_row_batched: bool = False,
+    is_scattered: bool = False,
+) -> tuple[list[list[int]], int]:
+    """What the engine answers, one prompt joining after the other, cut into small chunks and few rows. No thread.
+
+    is_scattered: no two blocks of a sequence lie side by side.
+    Returns the answers, and how many positions were not computed because another sequence had them.
+    """
+    runner = ModelRunner(model, cache_shape(model).num_bytes(64 * BLOCK), is_row_batched)
+    engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
     outputs: list[list[int]] = [[] for _ in prompts]
+    fillers = [SequenceCache(runner.pool) for _ in range(64 if is_scattered else 0)]
+    for filler in fillers:
+        filler.reserve(BLOCK)
+    for filler in [f for f in fillers if f.table[0] % 2]:
+        filler.drop()
 
     def listener(output: list[int]) -> Callable[[TokenEvent], bool]:
         def on_event(event: TokenEvent) -> bool:
@@ -107,33 +125,49 @@ def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageS
 
         return on_event
 
+    caches, num_shared = [], 0
     for prompt, images, output in zip(prompts, spans, outputs, strict=True):
-        cache = SequenceCache(engine.runner.cache_shape)
-        cache.reserve(len(prompt) + num)
+        cache = SequenceCache(runner.pool)
+        caches.append(cache)
+        num_shared += cache.match(prompt)
         params = SamplingParams(max_new_tokens=num)
         engine._admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+        for _ in range(7):
+            engine.step()
     while engine.scheduler.all():
         engine.step()
-    return outputs
+    runner.pool.check_integrity([*caches, *fillers])
+    assert any(cache.run is None for cache in caches) == (is_scattered or num_shared > 0)
+    return outputs, num_shared
 
 
 @pytest.mark.parametrize("family", WORKING)
 def test_text_family_answers_as_in_transformers(
     family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
-    """Ragged, chunked, batched greedy output equals generate() on each prompt alone, in float32."""
+    """Ragged, chunked, batched greedy output equals generate() on each prompt alone, in float32.
+
+    However attention is computed, wherever the blocks lie, and also where a beginning is another sequence's.
+    """
     own = save(WORKING[family](), tmp_path, checkpoint)
     model = load_model(tmp_path, CPU, "float32")
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 5, 30, 17)]
-
-    found = generate(model, prompts, [[], [], [], []], 10)
-
-    for prompt, output in zip(prompts, found, strict=True):
+    prompts = [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 5, 45, 17)]
+    prompts += [[*prompts[2][:40], 9, 8], prompts[2]]
+    no_images: list[list[ImageSpan]] = [[] for _ in prompts]
+    expected = []
+    for prompt in prompts:
         with torch.inference_mode():
-            expected = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=10)[0, len(prompt) :]
-        assert output == expected.tolist()[: len(output)]
-        assert len(output) == 10 or output[-1] in model.eos_token_ids
+            output = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :]
+        expected.append(output.tolist())
+
+    for is_row_batched in (False, True):
+        for is_scattered in (False, True):
+            found, num_shared = generate(model, prompts, no_images, 20, is_row_batched, is_scattered)
+            for output, whole in zip(found, expected, strict=True):
+                assert output == whole[: len(output)]
+                assert len(output) == 20 or output[-1] in model.eos_token_ids
+            assert num_shared == 4 * BLOCK
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -205,9 +239,10 @@ def test_llava_on_other_language_models(
     prompts = [[*start, *([-9 - i] * len(features[i])), *end] for i in range(2)] + [[*start, *end]]
     spans = [[ImageSpan(3, features[0])], [ImageSpan(3, features[1])], []]
 
-    found = generate(model, prompts, spans, 8)
+    found, num_shared = generate(model, prompts, spans, 8)
 
     assert found[0] != found[1]
+    assert num_shared == 0
     for prompt, output, picture in zip(prompts, found, [*pixels, None], strict=True):
         inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
         if picture is not None:
