@@ -153,7 +153,17 @@ class PumpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalSettings:
-    url: str = "off"  # file:///a/directory that the instances share; off: a session ends with its worker
+    # file:///a/directory, redis://host:port/db, s3://bucket/prefix, ...; off: a session ends with its worker. It may
+    # have a password in it, so it is not shown.
+    url: str = field(default="off", repr=False)
+    connect_timeout_s: float = 2.0  # to the server of Redis or S3
+    timeout_s: float = 10.0  # of an operation; an image of intake.max_bytes must come through in that time
+    max_in_flight: int = 32  # operations at once, of all of the worker's threads
+    claim_s: int = 3600  # how long the outcome of an opening is remembered under its invocation id
+    max_replays: int = 16  # answers of a session that are kept to be given again
+
+    def __post_init__(self) -> None:
+        _positive("journal", self, "connect_timeout_s", "timeout_s", "max_in_flight", "claim_s", "max_replays")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ import torch
 
 from handlers.adapter import Pump
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
@@ -19,6 +18,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.errors import ConfigError, OutOfMemory
+from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
@@ -56,7 +56,7 @@ def start_chat(
         raise ConfigError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=lambda: os._exit(1))
     ids = SessionIds.from_environment(environ)
-    journal = open_journal(settings.journal.url)
+    journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
