@@ -79,7 +79,7 @@ class Proxy:
             stack.callback(self._close_idle)
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
-            collector = MetricsCollector(self.registry, self.gateway.metrics.values())
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers())
             admin = AdminServer(self.registry, collector, listen.host, listen.admin_port)
             await stack.enter_async_context(admin)
             self.admin_port = admin.port

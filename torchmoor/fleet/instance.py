@@ -6,9 +6,12 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any
+
+from torchmoor.settings import ALL_TRAFFIC
 
 
 class InstanceState(Enum):
@@ -32,12 +35,15 @@ class Lease:
         self.instance = instance
         self._is_held = True
         instance.outstanding += 1
+        instance.on_load(instance)
 
     def release(self) -> None:
         """Count down; later calls do nothing."""
         if self._is_held:
             self._is_held = False
-            self.instance.outstanding -= 1
+            instance = self.instance
+            instance.outstanding -= 1
+            instance.on_load(instance)
 
     def __enter__(self) -> Lease:
         return self
@@ -49,18 +55,20 @@ class Lease:
 
 
 class Instance:
-    """A TorchServe process that serves one endpoint's model.
+    """A TorchServe process that serves the model of one variant of an endpoint.
 
     name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
     port: the inference port; management_port: None where the instance is probed by /ping only.
-    capacity: the most invocations that routing sends there at a time. Sticky ones are not held back by it:
-    they can go nowhere else, and the handler refuses what it cannot take.
-    last_chosen: a counter of the dispatcher's choices, not a time; the smallest was chosen longest ago.
+    capacity: the most invocations that routing sends there at a time. Without late binding sticky ones are not held
+    back by it: they can go nowhere else, and the handler refuses what it cannot take.
+    session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
+    on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
     """
 
     __slots__ = (
         "name",
         "endpoint",
+        "variant",
         "model",
         "host",
         "port",
@@ -68,7 +76,8 @@ class Instance:
         "capacity",
         "state",
         "outstanding",
-        "last_chosen",
+        "session_room",
+        "on_load",
         "idle",
     )
 
@@ -79,6 +88,7 @@ class Instance:
         endpoint: str,
         model: str,
         port: int,
+        variant: str = ALL_TRAFFIC,
         host: str = "127.0.0.1",
         management_port: int | None = None,
         capacity: int = 64,
@@ -86,6 +96,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.endpoint = endpoint
+        self.variant = variant
         self.model = model
         self.host = host
         self.port = port
@@ -93,7 +104,8 @@ class Instance:
         self.capacity = capacity
         self.state = state
         self.outstanding = 0
-        self.last_chosen = 0
+        self.session_room: int | None = None
+        self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
 
     @property
@@ -114,3 +126,7 @@ class Instance:
     def __repr__(self) -> str:
         load = f"{self.outstanding}/{self.capacity} outstanding"
         return f"<Instance {self.name} {self.state.name} {load}>"
+
+
+def _ignore(instance: Instance) -> None:
+    """Nobody routes by the load of an instance that no registry knows."""
