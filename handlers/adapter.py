@@ -68,6 +68,7 @@ class Pump:
         self._start = start
         self._clock = clock
         self._replies: dict[str, Reply] = {}  # by TorchServe's id of the row
+        self._num_operations = 0  # rows of this step that are none of the work: each is answered where it is read
         self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
         self._news = threading.Condition()
 
@@ -80,6 +81,7 @@ class Pump:
         context.stopping_criteria = [_whole] * len(rows)
         try:
             self._forget_all_but(set(context.request_ids.values()))
+            self._num_operations = 0
             for index, request_id in context.request_ids.items():
                 if request_id not in self._replies:
                     self._begin(request_id, index, rows, context)
@@ -109,11 +111,12 @@ class Pump:
 
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
         """Hand a new row to the service; what goes wrong is this row's own failure and no other's."""
-        is_full = len(self._replies) >= self._settings.max_in_flight
+        is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
         reply = self._replies[request_id] = Reply(self._wake)
         try:
             incoming = read_row(rows[index], context.get_all_request_header(index))
             operation = incoming.headers.get(OPERATION)
+            self._num_operations += bool(operation)
             if operation == "cancel":
                 num_cancelled = self._cancel_all(read_cancelled(incoming.body))
                 reply.finish(JSON, json.dumps({"cancelled": num_cancelled}).encode())

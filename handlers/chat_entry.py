@@ -17,15 +17,18 @@ class ChatHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.start import start_chat  # here, since an ImportError at import would be hidden
+        from handlers.metrics import MetricsPublisher  # here, since an ImportError at import would be hidden
+        from handlers.start import start_chat
 
         started = time.monotonic()
         self.service, self.pump = start_chat(
             Path(context.system_properties["model_dir"]),
             context.system_properties.get("gpu_id"),
-            (context.model_yaml_config or {}).get("handler") or {},
+            context.model_yaml_config or {},
             os.environ,
         )
+        service = self.service
+        MetricsPublisher(context.metrics, context.model_name, service.numbers, service.drain_times).start()
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:

@@ -23,6 +23,11 @@ class HandlerError(Exception):
     status = 500
     retry_after_s: int | None = None
 
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        """param: the request's field that is to blame, if it is one."""
+        super().__init__(message)
+        self.param = param
+
     @property
     def code(self) -> str:
         return type(self).__name__
@@ -39,8 +44,16 @@ class HandlerError(Exception):
         return headers
 
     def body(self) -> bytes:
-        """The JSON body: {"error": {"code", "message"}}."""
-        return json.dumps({"error": {"code": self.code, "message": self.message}}).encode()
+        """The JSON body, {"error": {"code", "message", "type", "param"}}: one that OpenAI's clients read, too."""
+        error = {"code": self.code, "message": self.message, "type": self._type, "param": self.param}
+        return json.dumps({"error": error}).encode()
+
+    @property
+    def _type(self) -> str:
+        """OpenAI's word for whose fault it is."""
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class ConfigError(RuntimeError):

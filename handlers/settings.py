@@ -27,18 +27,30 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    budget_bytes: int = 2 << 30  # device memory for pixels, features and KV caches together
+    kv_bytes: int = 0  # device memory for keys and values, taken at the start; 0: by kv_tokens or device_fraction
+    kv_tokens: int = 0  # the same in positions; 0: by device_fraction
+    device_fraction: float = 0.85  # of a GPU's memory for this worker: weights, features, and the rest for keys and
+    # values, beside what a step needs; on a CPU they get 1 GiB instead
+    features_bytes: int = 512 << 20  # device memory for images' features
+    host_bytes: int = 1 << 30  # host memory for encoded images
     max_sessions: int = 1024  # open at once
+    max_session_bytes: int = 0  # device memory of one session, its running answer included; 0: no limit of its own
     ttl_s: int = 3600  # from the opening to the expiry, unless the client asks for another
     max_ttl_s: int = 86_400
     max_images: int = 8  # a session
     max_waiting_turns: int = 4  # of one session, behind the running one
+    overflow: str = "error"  # of the model's context: refuse the question, or drop_oldest turns, keeping the images
     tombstone_s: int = 3600  # how long a closed or expired id is remembered as such
     max_tombstones: int = 100_000
 
     def __post_init__(self) -> None:
-        _positive("session", self, "budget_bytes", "max_sessions", "ttl_s", "max_images", "tombstone_s")
-        _not_negative("session", self, "max_waiting_turns", "max_tombstones")
+        _positive("session", self, "features_bytes", "host_bytes", "max_sessions", "ttl_s", "max_images", "tombstone_s")
+        _not_negative("session", self, "kv_bytes", "kv_tokens", "max_session_bytes", "max_waiting_turns")
+        _not_negative("session", self, "max_tombstones")
+        if not 0 < self.device_fraction < 1:
+            raise ConfigError(f"handler.session.device_fraction must be between 0 and 1, not {self.device_fraction}")
+        if self.overflow not in ("error", "drop_oldest"):
+            raise ConfigError(f"handler.session.overflow must be error or drop_oldest, not {self.overflow!r}")
         if self.max_ttl_s < self.ttl_s:
             raise ConfigError(f"handler.session.max_ttl_s must be at least ttl_s ({self.ttl_s}), not {self.max_ttl_s}")
 
@@ -63,9 +75,30 @@ class IntakeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSettings:
+    """Requests that bring their whole conversation or prompt with them."""
+
+    max_messages: int = 512
+    max_images: int = 16
+    max_chars: int = 500_000  # of all texts together
+    inputs_form: str = (
+        "tgi"  # how `inputs` are answered unless Accept says: tgi, lmi, or lmi-outputs, LMI's older lines
+    )
+
+    def __post_init__(self) -> None:
+        _positive("request", self, "max_messages", "max_chars")
+        _not_negative("request", self, "max_images")
+        if self.inputs_form not in ("tgi", "lmi", "lmi-outputs"):
+            raise ConfigError(f"handler.request.inputs_form must be tgi, lmi or lmi-outputs, not {self.inputs_form!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     max_rows: int = 32  # sequences in one step
-    prefill_chunk: int = 256  # prompt tokens in one step, beside the decoding rows
+    prefill_chunk: int = 512  # prompt tokens in one step, beside the decoding rows
+    max_stretch: float = 2.0  # how many times longer a step may take because it carries prompt tokens, too
+    max_prompt_tokens: int = 0  # of a conversation with its question; 0: what the model reads
+    max_context_tokens: int = 0  # the same with the answer; 0: what the model reads
     max_new_tokens: int = 256  # of an answer, unless the client asks for another number
     max_new_tokens_limit: int = 2048
     max_question_chars: int = 500_000  # checked before a question is tokenized, which takes a second a megabyte
@@ -75,6 +108,9 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _positive("engine", self, "max_rows", "prefill_chunk", "max_new_tokens", "turn_timeout_s", "num_threads")
         _positive("engine", self, "max_question_chars")
+        _not_negative("engine", self, "max_prompt_tokens", "max_context_tokens")
+        if self.max_stretch <= 1:
+            raise ConfigError(f"handler.engine.max_stretch must be more than 1, not {self.max_stretch}")
         if self.max_new_tokens_limit < self.max_new_tokens:
             raise ConfigError(
                 f"handler.engine.max_new_tokens_limit must be at least max_new_tokens ({self.max_new_tokens}), "
@@ -105,6 +141,7 @@ class HandlerSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
     intake: IntakeSettings = field(default_factory=IntakeSettings)
+    request: RequestSettings = field(default_factory=RequestSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     pump: PumpSettings = field(default_factory=PumpSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)

@@ -1,6 +1,7 @@
 """Builds the parts of a worker and joins them."""
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.engine.engine import Engine
-from handlers.engine.runner import ModelRunner
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
-from handlers.errors import ConfigError
+from handlers.errors import ConfigError, OutOfMemory
 from handlers.models.loader import load_model
-from handlers.settings import load_settings
+from handlers.models.text import TextModel
+from handlers.settings import SessionSettings, load_settings
 
 logger = logging.getLogger(__name__)
+DEFAULT_CPU_KV_BYTES = 1 << 30
 
 
 def start_chat(
@@ -27,23 +31,55 @@ def start_chat(
 ) -> tuple[ChatService, Pump]:
     """A running chat service and the pump that feeds it.
 
-    archive: the unpacked archive; config: its model-config's `handler:` group.
+    archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(config, environ)
+    settings = load_settings(config.get("handler") or {}, environ)
+    num_rows = config.get("batchSize", 1)
+    if num_rows <= settings.pump.max_in_flight:
+        raise ConfigError(
+            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
+            f"{settings.pump.max_in_flight}: what is beyond it would wait unseen in TorchServe"
+        )
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     try:
         model = load_model(archive / settings.model.path, device, settings.model.dtype)
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the checkpoint {settings.model.path} cannot be loaded: {exc}") from exc
-    scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
-    engine = Engine(ModelRunner(model), scheduler, settings.engine.num_threads)
+    scheduler = Scheduler(settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch))
+    try:
+        runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
+    except OutOfMemory as exc:
+        raise ConfigError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
+    engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=lambda: os._exit(1))
     ids = SessionIds.from_environment(environ)
     journal = open_journal(settings.journal.url)
     service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
+
+
+def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
+    """How much device memory keys and values get: what the settings say, else what this worker's part of the GPU leaves.
+
+    Raises ConfigError if that is nothing.
+    """
+    if settings.kv_bytes:
+        return settings.kv_bytes
+    if settings.kv_tokens:
+        return cache_shape(model).num_bytes(settings.kv_tokens)
+    if model.device.type != "cuda":
+        return DEFAULT_CPU_KV_BYTES
+    free, total = torch.cuda.mem_get_info(model.device)
+    own = int(total * settings.device_fraction) - torch.cuda.memory_reserved(model.device)
+    left = min(own, free) - settings.features_bytes
+    if left <= 0:
+        raise ConfigError(
+            f"the model and features_bytes leave nothing of {settings.device_fraction} of this GPU's {total} bytes for "
+            "keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
+        )
+    return left
 
 
 def choose_device(gpu_id: int | None) -> torch.device:

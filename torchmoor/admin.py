@@ -9,15 +9,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
 
 
 class AdminServer:
     """Serves GET /healthz, /metrics and /instances."""
 
-    def __init__(self, registry: Registry, collector: MetricsCollector, host: str, port: int) -> None:
+    def __init__(
+        self, registry: Registry, collector: MetricsCollector, scraper: MetricsScraper, host: str, port: int
+    ) -> None:
         self.port = port
         self._registry = registry
+        self._scraper = scraper
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
         self._host = host
@@ -47,7 +51,8 @@ class AdminServer:
         )
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        body = generate_latest(self._metrics)
+        """The proxy's own numbers, then the instances'."""
+        body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
@@ -60,6 +65,7 @@ class AdminServer:
                 "host": instance.host,
                 "port": instance.port,
                 "management_port": instance.management_port,
+                "metrics_port": instance.metrics_port,
                 "state": instance.state.value,
                 "outstanding": instance.outstanding,
                 "capacity": instance.capacity,

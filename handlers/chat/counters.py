@@ -1,15 +1,21 @@
-"""What a worker has done since it started, for the status operation."""
+"""What a worker has done since it started: counts, and the times that histograms are made of.
+
+Parts only write here. The status operation and the metrics (handlers/metrics.py) read.
+"""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
+
+MAX_TIMES = 10_000  # of one name, between two readings; the oldest go first
 
 
 class Counters:
-    """Named counts that several threads raise."""
+    """Named counts and times that several threads write."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_TIMES))
 
     def add(self, name: str, number: int = 1) -> None:
         with self._lock:
@@ -17,3 +23,15 @@ class Counters:
 
     def get(self, name: str) -> int:
         return self._counts[name]
+
+    def observe(self, name: str, seconds: float) -> None:
+        """One value of a histogram: once a turn, never once a token."""
+        with self._lock:
+            self._times[name].append(seconds)
+
+    def drain(self, name: str) -> list[float]:
+        """The values since the last call, oldest first."""
+        with self._lock:
+            times = list(self._times[name])
+            self._times[name].clear()
+            return times

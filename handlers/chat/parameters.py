@@ -1,9 +1,10 @@
 """The generation parameters of a request, as TGI names them, checked one by one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.chat.checks import is_bool, is_int, is_number, names
 from handlers.engine.sequence import SamplingParams
 from handlers.errors import InvalidRequest
 
@@ -55,43 +56,39 @@ def parse_parameters(given: Any) -> Parameters:
     if given is None:
         return Parameters()
     if not isinstance(given, Mapping):
-        raise InvalidRequest("'parameters' must be an object")
-    unknown = set(given) - set(_CHECKS)
+        raise InvalidRequest("'parameters' must be an object", param="parameters")
+    unknown = set(given) - set(_CHECKS) - set(_ALIASES) - set(_NEUTRAL)
     if unknown:
-        raise InvalidRequest(f"parameters has no field {names(unknown)}")
+        raise InvalidRequest(f"parameters has no field {names(unknown)}", param="parameters")
     values: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
             continue
-        is_valid, wanted = _CHECKS[name]
-        if not is_valid(value):
-            raise InvalidRequest(f"parameters.{name} must be {wanted}")
-        values[name] = value
-    values.pop("watermark", None)
-    if "stop" in values:
-        values["stop"] = tuple(values["stop"])
-    for name in ("temperature", "top_p", "typical_p", "repetition_penalty"):
-        if name in values:
-            values[name] = float(values[name])  # transformers' warpers refuse whole numbers
+        if name in _NEUTRAL:
+            is_neutral, wanted = _NEUTRAL[name]
+            if not is_neutral(value):
+                raise InvalidRequest(f"parameters.{name} must be {wanted}", param=f"parameters.{name}")
+            continue
+        target: str = _ALIASES.get(str(name), str(name))
+        if target in values:
+            raise InvalidRequest(f"parameters.{name} and another name of it are given", param=f"parameters.{name}")
+        values[target] = check_parameter(target, value, f"parameters.{name}")
     return Parameters(**values)
 
 
-def names(given: Iterable[object]) -> str:
-    """Names from a client as a message may repeat them: a few, and none of them long."""
-    shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in sorted(map(str, given))]
-    return ", ".join(shown[:8] + ["..."] * (len(shown) > 8))
+def check_parameter(name: str, value: Any, called: str) -> Any:
+    """The value of one of Parameters' fields, as it is kept. called: its name for the client.
 
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    Raises InvalidRequest.
+    """
+    is_valid, wanted = _CHECKS[name]
+    if not is_valid(value):
+        raise InvalidRequest(f"{called} must be {wanted}", param=called.strip("'"))
+    if name == "stop":
+        return tuple(value)
+    if name in ("temperature", "top_p", "typical_p", "repetition_penalty"):
+        return float(value)  # transformers' warpers refuse whole numbers
+    return value
 
 
 def _is_stop(value: Any) -> bool:
@@ -103,17 +100,29 @@ def _is_stop(value: Any) -> bool:
 
 
 _CHECKS: dict[str, tuple[Any, str]] = {
-    "do_sample": (_is_bool, "true or false"),
-    "temperature": (lambda v: _is_number(v) and v >= 0, "a number, 0 (greedy) or more"),
-    "top_k": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "typical_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "repetition_penalty": (lambda v: _is_number(v) and 0.01 <= v <= 100, "a number from 0.01 to 100"),
-    "seed": (lambda v: _is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
-    "max_new_tokens": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "truncate": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "do_sample": (is_bool, "true or false"),
+    "temperature": (lambda v: is_number(v) and v >= 0, "a number, 0 (greedy) or more"),
+    "top_k": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+    "typical_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+    "repetition_penalty": (lambda v: is_number(v) and 0.01 <= v <= 100, "a number from 0.01 to 100"),
+    "seed": (lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
+    "max_new_tokens": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
+    "truncate": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
     "stop": (_is_stop, f"a list of at most {MAX_STOP} texts of 1 to {MAX_STOP_CHARS} characters"),
-    "return_full_text": (_is_bool, "true or false"),
-    "details": (_is_bool, "true or false"),
+    "return_full_text": (is_bool, "true or false"),
+    "details": (is_bool, "true or false"),
+}
+
+_ALIASES = {"stop_sequences": "stop"}  # LMI's name
+
+# Parameters of those protocols that are not offered here: clients send them all the same, with values that ask nothing.
+_NEUTRAL: dict[str, tuple[Any, str]] = {
     "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
+    "best_of": (lambda v: v == 1, "1: one answer is generated"),
+    "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),
+    "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),
+    "frequency_penalty": (lambda v: v == 0, "0: use repetition_penalty"),
+    "grammar": (lambda v: False, "absent: answers follow no grammar"),
+    "adapter_id": (lambda v: False, "absent: there are no adapters"),
 }

@@ -6,12 +6,13 @@ Blocks on the journal: worker threads only, never the engine's or TorchServe's.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from handlers.chat.images import Image, ImageStore
 from handlers.chat.journal import Event, EventTaken, Journal, JournalClosed
-from handlers.chat.sessions import Session, SessionImage, SessionStore
+from handlers.chat.sessions import Session, SessionStore
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
 
 logger = logging.getLogger(__name__)
@@ -20,14 +21,12 @@ CLOSED = "this session was closed; open a new one"
 
 
 class SessionRecorder:
-    """load_image: encoded bytes to an image on the device; raises HandlerError."""
+    """What sessions and their journal have in common."""
 
-    def __init__(
-        self, journal: Journal | None, store: SessionStore, load_image: Callable[[bytes], SessionImage]
-    ) -> None:
+    def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore) -> None:
         self._journal = journal
         self._store = store
-        self._load_image = load_image
+        self._images = images
 
     def is_known(self, session_id: str) -> bool:
         """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
@@ -63,27 +62,39 @@ class SessionRecorder:
             self._store.close(session)
             raise SessionClosed(CLOSED)
         if event.kind != "turn":
-            self._store.add_images(session, [self._fetch(session, name) for name in event.images])
+            self._take_in(session, event.images)
             return
         pending = list(session.pending_images)
-        used: list[SessionImage] = []
+        used: list[Image] = []
         for name in event.images:
             image = next((image for image in pending if image.digest == name), None)
             if image is None:
-                image = self._fetch(session, name)
-                self._store.add_images(session, [image])
+                (image,) = self._take_in(session, [name])
             else:
                 pending.remove(image)
             used.append(image)
         messages = [*session.messages, question_message(event.question, len(used)), answer_message(event.answer)]
-        self._store.commit(session, messages, [*session.images, *used])
+        self._store.commit(session, messages, used)
         session.last_invocation_id = event.invocation_id
 
-    def _fetch(self, session: Session, name: str) -> SessionImage:
+    def _take_in(self, session: Session, names: Sequence[str]) -> list[Image]:
+        """Pictures that another worker recorded, for the session's next question."""
+        images: list[Image] = []
+        try:
+            for name in names:
+                images.append(self._images.take_in(session.scope, self.fetch(session, name)))
+            self._store.add_images(session, images)
+        except BaseException:
+            for image in images:
+                self._images.release(image)
+            raise
+        return images
+
+    def fetch(self, session: Session, digest: str) -> bytes:
+        """The encoded bytes of one of the session's images. Raises JournalUnavailable."""
         assert self._journal is not None
         with _translated():
-            data = self._journal.get_image(session.id.text, name)
-        return self._load_image(data)
+            return self._journal.get_image(session.id.text, digest)
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
         """Write an event, after the images that it brings. Raises TurnConflict if another worker wrote first,
@@ -134,7 +145,7 @@ def answer_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
-def digests(images: Sequence[SessionImage]) -> tuple[str, ...]:
+def digests(images: Sequence[Image]) -> tuple[str, ...]:
     return tuple(image.digest for image in images)
 
 

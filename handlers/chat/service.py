@@ -1,6 +1,5 @@
 """One chat request from wire to engine and back: opens, asks, closes, and the worker's status."""
 
-import hashlib
 import json
 import logging
 import threading
@@ -10,31 +9,34 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 
-import torch
 from PIL import Image
+from torch import Tensor
 
+from handlers.chat.completion import Completion
 from handlers.chat.counters import Counters
+from handlers.chat.dialects import parse
+from handlers.chat.generation import GenerationParts, LoadedImage
+from handlers.chat.images import ImageStore
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Event, Journal, image_hash
+from handlers.chat.journal import Event, Journal
+from handlers.chat.messages import ImageReference
 from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
 from handlers.chat.session_id import SessionId, SessionIds
-from handlers.chat.sessions import LoadedImage, Session, SessionImage, SessionStore
-from handlers.chat.turn import Turn, TurnParts
+from handlers.chat.sessions import Session, SessionStore, sharing_scope
+from handlers.chat.turn import Turn
 from handlers.chat.wire import (
     AddImages,
     Ask,
     CloseSession,
     Command,
-    ImageReference,
+    Generate,
     Incoming,
     OpenSession,
     Status,
-    parse,
 )
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost
+from handlers.errors import HandlerError, InternalError, InvalidRequest, SessionLost
 from handlers.models.text import TextModel
 from handlers.settings import HandlerSettings
 
@@ -69,18 +71,26 @@ class ChatService:
         self._counters = Counters()
         self._loading: Executor = ThreadPoolExecutor(settings.intake.num_threads, "intake")
         self._preparing: Executor = ThreadPoolExecutor(2, "prepare")
-        self.store = SessionStore(settings.session, ids, wall)
-        self._recorder = SessionRecorder(journal, self.store, self._encode)
-        self._turn_parts = TurnParts(
-            settings=settings.engine,
+        self.images = ImageStore(
+            settings.session.features_bytes,
+            settings.session.host_bytes,
+            journal is not None,
+            intake.decode,
+            self._encode,
+            self._counters,
+        )
+        self.store = SessionStore(settings.session, ids, engine.runner.pool, self.images, wall)
+        self._recorder = SessionRecorder(journal, self.store, self.images)
+        self._parts = GenerationParts(
+            engine_settings=settings.engine,
+            session_settings=settings.session,
             model=model,
             engine=engine,
-            store=self.store,
+            images=self.images,
             preparing=self._preparing,
             loading=self._loading,
             counters=self._counters,
             load_images=self._load_images,
-            recorder=self._recorder,
         )
         self._stopping = threading.Event()
         self._janitor = threading.Thread(target=self._expire_sessions, name="janitor", daemon=True)
@@ -108,7 +118,7 @@ class ChatService:
     def start(self, incoming: Incoming, reply: Reply) -> None:
         """Answer a request; every outcome, errors too, goes through `reply`."""
         try:
-            self._dispatch(parse(incoming), reply)
+            self._dispatch(parse(incoming, self._settings.request, self._wall), reply)
         except HandlerError as error:
             reply.fail(error)
         except Exception:
@@ -125,6 +135,8 @@ class ChatService:
                 self._in_background(reply, lambda: self._add_images(command, reply))
             case Ask():
                 self._ask(command, reply)
+            case Generate():
+                Completion(self._parts, command, reply).start()
             case CloseSession():
                 self._in_background(reply, lambda: self._close(command, reply))
 
@@ -133,9 +145,12 @@ class ChatService:
         try:
             session = self.store.get(command.session_id, caller.endpoint, caller.principal)
         except SessionLost:
-            self._in_background(reply, lambda: Turn(self._turn_parts, self._find(command), command, reply).start())
+            self._in_background(reply, lambda: self._start_turn(self._find(command), command, reply))
         else:
-            Turn(self._turn_parts, session, command, reply).start()
+            self._start_turn(session, command, reply)
+
+    def _start_turn(self, session: Session, command: Ask, reply: Reply) -> None:
+        Turn(self._parts, self.store, self._recorder, session, command, reply).start()
 
     def _find(self, command: Ask | AddImages) -> Session:
         """The session, taken over from its journal if another worker held it. Raises the SessionGone family."""
@@ -145,8 +160,7 @@ class ChatService:
         except SessionLost:
             if not self._recorder.is_known(command.session_id):
                 raise
-        cache = SequenceCache(self._engine.runner.cache_shape)
-        return self.store.adopt(command.session_id, cache, endpoint, principal)
+        return self.store.adopt(command.session_id, endpoint, principal)
 
     def _close(self, command: CloseSession, reply: Reply) -> None:
         """A session that only its journal knows is closed there, without taking it in first."""
@@ -179,9 +193,13 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
-        loaded = self._load_images(command.images, reply)
-        cache = SequenceCache(self._engine.runner.cache_shape)
-        session = self.store.open(cache, ttl_s, command.caller.endpoint, command.caller.principal)
+        endpoint, principal = command.caller.endpoint, command.caller.principal
+        loaded = self._load_images(sharing_scope(endpoint, principal), command.images, reply)
+        try:
+            session = self.store.open(ttl_s, endpoint, principal)
+        except HandlerError:
+            self._let_go(loaded)
+            raise
         try:
             self._add(session, "open", loaded)
         except Exception:
@@ -201,16 +219,24 @@ class ChatService:
 
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
-        loaded = self._load_images(command.images, reply)
-        self._recorder.catch_up(session)
+        loaded = self._load_images(session.scope, command.images, reply)
+        try:
+            self._recorder.catch_up(session)
+        except HandlerError:
+            self._let_go(loaded)
+            raise
         self._add(session, "images", loaded)
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
 
     def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage]) -> None:
-        """Give images to a session, in memory and in its journal. Raises OutOfMemory, TurnConflict, ..."""
+        """Give images to a session, in memory and in its journal. Raises TurnConflict, the session's end, ..."""
         images = [item.image for item in loaded]
         with session.recording:  # no turn may take up an image that is not recorded
-            self.store.add_images(session, images)
+            try:
+                self.store.add_images(session, images)
+            except HandlerError:
+                self._let_go(loaded)
+                raise
             try:
                 event = Event(kind=kind, images=digests(images))
                 self._recorder.record(session, event, [item.encoded for item in loaded])
@@ -218,50 +244,68 @@ class ChatService:
                 self.store.drop_images(session, images)
                 raise
 
-    def _load_images(self, references: Sequence[ImageReference], reply: Reply) -> list[LoadedImage]:
-        """References to images on the device, encoded. Raises the BadImage family, OutOfMemory; ends with the reply."""
+    def _let_go(self, loaded: Sequence[LoadedImage]) -> None:
+        for item in loaded:
+            self.images.release(item.image)
+
+    def _load_images(self, scope: str, references: Sequence[ImageReference], reply: Reply) -> list[LoadedImage]:
+        """The pictures of these references, each held once.
+
+        Raises the BadImage family, OutOfMemory, and why the reply was cancelled, should it be.
+        """
         if references and self._model.image_token_id is None:
-            raise InvalidRequest("this model reads text only; open the session without an image")
+            raise InvalidRequest("this model reads text only; ask without an image")
         limit = self._settings.session.max_images
         if len(references) > limit:
-            raise InvalidRequest(f"a session may have {limit} images, not {len(references)}")
-        return [self._load_image(reference, reply) for reference in references]
-
-    def _load_image(self, reference: ImageReference, reply: Reply) -> LoadedImage:
-        self._counters.add("images_received")
-        reply.raise_if_cancelled()
-        encoded = self._intake.read(reference, reply)
-        reply.raise_if_cancelled()
-        return LoadedImage(self._encode(encoded), encoded)
-
-    def _encode(self, encoded: bytes) -> SessionImage:
-        """An encoded image on the device, with its features. Raises the BadImage family, OutOfMemory."""
-        picture = self._intake.decode(encoded)
+            raise InvalidRequest(f"a conversation may have {limit} images, not {len(references)}")
+        loaded: list[LoadedImage] = []
         try:
-            pixels = self._model.preprocess(picture).to(self._model.device, self._model.dtype)
-        except torch.OutOfMemoryError as exc:
-            raise OutOfMemory("the device ran out of memory while taking in this image") from exc
-        features = self._engine.encode_image(pixels)
-        self._counters.add("images_encoded")
-        return SessionImage(_content_key(picture), image_hash(encoded), pixels, features)
+            for reference in references:
+                reply.raise_if_cancelled()
+                self._counters.add("images_received")
+                encoded = self._intake.read(reference, reply)
+                reply.raise_if_cancelled()
+                loaded.append(LoadedImage(self.images.take_in(scope, encoded), encoded))
+        except BaseException:
+            self._let_go(loaded)
+            raise
+        return loaded
+
+    def _encode(self, picture: Image.Image) -> Tensor:
+        """A picture's features, on the device. Raises OutOfMemory."""
+        return self._engine.encode_image(self._model.preprocess(picture))
 
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""
-        count = self._counters.get
-        started = count("turns_started")
-        ended = {name: count(f"turns_{name}") for name in ("finished", "cancelled", "timed_out", "failed", "repeated")}
         return {
             "instance": self._ids.instance,
             "device": str(self._model.device),
+            **self.numbers(),
+            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+        }
+
+    def numbers(self) -> dict[str, dict[str, int]]:
+        """The status as numbers alone: what the metrics are made of (handlers/metrics.py). Any thread."""
+        count = self._counters.get
+        started = count("turns_started")
+        ended = {name: count(f"turns_{name}") for name in ("finished", "cancelled", "timed_out", "failed", "repeated")}
+        pool, scheduler = self._engine.runner.pool, self._engine.scheduler
+        return {
             "sessions": {
                 "open": len(self.store),
                 "max": self._settings.session.max_sessions,
-                "bytes": self.store.used_bytes,
-                "budget_bytes": self._settings.session.budget_bytes,
                 "opened": count("sessions_opened"),
                 "closed": count("sessions_closed"),
                 "adopted": self.store.num_adopted,
-                "demoted": self.store.num_demoted,
+            },
+            "memory": {
+                "kv_bytes": pool.used_bytes,
+                "kv_capacity_bytes": pool.capacity_bytes,
+                "kv_evicted": pool.num_evicted,
+                "features_bytes": self.images.features_bytes,
+                "features_capacity_bytes": self.images.max_features_bytes,
+                "host_bytes": self.images.host_bytes,
+                "host_capacity_bytes": self.images.max_host_bytes,
             },
             "turns": {
                 **self.store.turn_counts(),
@@ -269,22 +313,24 @@ class ChatService:
                 "started": started,
                 **ended,
             },
-            "tokens": {"prefilled": count("tokens_prefilled"), "generated": count("tokens_generated")},
+            "tokens": {name: count(f"tokens_{name}") for name in ("prefilled", "reused", "generated")},
             "images": {
                 "received": count("images_received"),
                 "fetched": self._intake.num_fetched,
-                "encoded": count("images_encoded"),
+                **{name: count(f"images_{name}") for name in ("encoded", "shared", "demoted")},
             },
-            "session_ids": self.store.session_ids()[:MAX_LISTED_SESSIONS],
+            "engine": {
+                "steps": self._engine.num_steps,
+                "rows": len(scheduler.running),
+                "queued": len(scheduler.waiting),
+            },
         }
+
+    def drain_times(self, name: str) -> list[float]:
+        """The times of a histogram since the last call."""
+        return self._counters.drain(name)
 
 
 def _stamp(sid: SessionId) -> str:
     """The session header's value: the id and its expiry."""
     return f"{sid.text}; Expires={datetime.fromtimestamp(sid.expires_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _content_key(picture: Image.Image) -> int:
-    """A negative number that names the decoded pixels."""
-    digest = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).digest()
-    return -1 - int.from_bytes(digest[:8])

@@ -1,11 +1,11 @@
-"""The sessions that this worker holds, and the device memory they cost.
+"""The sessions that this worker holds: their order of turns, their ends, and what each may take.
 
-The contract: `used_bytes` is the sum of the real tensor bytes of all sessions; `add_images`, `reserve` and the ends of
-turns and sessions change it. A session with a turn is pinned and gives up nothing. Under pressure the least recently
-used idle session loses its KV cache, which its next turn computes again from the image's features; a session itself
-goes only by close or expiry. What cannot fit even so is refused.
+The contract: a session ends by close or expiry and by nothing else. While a turn has it, its KV cache is pinned;
+between turns the cache may be evicted for others (see handlers/engine/kv_cache.py) and its images' features may be given up
+(see handlers/chat/images.py), which costs its next turn time and nothing else. When a session has ended and its last
+turn is over, it holds nothing any more.
 
-All methods may be called from any thread; tensors of a session are touched only by its one running turn.
+All methods may be called from any thread.
 """
 
 import logging
@@ -15,14 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from handlers.chat.images import Image, ImageStore
 from handlers.chat.session_id import SessionId, SessionIds
-from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
     InvalidRequest,
-    OutOfMemory,
     Overloaded,
     SessionClosed,
     SessionExpired,
@@ -38,36 +35,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SessionImage:
-    """One picture of a conversation, on the device."""
-
-    key: int  # negative: stands for the image in the cache's list of tokens
-    digest: str  # of the encoded bytes, the image's name in the journal
-    pixels: Tensor  # (1, channels, height, width)
-    features: Tensor  # (image tokens, hidden size)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.pixels.nbytes + self.features.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedImage:
-    """A picture that has just come in, with the bytes that it came as."""
-
-    image: SessionImage
-    encoded: bytes
-
-
 @dataclass(slots=True, eq=False)
 class Session:
-    """A conversation: its messages in order, its images, its cache, its turns."""
+    """A conversation: its messages in order, its images, its cache, its turns.
+
+    scope: with which other conversations it may share images and KV blocks.
+    """
 
     id: SessionId
+    scope: str
     cache: SequenceCache
-    images: list[SessionImage] = field(default_factory=list)
-    pending_images: list[SessionImage] = field(default_factory=list)  # belong to the next question
+    images: list[Image] = field(default_factory=list)
+    pending_images: list[Image] = field(default_factory=list)  # belong to the next question
     messages: list[dict[str, Any]] = field(default_factory=list)
     turn: "Turn | None" = None  # the running one; it pins the session
     waiting: "deque[Turn]" = field(default_factory=deque)
@@ -75,18 +54,11 @@ class Session:
     last_invocation_id: str = ""  # of the last finished turn
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     last_used: float = 0.0
-    counted_bytes: int = 0  # this session's part of the store's used_bytes
     end: SessionGone | None = None  # why it is over, once it is
 
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"
         return f"<Session {self.id.text[:24]} {state} {len(self.images)} images {self.cache!r}>"
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes really held on the device."""
-        images = [*self.images, *self.pending_images]
-        return self.cache.num_bytes + sum(image.num_bytes for image in images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +71,18 @@ class _Tombstone:
 class SessionStore:
     """wall: seconds since 1970, against which sessions expire; ids: tells real ids from forged ones."""
 
-    def __init__(self, settings: SessionSettings, ids: SessionIds, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: SessionSettings,
+        ids: SessionIds,
+        pool: BlockPool,
+        images: ImageStore,
+        wall: Callable[[], float],
+    ) -> None:
         self.settings = settings
-        self.used_bytes = 0
-        self.num_demoted = 0
         self.num_adopted = 0
+        self._pool = pool
+        self._images = images
         self._ids = ids
         self._wall = wall
         self._lock = threading.RLock()
@@ -125,22 +104,23 @@ class SessionStore:
             running = sum(session.turn is not None for session in sessions)
             return {"running": running, "waiting": sum(len(session.waiting) for session in sessions)}
 
-    def open(self, cache: SequenceCache, ttl_s: float, endpoint: str, principal: str) -> Session:
+    def open(self, ttl_s: float, endpoint: str, principal: str) -> Session:
         """A new session without images. Raises Overloaded if there are too many."""
         self.expire()
-        now = self._wall()
         with self._lock:
-            return self._add(Session(self._ids.mint(int(now + ttl_s), endpoint, principal), cache, last_used=now))
+            return self._add(self._ids.mint(int(self._wall() + ttl_s), endpoint, principal), endpoint, principal)
 
-    def _add(self, session: Session) -> Session:
+    def _add(self, sid: SessionId, endpoint: str, principal: str) -> Session:
         if len(self._sessions) >= self.settings.max_sessions:
             raise Overloaded(
                 f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
             )
-        self._sessions[session.id.text] = session
+        scope = sharing_scope(endpoint, principal)
+        session = Session(sid, scope, SequenceCache(self._pool, scope), last_used=self._wall())
+        self._sessions[sid.text] = session
         return session
 
-    def adopt(self, text: str, cache: SequenceCache, endpoint: str, principal: str) -> Session:
+    def adopt(self, text: str, endpoint: str, principal: str) -> Session:
         """Hold a session that another worker opened, still without messages and images. Returns the one already held.
 
         Raises the SessionGone family, Overloaded.
@@ -151,9 +131,8 @@ class SessionStore:
             except SessionLost:
                 sid = self._ids.verify(text, endpoint, principal)
                 assert sid is not None
-            session = self._add(Session(sid, cache, last_used=self._wall()))
             self.num_adopted += 1
-            return session
+            return self._add(sid, endpoint, principal)
 
     def get(self, text: str, endpoint: str, principal: str) -> Session:
         """The open session of this id. Raises the SessionGone family, each case with its own message."""
@@ -222,9 +201,9 @@ class SessionStore:
 
     def _release(self, session: Session) -> None:
         session.cache.drop()
-        session.images.clear()
-        session.pending_images.clear()
-        self._account(session)
+        for image in (*session.images, *session.pending_images):
+            self._images.release(image)
+        session.images, session.pending_images = [], []
 
     def enqueue(self, session: Session, turn: "Turn") -> bool:
         """Give the session to this turn; True if it may run now, False if it waits behind another.
@@ -236,6 +215,7 @@ class SessionStore:
                 raise session.end
             if session.turn is None:
                 session.turn = turn
+                self._pool.pin(session.cache)
                 return True
             if len(session.waiting) >= self.settings.max_waiting_turns:
                 raise Overloaded(f"{len(session.waiting)} questions of this session wait already; wait for an answer")
@@ -250,94 +230,60 @@ class SessionStore:
                     session.waiting.remove(turn)
                 return None
             session.last_used = self._wall()
-            try:
-                session.cache.trim()
-            except torch.OutOfMemoryError:  # no room for the smaller copy: the larger one stays, and stays counted
-                logger.warning("cache not trimmed session_id=%s", session.id.text[:24])
             session.turn = session.waiting.popleft() if session.waiting else None
-            if session.end is not None and session.turn is None:
-                self._ending.discard(session)
-                self._release(session)
-            else:
-                self._account(session)
+            if session.turn is None:
+                self._pool.unpin(session.cache)
+                if session.end is not None:
+                    self._ending.discard(session)
+                    self._release(session)
             return session.turn
 
-    def add_images(self, session: Session, images: Sequence[SessionImage]) -> None:
-        """Images for the session's next question. Raises OutOfMemory, InvalidRequest if there are too many."""
+    def add_images(self, session: Session, images: Sequence[Image]) -> None:
+        """Images for the session's next question, which the session holds from now on.
+
+        Raises InvalidRequest if there are too many, the session's end if it is over; then the caller still holds them.
+        """
         with self._lock:
             if session.end is not None:
                 raise session.end
             num_images = len(session.images) + len(session.pending_images) + len(images)
             if num_images > self.settings.max_images:
                 raise InvalidRequest(f"a session may have {self.settings.max_images} images, not {num_images}")
-            self._make_room(sum(image.num_bytes for image in images))
             session.pending_images.extend(images)
-            self._account(session)
 
-    def drop_images(self, session: Session, images: Sequence[SessionImage]) -> None:
-        """Take back images that came with a question that failed."""
+    def drop_images(self, session: Session, images: Sequence[Image]) -> None:
+        """Take back images that came with a request that failed."""
         with self._lock:
-            session.pending_images = [image for image in session.pending_images if image not in images]
-            self._account(session)
+            for image in images:
+                if image in session.pending_images:
+                    session.pending_images.remove(image)
+                    self._images.release(image)
 
-    def commit(self, session: Session, messages: list[dict[str, Any]], images: list[SessionImage]) -> None:
-        """A turn has finished: the conversation and its images are these now; images added meanwhile stay pending."""
+    def commit(self, session: Session, messages: list[dict[str, Any]], new_images: Sequence[Image]) -> None:
+        """A turn has finished: the conversation is this now, and these of the pending images belong to it."""
         with self._lock:
             if session.end is not None and session.turn is None:
                 return  # its memory is free already
             session.messages = messages
-            session.images = images
-            session.pending_images = [image for image in session.pending_images if image not in images]
-            self._account(session)
+            for image in new_images:
+                session.pending_images.remove(image)
+                session.images.append(image)
 
     def is_waiting(self, session: Session, turn: "Turn") -> bool:
         with self._lock:
             return turn in session.waiting
 
-    def reserve(self, session: Session, num_tokens: int) -> None:
-        """Room in the session's cache for `num_tokens` positions in all. Raises OutOfMemory."""
-        with self._lock:
-            self._make_room(session.cache.shape.num_bytes(num_tokens) - session.cache.num_bytes)
-            try:
-                session.cache.reserve(num_tokens)
-            except RuntimeError as exc:  # torch.OutOfMemoryError on a GPU, a plain one from the CPU's allocator
-                raise OutOfMemory(f"the device has no room for {num_tokens} tokens; try again later") from exc
-            self._account(session)
-
-    def _account(self, session: Session) -> None:
-        """Count what the session's tensors hold now."""
-        held = session.num_bytes
-        self.used_bytes += held - session.counted_bytes
-        session.counted_bytes = held
-
-    def _make_room(self, num_bytes: int) -> None:
-        """Demote idle sessions until `num_bytes` more fit. Raises OutOfMemory, and demotes none, if they cannot."""
-        missing = self.used_bytes + num_bytes - self.settings.budget_bytes
-        if missing <= 0:
-            return
-        idle = [s for s in self._sessions.values() if s.turn is None and s.cache.capacity]
-        if missing > sum(s.cache.num_bytes for s in idle):
-            raise OutOfMemory(
-                f"the session memory of {self.settings.budget_bytes} bytes has no room for {num_bytes} more; "
-                "close sessions or try again later"
-            )
-        for session in sorted(idle, key=lambda s: s.last_used):
-            if missing <= 0:
-                return
-            missing -= session.cache.num_bytes
-            logger.info("session demoted session_id=%s bytes=%d", session.id.text[:24], session.cache.num_bytes)
-            session.cache.drop()
-            self.num_demoted += 1
-            self._account(session)
-
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the sessions' bytes add up to the counted total, within the budget."""
+        """Raise RuntimeError unless pool and images hold what the sessions hold, and nothing else."""
         with self._lock:
-            held = sum(session.num_bytes for session in [*self._sessions.values(), *self._ending])
-            if held != self.used_bytes:
-                raise RuntimeError(f"the store counts {self.used_bytes} bytes but its sessions hold {held}")
-            if held > self.settings.budget_bytes:
-                raise RuntimeError(f"the sessions hold {held} bytes, more than the budget")
+            sessions = [*self._sessions.values(), *self._ending]
+            self._pool.check_integrity([session.cache for session in sessions])
+            self._images.check_integrity(sum(len(s.images) + len(s.pending_images) for s in sessions))
+
+
+def sharing_scope(endpoint: str, principal: str) -> str:
+    """Conversations share images and KV blocks only with those of the same caller at the same endpoint."""
+    return f"{endpoint}|{principal}"
 
 
 def _gone(error: type[SessionGone]) -> SessionGone:

@@ -1,29 +1,14 @@
-"""What a client says, in types. Parsing only: nothing here knows sessions, models or TorchServe.
+"""What a client says, in types. Nothing here knows sessions, models or TorchServe, nor how a dialect spells it."""
 
-The bodies are those of the AWS LLaVA sample and AWS's guide to stateful sessions; docs/runtime-api.md has them all.
-"""
-
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-from handlers.chat.parameters import Parameters, names, parse_parameters
-from handlers.errors import InvalidJson, InvalidRequest, SessionIdMismatch
+from handlers.chat.forms import AnswerForm
+from handlers.chat.messages import ImageReference, Message
+from handlers.chat.parameters import Parameters
 
-NEW_SESSION = "NEW_SESSION"
 MAX_INVOCATION_ID = 128
-SESSION_HEADER = "x-amzn-sagemaker-session-id"
-ImageReference = bytes | str
-
-
-class StreamFormat(Enum):
-    """The form of a streamed answer, by the Accept header."""
-
-    TEXT = "text/plain"
-    TGI = "text/event-stream"
-    LMI = "application/jsonlines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +17,21 @@ class Incoming:
 
     headers: Mapping[str, str]
     body: bytes | str | dict[str, Any] | list[Any] | None
+
+    def accepts(self, media_type: str) -> bool:
+        """True if the Accept header names this type itself."""
+        accepted = self.headers.get("accept", "").split(",")
+        return media_type in [item.partition(";")[0].strip().lower() for item in accepted]
+
+    @property
+    def caller(self) -> "Caller":
+        headers = self.headers
+        return Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
+
+    @property
+    def invocation_id(self) -> str:
+        """The client's own id of the request, the same when it sends the request again; empty if it gave none."""
+        return self.headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,33 @@ class AddImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
+    """One question of a session."""
+
     caller: Caller
     session_id: str
     prompt_text: str
     images: tuple[ImageReference, ...]
     parameters: Parameters
-    invocation_id: str  # the client's own, the same when it sends the request again; empty if it gave none
-    stream: StreamFormat | None  # None: the whole answer as JSON
+    invocation_id: str
+    form: AnswerForm
+    is_streaming: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate:
+    """An answer without a session: to a raw prompt, or to a conversation that the request carries whole.
+
+    prompt: given to the tokenizer as it is; a model that sees finds its images with `messages.split_images`. None if
+    there are `messages`, which the model's chat template renders.
+    """
+
+    caller: Caller
+    prompt: str | None
+    messages: tuple[Message, ...]
+    parameters: Parameters
+    invocation_id: str
+    form: AnswerForm
+    is_streaming: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,161 +98,4 @@ class Status:
     """What the worker holds: an operation for the proxy and for operators."""
 
 
-Command = OpenSession | AddImages | Ask | CloseSession | Status
-
-_TYPES = ("start_session", "add_images", "send_text_prompt", "close_session")
-_FIELDS = {
-    "start_session": {"path", "image", "images", "ttl_s"},
-    "add_images": {"path", "image", "images"},
-    "send_text_prompt": {"prompt_text", "path", "image", "images", "parameters", "stream"},
-    "close_session": set(),
-}
-_REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
-
-
-def parse(incoming: Incoming) -> Command:
-    """The command that a request means. Raises InvalidJson, InvalidRequest, SessionIdMismatch."""
-    headers = incoming.headers
-    operation = headers.get("x-torchmoor-operation")
-    if operation == "status":
-        return Status()
-    if operation:
-        raise InvalidRequest(f"there is no operation {names([operation])}")
-    caller = Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
-    header_id = headers.get(SESSION_HEADER)
-    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if isinstance(incoming.body, bytes) and _is_image(content_type, incoming.body):
-        if header_id == NEW_SESSION:
-            return OpenSession(caller=caller, images=(incoming.body,), ttl_s=None)
-        return AddImages(caller=caller, session_id=_session_id(header_id, None), images=(incoming.body,))
-    body = _json_object(incoming.body)
-    kind = _kind(body)
-    unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
-    if unknown:
-        raise InvalidRequest(f"{kind} has no field {names(unknown)}")
-    if kind == "start_session":
-        return _parse_open(caller, body, header_id)
-    session_id = _session_id(header_id, body.get("session_id"))
-    if kind == "close_session":
-        return CloseSession(caller=caller, session_id=session_id)
-    images = _images(body)
-    if kind == "add_images":
-        if not images:
-            raise InvalidRequest("add_images needs an image: give 'path', 'image' or 'images'")
-        return AddImages(caller=caller, session_id=session_id, images=images)
-    return _parse_ask(caller, body, session_id, images, headers)
-
-
-def _is_image(content_type: str, body: bytes) -> bool:
-    if content_type in ("", "application/octet-stream"):
-        return bool(body) and not body.lstrip().startswith(b"{")
-    return content_type.startswith("image/")
-
-
-def _json_object(body: Any) -> dict[str, Any]:
-    if body is None or body in (b"", ""):
-        raise InvalidRequest("the request has no body; send JSON with Content-Type: application/json")
-    if isinstance(body, bytes | str):
-        try:
-            body = json.loads(body)
-        except (ValueError, RecursionError) as exc:
-            raise InvalidJson(f"the body is not valid JSON: {_short(exc)}") from exc
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    return body
-
-
-def _short(exc: Exception) -> str:
-    """A parser's complaint without the text that it complains about."""
-    if isinstance(exc, json.JSONDecodeError):
-        return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
-    return type(exc).__name__
-
-
-def _kind(body: dict[str, Any]) -> str:
-    request_type = body.get("requestType")
-    if request_type is not None:
-        if not isinstance(request_type, str) or request_type not in _REQUEST_TYPES:
-            raise InvalidRequest(f"'requestType' must be one of {', '.join(_REQUEST_TYPES)}")
-        return _REQUEST_TYPES[request_type]
-    kind = body.get("type")
-    if not isinstance(kind, str) or kind not in _TYPES:
-        raise InvalidRequest(f"'type' must be one of {', '.join(_TYPES)}")
-    return kind
-
-
-def _session_id(header: str | None, field: Any) -> str:
-    if field is not None and not isinstance(field, str):
-        raise InvalidRequest("'session_id' must be a string")
-    if header == NEW_SESSION:
-        raise InvalidRequest("the session header says NEW_SESSION, but the body does not open one")
-    if header and field and header != field:
-        raise SessionIdMismatch("the session id in the header and the one in the body are not the same")
-    session_id = header or field
-    if not session_id:
-        raise InvalidRequest("there is no session id: give 'session_id' in the body or X-Amzn-SageMaker-Session-Id")
-    return session_id
-
-
-def _parse_open(caller: Caller, body: dict[str, Any], header_id: str | None) -> OpenSession:
-    if header_id not in (None, "", NEW_SESSION) or body.get("session_id") not in (None, "", NEW_SESSION):
-        raise InvalidRequest("a session is opened without an id, or with NEW_SESSION in the session header")
-    images = _images(body)
-    if not images and "requestType" not in body:
-        raise InvalidRequest("start_session needs an image: give 'path' (http, https or data URL), 'image' or 'images'")
-    ttl_s = body.get("ttl_s")
-    if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
-        raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
-    return OpenSession(caller=caller, images=images, ttl_s=ttl_s)
-
-
-def _parse_ask(
-    caller: Caller,
-    body: dict[str, Any],
-    session_id: str,
-    images: tuple[ImageReference, ...],
-    headers: Mapping[str, str],
-) -> Ask:
-    prompt = body.get("prompt_text")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise InvalidRequest("'prompt_text' must be a text that is not empty")
-    if not _is_unicode(prompt):
-        raise InvalidRequest("'prompt_text' must be valid Unicode: it has one half of a surrogate pair")
-    is_stream = body.get("stream", False)
-    if not isinstance(is_stream, bool):
-        raise InvalidRequest("'stream' must be true or false")
-    return Ask(
-        caller=caller,
-        session_id=session_id,
-        prompt_text=prompt,
-        images=images,
-        parameters=parse_parameters(body.get("parameters")),
-        invocation_id=headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID],
-        stream=_stream_format(headers.get("accept", "")) if is_stream else None,
-    )
-
-
-def _is_unicode(text: str) -> bool:
-    """False for the lone surrogates that JSON's escapes can spell and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _stream_format(accept: str) -> StreamFormat:
-    wanted = [item.partition(";")[0].strip().lower() for item in accept.split(",")]
-    return next((f for f in (StreamFormat.TGI, StreamFormat.LMI) if f.value in wanted), StreamFormat.TEXT)
-
-
-def _images(body: dict[str, Any]) -> tuple[ImageReference, ...]:
-    found: list[Any] = [body[name] for name in ("path", "image") if body.get(name) is not None]
-    several = body.get("images")
-    if several is not None:
-        if not isinstance(several, list):
-            raise InvalidRequest("'images' must be a list of http(s) addresses, data URLs or base64 texts")
-        found += several
-    if any(not isinstance(image, str) or not image.strip() for image in found):
-        raise InvalidRequest("an image must be an http(s) address, a data URL or base64 text")
-    return tuple(found)
+Command = OpenSession | AddImages | Ask | Generate | CloseSession | Status

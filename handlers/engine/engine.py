@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from handlers.engine.kv_cache import BLOCK
 from handlers.engine.runner import ModelRunner
 from handlers.engine.sampler import Sampler
 from handlers.engine.scheduler import Scheduler, Work
@@ -26,14 +27,23 @@ T = TypeVar("T")
 
 
 class Engine:
-    """Continuous batching over one model."""
+    """Continuous batching over one model.
+
+    on_device_lost: called when the device has failed for good, which a process cannot mend.
+    """
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, num_threads: int, clock: Callable[[], float] = time.monotonic
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        num_threads: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_device_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.num_steps = 0
+        self._on_device_lost = on_device_lost
         self._num_threads = num_threads
         self._clock = clock
         self._samplers: dict[Sequence, Sampler] = {}
@@ -53,7 +63,7 @@ class Engine:
         self._thread.join(timeout=30)
 
     def submit(self, sequence: Sequence) -> None:
-        """Begin to generate; its events arrive on the engine thread. Its cache has room for prompt and answer."""
+        """Begin to generate when there is room; its events arrive on the engine thread."""
         self._post(lambda: self._admit(sequence))
 
     def cancel(self, sequence: Sequence, error: Exception) -> None:
@@ -116,9 +126,15 @@ class Engine:
         for sequence in self.scheduler.all():
             if sequence.deadline <= now:
                 self._finish(sequence, TurnTimedOut("the answer was not finished before the turn's deadline"))
+        while (newest := self.scheduler.admit()) is not None:
+            self._finish(newest, OutOfMemory("the KV cache has no room for this turn beside others; try again later"))
         batch = self.scheduler.next_batch()
         if batch:
+            num_decoding = sum(not work.sequence.is_prefilling for work in batch)
+            num_prompt_tokens = sum(len(work.tokens) for work in batch) - num_decoding
+            begin = self._clock()
             self._commit(batch)
+            self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - begin)
 
     def _commit(self, batch: list[Work]) -> None:
         try:
@@ -145,17 +161,32 @@ class Engine:
         if sampler.is_plain_greedy:
             token, logprob = greedy, float(logits[greedy]) - norm
         else:
-            context = [max(t, 0) for t in sequence.prompt] + sequence.output
+            context = [token for token in sequence.prompt if token >= 0] + sequence.output  # images are not said
             token, logprob = sampler.choose(logits, context)
         self._deliver(sequence, token, logprob)
 
     def _isolate(self, batch: list[Work], error: Exception) -> None:
         """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
-        if len(batch) > 1:
+        is_device_lost = self._is_device_lost()
+        if is_device_lost:
+            logger.critical("device lost error=%s", error)
+            self._guard(self._on_device_lost)
+        if is_device_lost or len(batch) == 1:
+            for work in batch:
+                self._fail(work.sequence, error)
+        else:
             for work in batch:
                 self._commit([work])
-        else:
-            self._fail(batch[0].sequence, error)
+
+    def _is_device_lost(self) -> bool:
+        """True if not even the simplest computation succeeds: an error of CUDA's that outlives its cause."""
+        try:
+            torch.ones(1, device=self.runner.model.device).add(1).cpu()
+        except torch.OutOfMemoryError:
+            return False
+        except RuntimeError:
+            return True
+        return False
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """This sequence cannot go on; the reason is in the log."""
@@ -180,11 +211,16 @@ class Engine:
             self._forget(sequence)
 
     def _admit(self, sequence: Sequence) -> None:
+        pool = self.runner.pool
         try:
             self._samplers[sequence] = Sampler(sequence.params, self.runner.model.device)
             self.scheduler.add(sequence)
         except Exception as exc:
             self._fail(sequence, exc)
+        if pool.shape.num_bytes(sequence.max_tokens) > pool.capacity_bytes:  # it would wait for ever, others behind it
+            self._finish(
+                sequence, OutOfMemory(f"this turn takes more than the KV cache's {pool.capacity * BLOCK} tokens")
+            )
 
     def _finish(self, sequence: Sequence, error: Exception) -> None:
         if sequence in self._samplers:

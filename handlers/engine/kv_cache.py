@@ -1,16 +1,27 @@
-"""Keys and values of one conversation, on the device, kept from turn to turn.
+"""Keys and values of every conversation on the device: one preallocated tensor, handed out in blocks.
 
-The contract: `tokens` names what each stored position holds; positions [0, length) are valid. Only the engine
-thread appends, and only while the owning sequence is in its batch. `length` moves when a step has succeeded, so
-a step that failed half way leaves nothing behind.
+    BlockPool      the storage; who holds which block, what full blocks contain, which caches may be evicted
+    SequenceCache  one conversation's table of blocks
+
+The contract: a block belongs to the caches that hold it and is free when none does. A full block that a step has
+filled is published under its content and everything before it, so that another cache with the same beginning may
+hold it too; it is written never again. A cache is pinned while a turn uses it and idle between turns; when blocks run
+short, idle caches lose theirs, the least recently used first. `length` moves when a step has succeeded, so a step that
+failed half way leaves nothing behind.
 """
 
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-BLOCK = 64  # capacity is a multiple of this many positions
+from handlers.engine.free_blocks import FreeBlocks
+from handlers.errors import OutOfMemory
+
+BLOCK = 16  # positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +34,189 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
 
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize * BLOCK
+
     def num_bytes(self, num_tokens: int) -> int:
-        """Bytes of a cache with room for this many positions, rounded up to whole blocks."""
-        capacity = -(-num_tokens // BLOCK) * BLOCK
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize * capacity
+        """Bytes of the blocks that this many positions take."""
+        return num_blocks(num_tokens) * self.block_bytes
+
+
+def num_blocks(num_tokens: int) -> int:
+    """How many blocks this many positions take."""
+    return -(-num_tokens // BLOCK)
+
+
+@dataclass(slots=True)
+class _Block:
+    num_holders: int = 0
+    content: int = 0  # a number that nothing else ever had or will have, while the block is published
+    key: tuple[object, tuple[int, ...]] | None = None  # its place in the index, while it is published
+
+
+class BlockPool:
+    """All methods may be called from any thread; the tensors are read and written by the engine's only.
+
+    max_bytes: what the storage may take; Raises OutOfMemory if the device has not that much.
+    """
+
+    def __init__(self, shape: CacheShape, max_bytes: int) -> None:
+        self.shape = shape
+        self.capacity = max_bytes // shape.block_bytes
+        size = (shape.num_layers, 2, shape.num_kv_heads, self.capacity * BLOCK, shape.head_size)
+        try:
+            self.storage = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        except RuntimeError as exc:  # torch.OutOfMemoryError on a GPU, a plain one from the CPU's allocator
+            raise OutOfMemory(f"the device has no room for a KV cache of {max_bytes} bytes") from exc
+        self.num_evicted = 0  # caches that have lost their blocks to others
+        self.lock = threading.RLock()
+        self._free = FreeBlocks(self.capacity)
+        self._blocks = [_Block() for _ in range(self.capacity)]
+        self._published: dict[tuple[object, tuple[int, ...]], int] = {}
+        self._num_contents = 0
+        self._idle: OrderedDict[SequenceCache, None] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<BlockPool {self.num_used}/{self.capacity} blocks, {len(self._idle)} idle caches>"
+
+    @property
+    def num_used(self) -> int:
+        return self.capacity - len(self._free)
+
+    @property
+    def used_bytes(self) -> int:
+        return self.num_used * self.shape.block_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.capacity * self.shape.block_bytes
+
+    def pin(self, cache: "SequenceCache") -> None:
+        """A turn begins to use this cache."""
+        with self.lock:
+            self._idle.pop(cache, None)
+
+    def unpin(self, cache: "SequenceCache") -> None:
+        """The turn is over: give back what holds nothing; the rest may be evicted."""
+        with self.lock:
+            cache.truncate(cache.length)
+            if cache.table:
+                self._idle[cache] = None
+                self._idle.move_to_end(cache)
+
+    def take(self, count: int, after: int | None) -> list[int]:
+        """Hold `count` free blocks, evicting idle caches if need be. Raises OutOfMemory if they are not to be had."""
+        with self.lock:
+            if len(self._free) < count <= len(self._free) + self._num_evictable():  # else none is evicted in vain
+                while len(self._free) < count:
+                    next(iter(self._idle)).drop()
+                    self.num_evicted += 1
+            if len(self._free) < count:
+                raise OutOfMemory(
+                    f"the KV cache of {self.capacity * BLOCK} tokens has no room for this turn; try again later"
+                )
+            taken = self._free.take(count, after)
+            for block in taken:
+                self._blocks[block].num_holders = 1
+            return taken
+
+    def _num_evictable(self) -> int:
+        """How many blocks idle caches alone hold."""
+        held = Counter(block for cache in self._idle for block in cache.table)
+        return sum(count == self._blocks[block].num_holders for block, count in held.items())
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One holder fewer for each of these blocks."""
+        with self.lock:
+            for block in blocks:
+                state = self._blocks[block]
+                state.num_holders -= 1
+                if state.num_holders == 0:
+                    self._unpublish(block)
+                    self._free.give(block)
+
+    def publish(self, block: int, parent: object, tokens: tuple[int, ...]) -> object:
+        """Make a full block known under its tokens and what stands before it; returns the name of this beginning.
+
+        parent: the name of the beginning before it. If another block holds the same already, that one stays known.
+        """
+        with self.lock:
+            key = (parent, tokens)
+            known = self._published.get(key)
+            if known is None:
+                self._num_contents += 1
+                self._published[key] = known = block
+                self._blocks[block].key, self._blocks[block].content = key, self._num_contents
+            return self._blocks[known].content
+
+    def _unpublish(self, block: int) -> None:
+        state = self._blocks[block]
+        if state.key is not None:
+            del self._published[state.key]
+            state.key = None
+
+    def make_private(self, block: int) -> bool:
+        """True if the block's one holder may write to it; it is not known to others any more."""
+        with self.lock:
+            if self._blocks[block].num_holders > 1:
+                return False
+            self._unpublish(block)
+            return True
+
+    def find(self, scope: object, tokens: Sequence[int]) -> tuple[list[int], list[object]]:
+        """Published blocks that hold a beginning of `tokens`, and the beginnings' names. Call with the lock held."""
+        blocks: list[int] = []
+        names: list[object] = []
+        parent = scope
+        for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            block = self._published.get((parent, tuple(tokens[start : start + BLOCK])))
+            if block is None:
+                break
+            parent = self._blocks[block].content
+            blocks.append(block)
+            names.append(parent)
+        return blocks, names
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One holder more for each of these blocks. Call with the lock held since `find`."""
+        for block in blocks:
+            self._blocks[block].num_holders += 1
+
+    def check_integrity(self, caches: Sequence["SequenceCache"]) -> None:
+        """Raise RuntimeError unless these caches and the idle ones account for every block that is not free."""
+        with self.lock:
+            holders = [0] * self.capacity
+            for cache in {*caches, *self._idle}:
+                for block in cache.table:
+                    holders[block] += 1
+            if holders != [state.num_holders for state in self._blocks]:
+                raise RuntimeError("the pool's holders are not the caches that hold its blocks")
+            if sorted(self._free) != [block for block, count in enumerate(holders) if count == 0]:
+                raise RuntimeError("the free blocks are not those that no cache holds")
+            published = {block: state.key for block, state in enumerate(self._blocks) if state.key is not None}
+            if published != {block: key for key, block in self._published.items()}:
+                raise RuntimeError("a block is published under a content that it does not hold")
+            if any(holders[block] == 0 for block in published):
+                raise RuntimeError("a free block is published")
 
 
 class SequenceCache:
-    """Grows by `reserve`, shrinks by `truncate`, `trim` and `drop`."""
+    """Grows by `match`, `reserve` and `advance`, shrinks by `truncate` and `drop`.
 
-    __slots__ = ("_storage", "shape", "tokens")
+    scope: caches share blocks only within a scope.
+    """
 
-    def __init__(self, shape: CacheShape) -> None:
-        self.shape = shape
-        self.tokens: list[int] = []
-        self._storage: Tensor | None = None  # (layers, 2, kv heads, capacity, head size)
+    __slots__ = ("_names", "_slots", "pool", "run", "scope", "table", "tokens")
+
+    def __init__(self, pool: BlockPool, scope: str = "") -> None:
+        self.pool = pool
+        self.scope = scope
+        self.tokens: list[int] = []  # what each valid position holds
+        self.table: list[int] = []  # its blocks in order
+        self.run: int | None = None  # where in storage it begins, if its blocks lie side by side
+        self._names: list[object] = []  # of its full blocks' beginnings
+        self._slots: Tensor | None = None  # where in storage each position is, up to capacity
 
     def __repr__(self) -> str:
         return f"<SequenceCache {self.length}/{self.capacity} positions>"
@@ -48,58 +227,89 @@ class SequenceCache:
 
     @property
     def capacity(self) -> int:
-        return 0 if self._storage is None else self._storage.shape[3]
+        return len(self.table) * BLOCK
 
     @property
     def num_bytes(self) -> int:
-        """Bytes really held on the device."""
-        return 0 if self._storage is None else self._storage.nbytes
+        """Bytes of its blocks; what several caches hold counts for each of them."""
+        return len(self.table) * self.pool.shape.block_bytes
+
+    @property
+    def slots(self) -> Tensor:
+        """(capacity,) int64 on the device: where in storage each position is. Engine thread only."""
+        if self._slots is None:
+            starts = torch.tensor(self.table, dtype=torch.int64, device=self.pool.shape.device)[:, None] * BLOCK
+            self._slots = (starts + torch.arange(BLOCK, device=starts.device)).flatten()
+        return self._slots
+
+    def match(self, prompt: Sequence[int]) -> int:
+        """Bring the cache to the longest beginning of `prompt` that is stored, its own or others'; returns its length.
+
+        At least one token of the prompt is left to compute.
+        """
+        pool = self.pool
+        limit = len(prompt) - 1
+        with pool.lock:
+            own = min(self.common_prefix(prompt), limit)
+            blocks, names = pool.find(self.scope, prompt[:limit])
+            if len(blocks) * BLOCK <= own:
+                return self.truncate(own)
+            pool.hold(blocks)
+            self.drop()
+            self.table, self._names = blocks, names
+            self.tokens = list(prompt[: self.capacity])
+            self._changed()
+            return self.length
 
     def reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` positions in all, keeping what is stored."""
-        capacity = -(-num_tokens // BLOCK) * BLOCK
-        if capacity > self.capacity:
-            self._resize(capacity)
+        """Make room for `num_tokens` positions in all, keeping what is stored. Raises OutOfMemory."""
+        with self.pool.lock:
+            missing = num_blocks(num_tokens) - len(self.table)
+            if missing > 0:
+                self.table += self.pool.take(missing, self.table[-1] if self.table else None)
+                self._changed()
 
-    def trim(self) -> None:
-        """Give back the blocks that hold nothing."""
-        capacity = -(-self.length // BLOCK) * BLOCK
-        if capacity < self.capacity:
-            self._resize(capacity)
+    def truncate(self, length: int) -> int:
+        """Forget the positions from `length` on, and perhaps a few more: a block that others hold is left whole.
 
-    def _resize(self, capacity: int) -> None:
-        s = self.shape
-        storage = None
-        if capacity:
-            size = (s.num_layers, 2, s.num_kv_heads, capacity, s.head_size)
-            storage = torch.empty(size, dtype=s.dtype, device=s.device)
-            if self._storage is not None:
-                storage[:, :, :, : self.length] = self._storage[:, :, :, : self.length]
-        self._storage = storage
-
-    def truncate(self, length: int) -> None:
-        """Forget the positions from `length` on."""
-        del self.tokens[length:]
+        Returns what is left.
+        """
+        with self.pool.lock:
+            length = min(length, self.length)
+            kept = num_blocks(length)
+            if length % BLOCK and not self.pool.make_private(self.table[kept - 1]):
+                kept -= 1
+                length = kept * BLOCK
+            if kept < len(self.table):
+                self.pool.release(self.table[kept:])
+                del self.table[kept:]
+                self._changed()
+            del self.tokens[length:]
+            del self._names[length // BLOCK :]
+            return length
 
     def drop(self) -> None:
         """Forget everything and free the memory."""
-        self.tokens.clear()
-        self._storage = None
+        with self.pool.lock:
+            self.pool._idle.pop(self, None)
+            self.truncate(0)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's (1, kv heads, new tokens, head size) behind the valid positions; returns all of them."""
-        assert self._storage is not None
-        end = self.length + keys.shape[2]
-        stored = self._storage[layer, :, None, :, :end]  # (2, 1, kv heads, end, head size)
-        stored[0, :, :, self.length :] = keys
-        stored[1, :, :, self.length :] = values
-        return stored[0], stored[1]
+    def _changed(self) -> None:
+        first = self.table[0] if self.table else 0
+        self.run = first * BLOCK if self.table == list(range(first, first + len(self.table))) else None
+        self._slots = None
 
-    def advance(self, tokens: list[int]) -> None:
-        """The step that appended these has succeeded."""
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The step that stored these has succeeded."""
         self.tokens.extend(tokens)
+        while len(self._names) < self.length // BLOCK:
+            i = len(self._names)
+            parent = self._names[-1] if i else self.scope
+            self._names.append(
+                self.pool.publish(self.table[i], parent, tuple(self.tokens[i * BLOCK : (i + 1) * BLOCK]))
+            )
 
-    def common_prefix(self, tokens: list[int]) -> int:
+    def common_prefix(self, tokens: Sequence[int]) -> int:
         """How many leading positions hold just these tokens."""
         held = self.tokens
         limit = min(len(held), len(tokens))

@@ -1,13 +1,16 @@
 """Which sequences get how many tokens in the next step. Decides only; runs without a model.
 
-Every decoding sequence gets its one token in each step; what the prefill budget leaves goes to prompts, oldest
-first, in chunks, so that a long prompt never holds up the streams.
+Every decoding sequence gets its one token in each step; what the pace leaves goes to prompts, oldest first, in chunks,
+so that a long prompt never holds up the streams. A sequence joins, in order of arrival, when there is a row for it and
+room for its whole answer in the KV cache, so that none that runs can ever run out of it.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
+from handlers.engine.pace import Pace
 from handlers.engine.sequence import Sequence
+from handlers.errors import OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,9 @@ class Work:
 
 
 class Scheduler:
-    def __init__(self, max_rows: int, prefill_chunk: int) -> None:
+    def __init__(self, max_rows: int, pace: Pace) -> None:
         self.max_rows = max_rows
-        self.prefill_chunk = prefill_chunk
+        self.pace = pace
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -42,13 +45,26 @@ class Scheduler:
     def all(self) -> list[Sequence]:
         return [*self.running, *self.waiting]
 
-    def next_batch(self) -> list[Work]:
-        """The next step's work, empty when there is nothing to do."""
+    def admit(self) -> Sequence | None:
+        """Let waiting sequences join while there is room.
+
+        Returns the newest of them if the oldest cannot join although nothing runs whose end it could wait for: that
+        one must give up what it holds, and `admit` be called again.
+        """
         while self.waiting and len(self.running) < self.max_rows:
+            oldest = self.waiting[0]
+            try:
+                oldest.cache.reserve(oldest.max_tokens)
+            except OutOfMemory:
+                return None if self.running else self.waiting[-1]
             self.running.append(self.waiting.popleft())
+        return None
+
+    def next_batch(self) -> list[Work]:
+        """The next step's work, empty when there is nothing to do; decoding sequences come first."""
         decoding = [Work(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
         prefilling = []
-        budget = self.prefill_chunk
+        budget = self.pace.chunk(len(decoding))
         for sequence in self.running:
             if sequence.is_prefilling and budget > 0:
                 tokens = sequence.pending(budget)

@@ -48,12 +48,17 @@ class ImageSpan:
     start: int
     features: Tensor
 
+    @property
+    def length(self) -> int:
+        return len(self.features)
+
 
 class Sequence:
     """What the engine works on. Owned by the engine thread from `Engine.submit` to the last event.
 
     prompt: one key a position: a token id, or for an image's position a negative number that names the image, so
     that two prompts are equal in a position only if the same token or image stands there.
+    images: those with a position that is not in the cache yet.
     on_event: called on the engine thread for each token; it returns False to end the sequence there.
     """
 
@@ -80,6 +85,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions that its cache may have to hold; the last new token is never stored."""
+        return len(self.prompt) + self.params.max_new_tokens - 1
 
     @property
     def num_pending(self) -> int:

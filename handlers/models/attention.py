@@ -1,12 +1,13 @@
 """Attention over a packed batch: sequences of any length side by side, no padding.
 
-A step's tokens lie one after the other in one row, (1, heads, sum of lengths, head size). Each sequence
-attends to its own cache only, so what else is in the batch cannot change its result. Registered with
-transformers under the name RAGGED and used by every model the loader prepares.
+A step's tokens lie one after the other in one row, (1, heads, sum of lengths, head size). Their keys and values are
+stored first; then each sequence attends to its own stored positions only, so what else is in the batch cannot change
+its result. Registered with transformers under the name RAGGED and used by every model the loader prepares.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,20 +19,58 @@ from transformers.masking_utils import AttentionMaskInterface
 RAGGED = "torchmoor_ragged"
 
 
-class LayerCache(Protocol):
-    """Where one sequence's keys and values are kept."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One sequence's share of a packed step.
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store (1, kv heads, new tokens, head size) and return all of the layer's, old and new."""
-        ...
+    num_tokens: how many of the step's tokens are its own; length: its stored positions, these included.
+    context: where in storage they are, oldest first: a range read in place, or (length,) int64 to be gathered.
+    """
+
+    num_tokens: int
+    length: int
+    context: slice | Tensor
+
+    def visible(self, sliding_window: int | None) -> slice | Tensor:
+        """The context without what lies before every window."""
+        first = max(0, self.length - (sliding_window + self.num_tokens - 1)) if sliding_window else 0
+        if isinstance(self.context, slice):
+            return slice(self.context.start + first, self.context.stop)
+        return self.context[first:]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The leading parts of a step that have one token each, to be computed in one call.
+
+    slots: (rows, longest) int64, where in storage their positions are, shorter rows filled up with their own first
+    slot (the rest of the storage may hold no numbers at all).
+    mask: (rows, 1, 1, longest) bool, True where a position is the row's own.
+    """
+
+    slots: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A step as attention sees it.
+
+    storage: (layers, 2, kv heads, slots, head size); slots: (T,) int64, where the step's own tokens go.
+    parts: in packed order; rows: None to compute each part by itself.
+    """
+
+    storage: Tensor
+    slots: Tensor
+    parts: Sequence[Part]
+    rows: Rows | None = None
 
 
 class PackedStep(Cache):
-    """What a transformers model sees as its cache during one packed step: it stores nothing itself."""
+    """What a transformers model takes for its cache during one packed step: it stores nothing itself."""
 
-    def __init__(self, parts: Sequence[tuple[LayerCache, int]]) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self.parts = parts  # (a sequence's cache, its number of tokens in this step), in packed order
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         return key_states, value_states
@@ -49,9 +88,9 @@ def ragged_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    batch: PackedBatch,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    parts: Sequence[tuple[LayerCache, int]] = (),
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of each part to its own cache.
@@ -62,23 +101,53 @@ def ragged_attention(
     for name in ("softcap", "s_aux"):  # a cap on the scores, attention sinks
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"attention with {name}")
-    outputs, start = [], 0
-    for cache, num_tokens in parts:
-        window = slice(start, start + num_tokens)
-        start += num_tokens
-        keys, values = cache.append(module.layer_idx, key[:, :, window], value[:, :, window])
-        outputs.append(_attend(query[:, :, window], keys, values, scaling, sliding_window))
+    keys, values = batch.storage[module.layer_idx]
+    keys.index_copy_(1, batch.slots, key[0])
+    values.index_copy_(1, batch.slots, value[0])
+    outputs, start, parts = [], 0, batch.parts
+    if batch.rows is not None:
+        start = len(batch.rows.slots)
+        outputs.append(_attend_rows(query[:, :, :start], keys, values, batch.rows, scaling, sliding_window))
+        parts = parts[start:]
+    for part in parts:
+        own = query[:, :, start : start + part.num_tokens]
+        start += part.num_tokens
+        context = part.visible(sliding_window)
+        if isinstance(context, slice):
+            stored = keys[None, :, context], values[None, :, context]
+        else:
+            stored = keys.index_select(1, context)[None], values.index_select(1, context)[None]
+        outputs.append(_attend(own, *stored, scaling, sliding_window))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
+def _attend_rows(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """One token a row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d).
+
+    Gathers what the rows have stored, so it reads and writes more than `_attend`, but its number of calls does not
+    grow with the rows: what counts where launching a kernel costs more than running it.
+    """
+    num_rows, longest = rows.slots.shape
+    num_heads, kv_heads, size = query.shape[1], keys.shape[0], query.shape[3]
+    gathered = [
+        stored.index_select(1, rows.slots.flatten()).view(kv_heads, num_rows, longest, size).transpose(0, 1)
+        for stored in (keys, values)
+    ]
+    mask = rows.mask
+    if sliding_window and longest > sliding_window:
+        lengths = mask.sum(dim=-1, keepdim=True)
+        mask = mask & (torch.arange(longest, device=mask.device) >= lengths - sliding_window)
+    folded = query[0].transpose(0, 1).reshape(num_rows, kv_heads, num_heads // kv_heads, size)
+    attended = F.scaled_dot_product_attention(folded, gathered[0], gathered[1], attn_mask=mask, scale=scaling)
+    return attended.reshape(num_rows, num_heads, size).transpose(0, 1)[None]
+
+
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """query: (1, heads, t, d) are the last t of the n positions in keys and values, (1, kv heads, n, d)."""
+    """query: (1, heads, t, d) are the last t of the n visible positions in keys and values, (1, kv heads, n, d)."""
     num_heads, num_tokens = query.shape[1:3]
-    kv_heads = keys.shape[1]
-    if sliding_window and keys.shape[2] > sliding_window + num_tokens - 1:
-        keys = keys[:, :, -(sliding_window + num_tokens - 1) :]
-        values = values[:, :, -(sliding_window + num_tokens - 1) :]
-    length = keys.shape[2]
+    kv_heads, length = keys.shape[1:3]
     if num_tokens == 1:  # one query sees every key: fold its head groups into the query length, no mask, no copy
         folded = query.view(1, kv_heads, num_heads // kv_heads, -1)
         return F.scaled_dot_product_attention(folded, keys, values, scale=scaling).view(1, num_heads, 1, -1)

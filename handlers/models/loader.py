@@ -50,5 +50,6 @@ def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
         loaded = LlavaModel(model, AutoProcessor.from_pretrained(path, local_files_only=True))
     else:
         loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
+    loaded.pack_weights()
     probe.check(loaded)
     return loaded

@@ -11,25 +11,12 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ConfigError
+from handlers.models.attention import PackedBatch, Part
 from handlers.models.text import TextModel
 
 _LENGTHS = (5, 9)  # two sequences, of which each step computes a part
 _SPLIT = 3
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies follow the longest sequence of a step
-
-
-class _Layers:
-    """A cache that grows by concatenation."""
-
-    def __init__(self) -> None:
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if layer in self._stored:
-            old_keys, old_values = self._stored[layer]
-            keys, values = torch.cat([old_keys, keys], dim=2), torch.cat([old_values, values], dim=2)
-        self._stored[layer] = (keys, values)
-        return keys, values
 
 
 class Probe:
@@ -65,13 +52,20 @@ class Probe:
 
     def _run(self, model: TextModel) -> Tensor:
         """Logits after each prompt, all prompts packed, in two steps."""
-        caches = [_Layers() for _ in self._prompts]
+        offsets = [sum(_LENGTHS[:i]) for i in range(len(_LENGTHS))]  # where in storage each prompt lies
+        size = (model.num_layers, 2, model.num_kv_heads, sum(_LENGTHS), model.head_size)
+        storage = torch.zeros(size, dtype=model.dtype, device=model.device)
         logits = self._expected
         for start, end in ((0, _SPLIT), (_SPLIT, None)):
-            parts = [ids[start:end] for ids in self._prompts]
-            positions = torch.cat([torch.arange(start, start + len(ids)) for ids in parts]).to(model.device)
-            lengths = [len(ids) for ids in parts]
-            last = torch.tensor(lengths).cumsum(0).sub(1).to(model.device)
-            pairs = list(zip(caches, lengths, strict=True))
-            logits = model.forward(model.embed(torch.cat(parts)), positions, pairs, last)
+            ids = [prompt[start:end] for prompt in self._prompts]
+            positions = torch.cat([torch.arange(start, start + len(part)) for part in ids]).to(model.device)
+            slots = torch.cat(
+                [torch.arange(o + start, o + start + len(part)) for o, part in zip(offsets, ids, strict=True)]
+            ).to(model.device)
+            last = torch.tensor([len(part) for part in ids]).cumsum(0).sub(1).to(model.device)
+            parts = [
+                Part(len(part), start + len(part), slice(o, o + start + len(part)))
+                for o, part in zip(offsets, ids, strict=True)
+            ]
+            logits = model.forward(model.embed(torch.cat(ids)), positions, PackedBatch(storage, slots, parts), last)
         return logits

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from handlers.models.attention import RAGGED, LayerCache, PackedStep
+from handlers.models.attention import RAGGED, PackedBatch, PackedStep
+from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears
 
 
 class TextModel:
@@ -17,6 +18,7 @@ class TextModel:
     """
 
     image_token_id: int | None = None
+    image_token: str = ""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
@@ -36,6 +38,15 @@ class TextModel:
     def _find_decoder(self) -> Any:
         return self.model.model
 
+    def pack_weights(self) -> None:
+        """Pack the linear layers' weights where the device allows it. Before the first step."""
+        head = self.model.get_output_embeddings()
+        if not can_pack(self.dtype, self.device):
+            return
+        pack_linears(self.decoder)
+        if type(head) is torch.nn.Linear:
+            self.model.set_output_embeddings(PackedLinear(head))
+
     def _find_eos(self) -> frozenset[int]:
         """Every id that ends an answer, by the generation config and by the tokenizer."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
@@ -51,9 +62,20 @@ class TextModel:
         text = self.template.apply_chat_template(
             self._as_template_expects(messages), add_generation_prompt=True, tokenize=False
         )
+        return self._encode(text, image_sizes, adds_special=self._adds_bos())
+
+    def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
+        """Token ids of a raw prompt, with what the tokenizer puts before any text unless it is there already.
+
+        pieces: its texts in order, None where an image stands; image_sizes: as for `render`.
+        """
+        text = "".join(self.image_token if piece is None else piece for piece in pieces)
+        return self._encode(text, image_sizes, adds_special=True)
+
+    def _encode(self, text: str, image_sizes: Sequence[int], *, adds_special: bool) -> list[int]:
         bos = self.tokenizer.bos_token
         is_complete = bos is not None and text.startswith(bos)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=self._adds_bos() and not is_complete)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=adds_special and not is_complete)["input_ids"]
         if not image_sizes:
             return ids
         sizes = iter(image_sizes)
@@ -87,10 +109,8 @@ class TextModel:
         embedded: Tensor = self.model.get_input_embeddings()(ids)
         return embedded
 
-    def forward(
-        self, embeds: Tensor, positions: Tensor, parts: Sequence[tuple[LayerCache, int]], last: Tensor
-    ) -> Tensor:
-        """One packed step.
+    def forward(self, embeds: Tensor, positions: Tensor, batch: PackedBatch, last: Tensor) -> Tensor:
+        """One packed step; stores the keys and values of its tokens.
 
         embeds: (T, hidden size), the parts' tokens one after the other; positions: (T,) int64 within each sequence.
         last: (number of parts,) int64, where in T each part ends.
@@ -99,14 +119,9 @@ class TextModel:
         hidden = self.decoder(
             inputs_embeds=embeds[None],
             position_ids=positions[None],
-            past_key_values=PackedStep(parts),
+            past_key_values=PackedStep(),
             use_cache=True,
-            parts=parts,
+            batch=batch,
         ).last_hidden_state[0]
         logits: Tensor = self.model.get_output_embeddings()(hidden[last])
         return logits.float()
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one position over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype.itemsize

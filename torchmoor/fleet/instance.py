@@ -58,7 +58,8 @@ class Instance:
     """A TorchServe process that serves the model of one variant of an endpoint.
 
     name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
-    port: the inference port; management_port: None where the instance is probed by /ping only.
+    port: the inference port; management_port: None where the instance is probed by /ping only; metrics_port: None
+    where its metrics are nobody's business here.
     capacity: the most invocations that routing sends there at a time. Without late binding sticky ones are not held
     back by it: they can go nowhere else, and the handler refuses what it cannot take.
     session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
@@ -73,6 +74,7 @@ class Instance:
         "host",
         "port",
         "management_port",
+        "metrics_port",
         "capacity",
         "state",
         "outstanding",
@@ -91,6 +93,7 @@ class Instance:
         variant: str = ALL_TRAFFIC,
         host: str = "127.0.0.1",
         management_port: int | None = None,
+        metrics_port: int | None = None,
         capacity: int = 64,
         state: InstanceState = InstanceState.STARTING,
     ) -> None:
@@ -101,6 +104,7 @@ class Instance:
         self.host = host
         self.port = port
         self.management_port = management_port
+        self.metrics_port = metrics_port
         self.capacity = capacity
         self.state = state
         self.outstanding = 0

@@ -201,6 +201,7 @@ class Launcher:
                 model=spec.model,
                 port=spec.ports[0],
                 management_port=spec.ports[1],
+                metrics_port=spec.ports[2],
                 capacity=self._settings.capacity,
             )
         )

@@ -102,6 +102,8 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "max_request_size": settings.max_body_bytes,
         "max_response_size": settings.max_body_bytes,
         "disable_system_metrics": "true",
+        "metrics_mode": "prometheus",
+        "model_metrics_auto_detect": "true",  # the handler's table is handlers/metrics.py; no file repeats it
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
     }
     return "".join(f"{key}={value}\n" for key, value in values.items())

@@ -18,6 +18,7 @@ from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.chat.wire import Incoming
 from handlers.engine.engine import Engine
+from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
 from handlers.models.llava import LlavaModel
@@ -27,6 +28,7 @@ from handlers.settings import (
     HandlerSettings,
     IntakeSettings,
     PumpSettings,
+    RequestSettings,
     SessionSettings,
 )
 
@@ -53,17 +55,17 @@ class EndlessModel:
     def __init__(self, model: LlavaModel) -> None:
         self._model = model
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.before_step: Callable[[torch.Tensor, Any], None] = lambda embeds, parts: None
+        self.before_step: Callable[[torch.Tensor, Any], None] = lambda embeds, batch: None
         self.after_step: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits
         self.num_steps = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(self, embeds: torch.Tensor, positions: torch.Tensor, parts: Any, last: torch.Tensor) -> torch.Tensor:
+    def forward(self, embeds: torch.Tensor, positions: torch.Tensor, batch: Any, last: torch.Tensor) -> torch.Tensor:
         self.num_steps += 1
-        self.before_step(embeds, parts)
-        return self.after_step(self._model.forward(embeds, positions, parts, last))
+        self.before_step(embeds, batch)
+        return self.after_step(self._model.forward(embeds, positions, batch, last))
 
 
 class Exchange:
@@ -210,6 +212,7 @@ def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
     kinds = {
         "session": SessionSettings,
         "intake": IntakeSettings,
+        "request": RequestSettings,
         "engine": EngineSettings,
         "pump": PumpSettings,
     }
@@ -227,9 +230,12 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     def make(
         model: Any = tiny_llava, instance: str = "local", journal: Journal | None = None, **groups: dict[str, Any]
     ) -> Client:
+        groups["session"] = {"kv_bytes": 64 << 20, **groups.get("session", {})}
         settings = make_settings(**groups)
-        scheduler = Scheduler(settings.engine.max_rows, settings.engine.prefill_chunk)
-        engine = Engine(ModelRunner(model), scheduler, 1)
+        scheduler = Scheduler(
+            settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch)
+        )
+        engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
         ids = SessionIds({"k0": b"k" * 32}, instance)
         service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), clock, journal)
         engine.start()

@@ -2,12 +2,13 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from handlers.engine.kv_cache import BLOCK
 from tests.unit.handlers.test_chat_service import SHORT, Hold, data_url, settled
 
 
@@ -126,3 +127,46 @@ def test_turn_past_its_deadline_ends_wherever_it_is(
     assert client.ask(sid, "next", **SHORT).wait().status == 200
     turns = settled(client)["turns"]
     assert (turns["timed_out"], turns["failed"], turns["in_progress"]) == (1, 0, 0)
+
+
+def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava: Any) -> None:
+    """The room for the rest of its answer is free at once, and that of one that still waits for a row, too."""
+    client = make_client(endless_llava, engine={"max_rows": 1})
+    sessions = [client.open() for _ in range(2)]
+    caches = [client.service.store._sessions[sid].cache for sid in sessions]
+    long = {"parameters": {"max_new_tokens": 1500}}
+    running = client.ask(sessions[0], "one", stream=True, **long)
+    running.wait_until(lambda exchange: len(exchange.pieces) > 2)
+    queued = client.ask(sessions[1], "two", **long)
+    wait_until(lambda: client.service.numbers()["engine"]["queued"] == 1)
+    assert caches[0].capacity >= 1500
+
+    queued.reply.cancel()
+    running.reply.cancel()
+    settled(client)
+
+    numbers = client.service.numbers()
+    assert (numbers["engine"]["rows"], numbers["engine"]["queued"]) == (0, 0)
+    assert numbers["memory"]["kv_bytes"] == sum(cache.num_bytes for cache in caches)
+    assert all(cache.capacity - cache.length < BLOCK for cache in caches)
+
+
+def test_completion_that_nobody_waits_for_ends_with_its_fetch(make_client: Any, silent: SilentServer) -> None:
+    """A request without a session is no different."""
+    client = make_client(intake=PATIENT)
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": silent.url}}]}]
+    left = client.send({"messages": messages, "max_tokens": 4})
+    connection = silent.accept()
+
+    left.reply.cancel()
+
+    until_hung_up(connection)
+    client.open()
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 1)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

@@ -148,10 +148,18 @@ def test_worker_does_not_start_on_a_wrong_setting(
     config: dict[str, Any], environ: dict[str, str], checkpoint: Path
 ) -> None:
     """Whatever is wrong at the start is a RuntimeError, the only kind TorchServe reports well."""
-    config = {"model": {"path": checkpoint.name}, **config}
+    config = {"batchSize": 128, "handler": {"model": {"path": checkpoint.name}, **config}}
 
     with pytest.raises(RuntimeError):
         start_chat(checkpoint.parent, None, config, environ)
+
+
+def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
+    """What the handler would accept beyond TorchServe's batch would wait there unseen."""
+    config = {"batchSize": 112, "handler": {"model": {"path": checkpoint.name}}}
+
+    with pytest.raises(ConfigError, match="max_in_flight must be below the archive's batchSize"):
+        start_chat(checkpoint.parent, None, config, {})
 
 
 @pytest.fixture
@@ -169,7 +177,7 @@ def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCHMOOR_INSTANCE", "n-1")
     context: Any = SimpleNamespace(
         system_properties={"model_dir": str(checkpoint.parent), "gpu_id": None},
-        model_yaml_config={"handler": {"model": {"path": checkpoint.name}}},
+        model_yaml_config={"batchSize": 128, "handler": {"model": {"path": checkpoint.name}}},
         request_ids={},
         stopping_criteria=None,
     )

@@ -452,6 +452,19 @@ def test_full_worker_still_takes_cancellations(make_front: Callable[..., FrontEn
     front.run()
 
 
+def test_operations_take_no_request_s_place(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
+    """A worker that has room for one request takes it in the same step as a status and a cancellation."""
+    front = make_front(max_in_flight=1)
+    service.on_start = lambda incoming, reply: reply.finish({}, b"")
+    front.send("s", {}, x_torchmoor_operation="status")
+    front.send("c", b'{"request_ids": []}', x_torchmoor_operation="cancel")
+    front.send("a", {})
+
+    front.step()
+
+    assert [front.over[name].status for name in "sca"] == [200, 200, 200]
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[", b'{"request_ids": "a"}', b'{"request_ids": [1]}', b'{"request_ids": [""]}']
 )

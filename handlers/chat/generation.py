@@ -1,0 +1,368 @@
+"""One answer, from what was asked to the last byte of it.
+
+    composing -> generating -> over
+
+A worker thread composes the prompt, the engine's thread drives the answer token by token, a worker thread ends it.
+Whatever happens, `_release` runs once. What differs between a session's turn and a request without a session is in
+the methods that say so: where the prompt comes from, and what becomes of the answer.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+
+from handlers.chat.counters import Counters
+from handlers.chat.forms import AnswerForm, Summary, Token
+from handlers.chat.images import Image, ImageStore, Tier
+from handlers.chat.messages import ImageReference
+from handlers.chat.parameters import Parameters
+from handlers.chat.reply import Reply
+from handlers.engine.detokenizer import Detokenizer
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
+from handlers.engine.sequence import Sequence as TokenSequence
+from handlers.errors import ClientGone, ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnTimedOut
+from handlers.models.text import TextModel
+from handlers.settings import EngineSettings, SessionSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedImage:
+    """A picture that has just come in, with the bytes that it came as."""
+
+    image: Image
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParts:
+    """What every answer of a worker works with.
+
+    load_images: references to pictures, each held once for this sharing scope; raises BadImage's family, OutOfMemory,
+    and why the reply was cancelled, should it be.
+    """
+
+    engine_settings: EngineSettings
+    session_settings: SessionSettings
+    model: TextModel
+    engine: Engine
+    images: ImageStore
+    preparing: Executor  # for answers that need no images fetched, and for the ends of all
+    loading: Executor  # for answers that bring images, which may be slow to fetch, or must take in a whole session
+    counters: Counters
+    load_images: Callable[[str, Sequence[ImageReference], Reply], list[LoadedImage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is to read. ids: with `image_token_id` in each position of an image; images: in order."""
+
+    ids: list[int]
+    images: Sequence[Image]
+
+
+class Generation(ABC):
+    """Created for each answer; everything goes through the reply.
+
+    timeout_s: from now to the last token.
+    """
+
+    def __init__(
+        self,
+        parts: GenerationParts,
+        cache: SequenceCache,
+        parameters: Parameters,
+        form: AnswerForm,
+        reply: Reply,
+        *,
+        is_streaming: bool,
+    ) -> None:
+        self._parts = parts
+        self._cache = cache
+        self._parameters = parameters
+        self._form = form
+        self._reply = reply
+        self._is_streaming = is_streaming
+        self._lock = threading.Lock()
+        self._sequence: TokenSequence | None = None
+        self._preparation: Future[None] | None = None
+        self._stopped: HandlerError | None = None
+        self._is_over = False
+        self._received = time.monotonic()
+        self._begun = self._first_token_at = self._received
+        self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
+        self._detokenizer = Detokenizer(parts.model.tokenizer, parameters.stop)
+        self._pinned: list[Image] = []
+        self._tokens: list[Token] = []
+        self._receipt: dict[str, str] = {}
+
+    # What a session's turn and a request without one do differently
+
+    @abstractmethod
+    def _compose(self) -> Prompt:
+        """What the model is to read. Worker thread; may take its time. Raises HandlerError."""
+
+    @abstractmethod
+    def _fetch(self, image: Image) -> bytes:
+        """The encoded bytes of one of the prompt's images that this worker does not keep. Raises HandlerError."""
+
+    @abstractmethod
+    def _commit(self, text: str) -> None:
+        """The answer is complete, and the client has not heard of its end. Worker thread. Raises HandlerError."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """The answer is over, for better or worse. Once, on any thread; must not wait."""
+
+    # From the question to the engine
+
+    def _schedule(self, *, is_slow: bool) -> None:
+        """Begin. A slow image server holds up only other answers that are slow to begin."""
+        self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
+
+    def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
+        try:
+            return executor.submit(action)
+        except RuntimeError:  # it has been shut down
+            self._fail(InternalError("the worker is stopping"))
+            return None
+
+    def stop(self, error: HandlerError) -> None:
+        """End the answer early, within one step of the engine. Any thread.
+
+        One that is being prepared ends at the next `_raise_if_stopped`; a fetch of its images is cut by its reply.
+        """
+        with self._lock:
+            if self._stopped is not None:
+                return
+            self._stopped = error
+            sequence, preparation = self._sequence, self._preparation
+        if sequence is not None:
+            self._parts.engine.cancel(sequence, error)
+        elif preparation is not None and preparation.cancel():  # it had not begun
+            self._fail(error)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+        if time.monotonic() >= self._deadline:
+            raise TurnTimedOut("the answer was not begun before the turn's deadline")
+
+    def _prepare(self) -> None:
+        """Everything that must be known before the first token."""
+        self._begun = time.monotonic()
+        self._parts.counters.observe("queue", self._begun - self._received)
+        try:
+            self._raise_if_stopped()
+            prompt = self._compose()
+            self._raise_if_stopped()
+            sequence = self._make_sequence(prompt)
+            with self._lock:
+                self._raise_if_stopped()
+                self._sequence = sequence
+                self._parts.engine.submit(sequence)
+        except AnsweredBefore as answered:
+            self._answer_again(answered.text)
+        except HandlerError as error:
+            self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
+        except Exception:
+            logger.exception("answer could not be prepared")
+            self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
+
+    def _make_sequence(self, prompt: Prompt) -> TokenSequence:
+        """Find what of the prompt is stored; pin the features of the images that are not."""
+        keys, starts = place_images(prompt, self._parts.model.image_token_id)
+        max_new_tokens = self._max_new_tokens(len(keys))
+        kept = self._cache.match(keys)
+        tiers: set[Tier] = set()
+        spans = []
+        for image, start in zip(prompt.images, starts, strict=True):
+            if start + image.num_tokens > kept:
+                features, tier = self._parts.images.pin(image, partial(self._fetch, image))
+                self._pinned.append(image)
+                tiers.add(tier)
+                spans.append(ImageSpan(start, features))
+        self._receipt |= {
+            "X-Torchmoor-Cache-Tier": _tier(kept, tiers),
+            "X-Torchmoor-Prefill-Tokens": str(len(keys) - kept),
+            "X-Torchmoor-Context-Tokens": str(len(keys)),
+            "X-Torchmoor-Queue-Ms": f"{(self._begun - self._received) * 1000:.1f}",
+        }
+        self._parts.counters.add("tokens_prefilled", len(keys) - kept)
+        self._parts.counters.add("tokens_reused", kept)
+        params = self._parameters.sampling(max_new_tokens)
+        return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        limit = self._parts.engine_settings.max_context_tokens
+        return min(limit or self._parts.model.max_context, self._parts.model.max_context)
+
+    @property
+    def max_prompt(self) -> int:
+        """Tokens that leave room for an answer."""
+        limit = self._parts.engine_settings.max_prompt_tokens
+        return min(limit or self.max_context - 1, self.max_context - 1)
+
+    def _max_new_tokens(self, num_prompt_tokens: int) -> int:
+        settings = self._parts.engine_settings
+        if num_prompt_tokens > self.max_prompt:
+            raise ContextTooLong(
+                f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
+                "shorten it or open a new session"
+            )
+        wanted = self._parameters.max_new_tokens or settings.max_new_tokens
+        if wanted > settings.max_new_tokens_limit:
+            raise InvalidRequest(f"parameters.max_new_tokens must be at most {settings.max_new_tokens_limit}")
+        max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
+        num_bytes = self._cache.pool.shape.num_bytes(num_prompt_tokens + max_new_tokens)
+        limit = min(self._cache.pool.capacity_bytes, self._parts.session_settings.max_session_bytes or num_bytes)
+        if num_bytes > limit:
+            raise ContextTooLong(
+                f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
+                f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
+            )
+        return max_new_tokens
+
+    # The engine's thread
+
+    def _on_event(self, event: TokenEvent) -> bool:
+        """One more token, or the end. False ends the generation here."""
+        if event.token_id is None:
+            error = event.error
+            self._fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
+            return False
+        assert self._sequence is not None
+        reason = event.finish_reason
+        is_special = event.token_id in self._parts.model.eos_token_ids
+        text = self._detokenizer.push(event.token_id)
+        if reason is not None:
+            text += self._detokenizer.finish()
+        if self._detokenizer.is_stopped:
+            reason = FinishReason.STOP
+        if len(self._sequence.output) == 1:
+            self._first_token_at = time.monotonic()
+            ttft_s = self._first_token_at - self._received
+            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
+            self._parts.counters.observe("ttft", ttft_s)
+        token = Token(event.token_id, text, event.logprob, is_special)
+        if not self._is_streaming:
+            self._tokens.append(token)
+        if reason is not None:
+            summary = self._summarise(reason)
+            if summary.num_tokens > 1:
+                gap_s = (time.monotonic() - self._first_token_at) / (summary.num_tokens - 1)
+                self._parts.counters.observe("inter_token", gap_s)
+            self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
+            return False
+        if self._is_streaming:
+            self._show(token, None)
+        return True
+
+    def _summarise(self, reason: FinishReason) -> Summary:
+        assert self._sequence is not None
+        return Summary(
+            text=self._detokenizer.text,
+            finish_reason=reason.value,
+            num_tokens=len(self._sequence.output),
+            num_prompt_tokens=len(self._sequence.prompt),
+            seed=self._parameters.seed,
+            tokens=self._tokens,
+        )
+
+    # The end
+
+    def _finish(self, token: Token, summary: Summary) -> None:
+        """On a worker thread, since recording may take its time: commit, then tell the client of the end."""
+        try:
+            self._commit(summary.text)
+            self._parts.counters.add("tokens_generated", summary.num_tokens)
+            self._over("turns_finished")
+            if self._is_streaming:
+                self._show(token, summary)
+            else:
+                self._answer(summary)
+        except HandlerError as error:
+            self._fail(error)
+        except Exception:
+            logger.exception("answer could not be finished")
+            self._fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
+
+    def _answer_again(self, text: str) -> None:
+        """The stored answer to a request that was answered before."""
+        summary = Summary(text=text, finish_reason=FinishReason.EOS.value, num_tokens=0, num_prompt_tokens=0, seed=None)
+        self._receipt["X-Torchmoor-Cache-Tier"] = "answer"
+        self._over("turns_repeated")
+        if self._is_streaming:
+            self._show(Token(0, text, 0.0, False), summary)
+        else:
+            self._answer(summary)
+
+    def _show(self, token: Token, summary: Summary | None) -> None:
+        if not self._reply.is_streaming:
+            headers = {"Content-Type": self._form.content_type, **self._receipt}
+            self._reply.begin(headers, self._form.error)
+            self._reply.write(self._form.begin())
+        self._reply.write(self._form.token(token, summary), is_end=summary is not None)
+
+    def _answer(self, summary: Summary) -> None:
+        headers = {
+            "Content-Type": self._form.whole_content_type,
+            **self._receipt,
+            "X-Torchmoor-Generated-Tokens": str(summary.num_tokens),
+        }
+        self._reply.finish(headers, self._form.whole(summary))
+
+    def _fail(self, error: HandlerError) -> None:
+        if isinstance(error, ClientGone):
+            outcome = "turns_cancelled"
+        else:
+            outcome = "turns_timed_out" if isinstance(error, TurnTimedOut) else "turns_failed"
+        self._over(outcome)
+        self._reply.fail(error)
+
+    def _over(self, outcome: str) -> None:
+        """Counts the outcome and lets go of everything, once."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        self._parts.counters.add(outcome)
+        for image in self._pinned:
+            self._parts.images.unpin(image)
+        self._release()
+
+
+class AnsweredBefore(Exception):
+    """The question's answer is in the conversation already."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
+    """The prompt's keys: token ids, and where an image stands its own key; and where each image begins."""
+    keys, starts, start = list(prompt.ids), [], 0
+    for image in prompt.images:
+        assert image_token_id is not None
+        start = keys.index(image_token_id, start)
+        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
+        starts.append(start)
+    return keys, starts
+
+
+def _tier(kept: int, tiers: set[Tier]) -> str:
+    """What the answer's beginning had to be computed from; of several the dearest."""
+    if not tiers:
+        return "kv" if kept else "none"
+    return max(tiers, key=list(Tier).index).value

@@ -1,0 +1,278 @@
+"""The pictures that this worker knows, each once, however many conversations it is part of.
+
+What is kept of a picture, from dear to cheap: its projected features on the device, its encoded bytes on the host, and
+with a journal the same bytes there. The contract: a picture lives as long as something holds it. Features that no
+running turn has pinned are given up when others need their room, the least recently used first, and computed again
+from the bytes when they are wanted; bytes are given up only if a journal has them too. What cannot fit even so is
+refused. `features_bytes` and `host_bytes` are the sums of what is really held.
+
+Pixel values are not kept: computing features from kept pixels takes as long as from the encoded picture (GOALS.md,
+docs/decisions/0007-blocks-and-tiers.md).
+"""
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from PIL import Image as Pillow
+from torch import Tensor
+
+from handlers.chat.counters import Counters
+from handlers.errors import OutOfMemory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One picture of a conversation.
+
+    key: negative, names the picture and who may share it; stands for it in a cache's list of tokens.
+    digest: of the encoded bytes that it came as, its name in the journal.
+    """
+
+    key: int
+    digest: str
+    num_tokens: int
+
+
+class Tier(Enum):
+    """Where something was when it was wanted; the dearest to restore last."""
+
+    FEATURES = "features"
+    HOST = "encoded"
+    JOURNAL = "journal"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    key: int
+    features: Tensor | None = None
+    num_tokens: int = 0
+    encoded: bytes | None = None
+    num_holders: int = 0
+    num_pins: int = 0
+    digests: set[tuple[str, str]] = field(default_factory=set)  # (scope, digest) of the bytes it is known by
+    computing: threading.Lock = field(default_factory=threading.Lock)  # held by the one thread that encodes it
+
+
+class ImageStore:
+    """All methods may be called from any thread; those that decode or encode take their time.
+
+    max_features_bytes: on the device. The picture that is being encoded is counted when it is done.
+    max_host_bytes: of encoded pictures. is_durable: a journal has every picture that a session holds.
+    decode: encoded bytes to an RGB picture; raises the BadImage family. encode: its features, (tokens, hidden size).
+    """
+
+    def __init__(
+        self,
+        max_features_bytes: int,
+        max_host_bytes: int,
+        is_durable: bool,
+        decode: Callable[[bytes], Pillow.Image],
+        encode: Callable[[Pillow.Image], Tensor],
+        counters: Counters,
+    ) -> None:
+        self.max_features_bytes = max_features_bytes
+        self.max_host_bytes = max_host_bytes
+        self.features_bytes = 0
+        self.host_bytes = 0
+        self._is_durable = is_durable
+        self._decode = decode
+        self._encode = encode
+        self._counters = counters
+        self._lock = threading.RLock()
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
+        self._known: dict[tuple[str, str], _Entry] = {}  # by scope and digest, so that what is known is not decoded
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ImageStore {len(self)} images, {self.features_bytes} bytes on the device, {self.host_bytes} on the host>"
+        )
+
+    def take_in(self, scope: str, encoded: bytes) -> Image:
+        """The picture of these bytes, held once more until `release`. Encodes it if nobody in the scope has it.
+
+        Raises the BadImage family, OutOfMemory.
+        """
+        digest = image_digest(encoded)
+        with self._lock:
+            entry = self._known.get((scope, digest))
+            if entry is not None:
+                self._hold(entry)
+                self._counters.add("images_shared")
+                return Image(entry.key, digest, entry.num_tokens)
+        picture = self._decode(encoded)
+        key = content_key(scope, picture)
+        with self._lock:
+            entry = self._entries.setdefault(key, _Entry(key))
+            self._hold(entry)
+        try:
+            with entry.computing:
+                if entry.num_tokens:
+                    self._counters.add("images_shared")
+                else:
+                    self._compute(entry, picture)
+            with self._lock:
+                self._keep_encoded(entry, encoded)
+                entry.digests.add((scope, digest))
+                self._known[scope, digest] = entry
+        except BaseException:
+            self._let_go(entry, is_kept=False)
+            raise
+        return Image(key, digest, entry.num_tokens)
+
+    def hold(self, image: Image) -> None:
+        """One holder more."""
+        with self._lock:
+            self._hold(self._entries[image.key])
+
+    def release(self, image: Image, *, is_kept: bool = False) -> None:
+        """One holder fewer; after the last one the picture is forgotten, at once or when its room is needed.
+
+        is_kept: its features may stay till then, for a client that sends the same picture again and again.
+        """
+        with self._lock:
+            self._let_go(self._entries[image.key], is_kept)
+
+    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[Tensor, Tier]:
+        """The picture's features, (tokens, hidden size), which stay on the device until `unpin`; and where they were.
+
+        fetch: its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
+        """
+        with self._lock:
+            entry = self._entries[image.key]
+            entry.num_pins += 1
+            self._entries.move_to_end(entry.key)
+            if entry.features is not None:
+                return entry.features, Tier.FEATURES
+        try:
+            with entry.computing:
+                if entry.features is not None:
+                    return entry.features, Tier.FEATURES
+                encoded, tier = entry.encoded, Tier.HOST
+                if encoded is None:
+                    encoded, tier = fetch(), Tier.JOURNAL
+                features = self._compute(entry, self._decode(encoded))
+            with self._lock:
+                self._keep_encoded(entry, encoded)
+            return features, tier
+        except BaseException:
+            self.unpin(image)
+            raise
+
+    def unpin(self, image: Image) -> None:
+        """The turn that pinned the picture is over."""
+        with self._lock:
+            entry = self._entries[image.key]
+            entry.num_pins -= 1
+            self._forget_if_unused(entry)
+
+    def _hold(self, entry: _Entry) -> None:
+        entry.num_holders += 1
+        self._entries.move_to_end(entry.key)
+
+    def _let_go(self, entry: _Entry, is_kept: bool) -> None:
+        with self._lock:
+            entry.num_holders -= 1
+            if entry.num_holders == 0:
+                self._set_encoded(entry, None)
+                if not is_kept and not entry.num_pins:
+                    self._set_features(entry, None)
+                self._forget_if_unused(entry)
+
+    def _forget_if_unused(self, entry: _Entry) -> None:
+        if not entry.num_holders and not entry.num_pins and entry.features is None:
+            del self._entries[entry.key]
+            for name in entry.digests:
+                del self._known[name]
+
+    def _compute(self, entry: _Entry, picture: Pillow.Image) -> Tensor:
+        """Encode the picture and make room for its features. The entry's `computing` is held."""
+        features = self._encode(picture)
+        self._counters.add("images_encoded")
+        with self._lock:
+            self._make_room(features.nbytes, entry)
+            self._set_features(entry, features)
+            entry.num_tokens = len(features)
+        return features
+
+    def _make_room(self, num_bytes: int, but: _Entry) -> None:
+        """Give up features that nobody uses until `num_bytes` more fit. Raises OutOfMemory, and gives up none, if they
+        cannot."""
+        missing = self.features_bytes + num_bytes - self.max_features_bytes
+        if missing <= 0:
+            return
+        idle = [e for e in self._entries.values() if e.features is not None and not e.num_pins and e is not but]
+        if missing > sum(_num_bytes(entry.features) for entry in idle):
+            raise OutOfMemory(
+                f"the {self.max_features_bytes} bytes for images on the device have no room for {num_bytes} more; "
+                "close sessions or try again later"
+            )
+        for entry in idle:
+            if missing <= 0:
+                return
+            missing -= _num_bytes(entry.features)
+            self._counters.add("images_demoted")
+            self._set_features(entry, None)
+            self._forget_if_unused(entry)
+
+    def _keep_encoded(self, entry: _Entry, encoded: bytes) -> None:
+        """Keep the bytes on the host, if there is room. Raises OutOfMemory if there is not and no journal has them."""
+        if entry.encoded is not None or not entry.num_holders:
+            return
+        others = (e for e in list(self._entries.values()) if e.encoded is not None)
+        while self._is_durable and self.host_bytes + len(encoded) > self.max_host_bytes:
+            oldest = next(others, None)
+            if oldest is None:
+                return
+            self._set_encoded(oldest, None)
+        if self.host_bytes + len(encoded) > self.max_host_bytes:
+            raise OutOfMemory(
+                f"the {self.max_host_bytes} bytes for images on the host have no room for {len(encoded)} more; "
+                "close sessions, try again later, or switch a journal on, which keeps them instead"
+            )
+        self._set_encoded(entry, encoded)
+
+    def _set_features(self, entry: _Entry, features: Tensor | None) -> None:
+        self.features_bytes += _num_bytes(features) - _num_bytes(entry.features)
+        entry.features = features
+
+    def _set_encoded(self, entry: _Entry, encoded: bytes | None) -> None:
+        self.host_bytes += len(encoded or b"") - len(entry.encoded or b"")
+        entry.encoded = encoded
+
+    def check_integrity(self, num_held: int) -> None:
+        """Raise RuntimeError unless what is held adds up and nothing is pinned. num_held: by all sessions together."""
+        with self._lock:
+            entries = list(self._entries.values())
+            if sum(_num_bytes(entry.features) for entry in entries) != self.features_bytes:
+                raise RuntimeError(f"{self.features_bytes} bytes of features are counted, but others are held")
+            if self.features_bytes > self.max_features_bytes:
+                raise RuntimeError(f"features hold {self.features_bytes} bytes, more than they may")
+            if sum(len(entry.encoded or b"") for entry in entries) != self.host_bytes:
+                raise RuntimeError(f"{self.host_bytes} bytes on the host are counted, but others are held")
+            if sum(entry.num_holders for entry in entries) != num_held or any(entry.num_pins for entry in entries):
+                raise RuntimeError("images are held or pinned by nobody, or not by all who should")
+
+
+def image_digest(data: bytes) -> str:
+    """The name of an encoded image."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def content_key(scope: str, picture: Pillow.Image) -> int:
+    """A negative number that names the decoded pixels, for those who share the scope."""
+    digest = hashlib.sha256(f"{scope}|{picture.size}|".encode() + picture.tobytes()).digest()
+    return -1 - int.from_bytes(digest[:16])
+
+
+def _num_bytes(features: Tensor | None) -> int:
+    return 0 if features is None else features.nbytes

@@ -1,0 +1,44 @@
+"""How much of a waiting prompt a step may carry, so that the answers that are streaming hardly notice.
+
+A step's time is what its decoding rows cost and what its prompt tokens cost. Both are measured as the engine goes,
+since they differ between a laptop and a GPU by factors of a thousand.
+"""
+
+WEIGHT = 0.2  # of the newest measurement in the running mean
+MIN_CHUNK = 16  # prompt tokens; fewer would leave long prompts waiting for ever
+
+
+class Pace:
+    """max_chunk: prompt tokens in a step at most, also when nothing streams.
+
+    max_stretch: how many times longer than a step without prompts one with prompts may take.
+    """
+
+    def __init__(self, max_chunk: int, max_stretch: float) -> None:
+        self._max_chunk = max_chunk
+        self._max_stretch = max_stretch
+        self._step_s: float | None = None  # of a step with decoding rows only
+        self._token_s: float | None = None  # of a prompt token
+
+    def __repr__(self) -> str:
+        return f"<Pace step_s={self._step_s} token_s={self._token_s}>"
+
+    def chunk(self, num_decoding: int) -> int:
+        """How many prompt tokens the next step may carry beside this many decoding rows."""
+        if not num_decoding or self._step_s is None or self._token_s is None:
+            return self._max_chunk
+        room_s = (self._max_stretch - 1) * self._step_s
+        return min(self._max_chunk, max(MIN_CHUNK, int(room_s / max(self._token_s, 1e-9))))
+
+    def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """A step of this many rows and prompt tokens took so long."""
+        if not num_prompt_tokens:
+            self._step_s = _mean(self._step_s, seconds)
+        elif num_decoding and self._step_s is not None:
+            self._token_s = _mean(self._token_s, max(seconds - self._step_s, 0.0) / num_prompt_tokens)
+        elif num_prompt_tokens >= MIN_CHUNK:
+            self._token_s = _mean(self._token_s, seconds / num_prompt_tokens)
+
+
+def _mean(old: float | None, new: float) -> float:
+    return new if old is None else old + WEIGHT * (new - old)

@@ -1,0 +1,200 @@
+"""A worker's metrics: one table, and the thread that gives them to TorchServe.
+
+TorchServe takes a worker's metrics from lines on its standard output, one a value, and serves them on its metrics
+port (docs/decisions/0011-cancel-and-metrics.md). So nothing is said a token or a step: once an interval, what has
+changed since the last one.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ts.metrics.metric_type_enum import MetricTypes
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "torchmoor_"
+INTERVAL_S = 1.0
+COUNTER, GAUGE, HISTOGRAM = MetricTypes.COUNTER, MetricTypes.GAUGE, MetricTypes.HISTOGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A row of the table.
+
+    name: without the prefix; a counter ends in `_total`, which TorchServe does not add.
+    unit: in TorchServe's words. source: where the number stands in the service's numbers; of a histogram, the name of
+    the times. label: its name and, of each value, the last step of the source.
+    """
+
+    name: str
+    kind: MetricTypes
+    unit: str
+    help: str
+    source: tuple[str, ...]
+    label: tuple[str, tuple[str, ...]] | None = None
+
+
+METRICS = (
+    Metric("sessions_open", GAUGE, "count", "Sessions that are open.", ("sessions", "open")),
+    Metric("sessions_max", GAUGE, "count", "Sessions that may be open at once.", ("sessions", "max")),
+    Metric(
+        "sessions_total",
+        COUNTER,
+        "count",
+        "What happened to sessions; an adopted one was taken over from another worker by its journal.",
+        ("sessions",),
+        ("Event", ("opened", "closed", "adopted")),
+    ),
+    Metric("kv_bytes", GAUGE, "B", "KV blocks in use, on the device.", ("memory", "kv_bytes")),
+    Metric("kv_capacity_bytes", GAUGE, "B", "KV blocks that there are.", ("memory", "kv_capacity_bytes")),
+    Metric(
+        "kv_evictions_total",
+        COUNTER,
+        "count",
+        "Conversations whose KV blocks were given to others.",
+        ("memory", "kv_evicted"),
+    ),
+    Metric("features_bytes", GAUGE, "B", "Features of images, on the device.", ("memory", "features_bytes")),
+    Metric("features_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "features_capacity_bytes")),
+    Metric("host_bytes", GAUGE, "B", "Encoded images in the host's memory.", ("memory", "host_bytes")),
+    Metric("host_capacity_bytes", GAUGE, "B", "What they may take.", ("memory", "host_capacity_bytes")),
+    Metric("turns_running", GAUGE, "count", "Turns that are prepared or generated.", ("turns", "running")),
+    Metric("turns_waiting", GAUGE, "count", "Turns behind an earlier one of their session.", ("turns", "waiting")),
+    Metric(
+        "turns_total",
+        COUNTER,
+        "count",
+        "Turns that ended; a repeated one was answered from the conversation.",
+        ("turns",),
+        ("Outcome", ("finished", "cancelled", "timed_out", "failed", "repeated")),
+    ),
+    Metric(
+        "tokens_total",
+        COUNTER,
+        "count",
+        "Tokens of prompts that were computed, of prompts that were found in the KV cache, and of answers.",
+        ("tokens",),
+        ("Kind", ("prefilled", "reused", "generated")),
+    ),
+    Metric(
+        "images_total",
+        COUNTER,
+        "count",
+        "Images that came with requests, were fetched from an address, went through the vision tower, were found "
+        "there already, or gave their features' memory to others.",
+        ("images",),
+        ("Event", ("received", "fetched", "encoded", "shared", "demoted")),
+    ),
+    Metric(
+        "engine_steps_total", COUNTER, "count", "Steps of the engine, each one run of the model.", ("engine", "steps")
+    ),
+    Metric("batch_rows", GAUGE, "count", "Sequences in the engine's batch.", ("engine", "rows")),
+    Metric("queued_sequences", GAUGE, "count", "Sequences that wait for a place in it.", ("engine", "queued")),
+    Metric("queue_seconds", HISTOGRAM, "s", "From a question's arrival to its turn's begin.", ("queue",)),
+    Metric("time_to_first_token_seconds", HISTOGRAM, "s", "From a question's arrival to its first token.", ("ttft",)),
+    Metric("inter_token_seconds", HISTOGRAM, "s", "An answer's mean time from token to token.", ("inter_token",)),
+)
+
+
+class Sink(Protocol):
+    """A metric of TorchServe's, as its cache gives it."""
+
+    def add_or_update(self, value: float, dimension_values: list[str]) -> None: ...
+
+
+class SinkCache(Protocol):
+    """TorchServe's `context.metrics`."""
+
+    def add_metric_to_cache(
+        self, metric_name: str, unit: str, dimension_names: list[str], metric_type: MetricTypes
+    ) -> Sink: ...
+
+
+class MetricsPublisher:
+    """Tells TorchServe once an interval what has changed. Start it once; it ends with the process or by `stop`.
+
+    numbers: the service's numbers now. drain: the times of a name since the last call.
+    """
+
+    def __init__(
+        self,
+        cache: SinkCache,
+        model_name: str,
+        numbers: Callable[[], Mapping[str, Any]],
+        drain: Callable[[str], Sequence[float]],
+    ) -> None:
+        self._model_name = model_name
+        self._numbers = numbers
+        self._drain = drain
+        self._sinks = {metric: self._make_sink(cache, metric) for metric in METRICS}
+        self._told: dict[tuple[str, str], int] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    @staticmethod
+    def _make_sink(cache: SinkCache, metric: Metric) -> Sink:
+        labels = ["ModelName"] if metric.label is None else ["ModelName", metric.label[0]]
+        return cache.add_metric_to_cache(PREFIX + metric.name, metric.unit, labels, metric.kind)
+
+    def start(self) -> None:
+        """Begin, with every metric, also those that are zero."""
+        _let_speak()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell the last changes and end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        is_last = False
+        while True:
+            try:
+                self.publish()
+            except Exception:
+                logger.exception("metrics could not be published")
+            if is_last:
+                return
+            is_last = self._stopping.wait(INTERVAL_S)
+
+    def publish(self) -> None:
+        """Tell what has changed since the last call."""
+        numbers = self._numbers()
+        for metric, sink in self._sinks.items():
+            if metric.kind is HISTOGRAM:
+                for seconds in self._drain(metric.source[0]):
+                    sink.add_or_update(round(seconds, 6), [self._model_name])
+            elif metric.label is None:
+                self._tell(metric, sink, "", _find(numbers, metric.source))
+            else:
+                for value in metric.label[1]:
+                    self._tell(metric, sink, value, _find(numbers, (*metric.source, value)))
+
+    def _tell(self, metric: Metric, sink: Sink, label: str, value: int) -> None:
+        """A gauge's value, or how much a counter has grown; nothing if that was told already."""
+        told = self._told.get((metric.name, label))
+        if value == told:
+            return
+        self._told[metric.name, label] = value
+        labels = [self._model_name, label] if label else [self._model_name]
+        sink.add_or_update(value if metric.kind is GAUGE else value - (told or 0), labels)
+
+
+def _find(numbers: Mapping[str, Any], path: Sequence[str]) -> int:
+    found: Any = numbers
+    for step in path:
+        found = found[step]
+    return int(found)
+
+
+def _let_speak() -> None:
+    """TorchServe writes metrics at INFO, its own of each step among them: ours may pass, those cost more than a step.
+
+    The entry file has set the root logger to WARNING.
+    """
+    speaker = logging.getLogger("ts.metrics.caching_metric")
+    speaker.setLevel(logging.INFO)
+    speaker.addFilter(lambda record: str(record.msg).startswith(f"[METRICS]{PREFIX}"))

@@ -1,0 +1,105 @@
+"""The engine on a CUDA device: the same answers as on the CPU, and memory that is counted and refused in time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.errors import OutOfMemory
+from handlers.models.loader import load_model
+from handlers.settings import SessionSettings
+from handlers.start import choose_kv_bytes
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+CHECKPOINT = Path(__file__).parents[2] / "models" / "tiny-llava"
+CUDA = torch.device("cuda:0")
+KV_BYTES = 64 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact() -> Iterator[None]:
+    """Products in full float32, as on the CPU."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def answer(device: torch.device, prompts: list[list[int]], pixels: torch.Tensor | None = None, **options: Any) -> Any:
+    """Greedy tokens of all prompts, batched; with a picture at the beginning of each if there are pixels."""
+    model = load_model(CHECKPOINT, device, "float32")
+    runner = ModelRunner(model, KV_BYTES, **options)
+    engine = Engine(runner, Scheduler(8, Pace(32, 2.0)), 1)
+    spans: list[ImageSpan] = []
+    if pixels is not None:
+        features = runner.encode_image(pixels)
+        spans = [ImageSpan(0, features)]
+        prompts = [[-5] * len(features) + prompt for prompt in prompts]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for prompt, output in zip(prompts, outputs, strict=True):
+
+        def listen(event: TokenEvent, output: list[int] = output) -> bool:
+            assert event.token_id is not None, event.error
+            output.append(event.token_id)
+            return True
+
+        cache = SequenceCache(runner.pool)
+        cache.match(prompt)
+        engine._admit(Sequence(prompt, spans, cache, SamplingParams(max_new_tokens=24), float("inf"), listen))
+    while engine.scheduler.all():
+        engine.step()
+    return outputs
+
+
+def random_prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(10, 256, (n,), generator=generator).tolist() for n in (3, 40, 17, 80, 9)]
+
+
+@pytest.mark.parametrize("is_row_batched", [True, False])
+def test_answers_are_those_of_the_cpu(is_row_batched: bool) -> None:
+    """Greedy, float32, batched: token for token, with attention in one call for all rows and in one for each."""
+    expected = answer(torch.device("cpu"), random_prompts())
+
+    assert answer(CUDA, random_prompts(), is_row_batched=is_row_batched) == expected
+
+
+def test_pictures_are_seen_as_on_the_cpu() -> None:
+    """Vision tower, projector and the features' places in the prompt."""
+    pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(2))
+    expected = answer(torch.device("cpu"), random_prompts(), pixels)
+
+    assert answer(CUDA, random_prompts(), pixels) == expected
+
+
+def test_kv_cache_takes_its_part_of_the_device() -> None:
+    """Weights, features and KV cache together stay within the fraction that the settings give."""
+    model = load_model(CHECKPOINT, CUDA, "float32")
+    settings = SessionSettings(device_fraction=0.5)
+
+    runner = ModelRunner(model, choose_kv_bytes(settings, model))
+
+    _, total = torch.cuda.mem_get_info(CUDA)
+    used = torch.cuda.memory_reserved(CUDA) + settings.features_bytes
+    assert 0.45 * total < used <= 0.5 * total
+    del runner
+
+
+def test_cache_that_the_device_cannot_hold_is_out_of_memory() -> None:
+    """A clear error at the start, not a CUDA one later."""
+    model = load_model(CHECKPOINT, CUDA, "float32")
+    _, total = torch.cuda.mem_get_info(CUDA)
+
+    with pytest.raises(OutOfMemory):
+        ModelRunner(model, 2 * total)

@@ -1,0 +1,209 @@
+"""Clients that leave and deadlines that pass, on real TorchServe: what ends, and that its place is free."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.torchserve.conftest import Fleet, run_fleet
+
+pytestmark = pytest.mark.torchserve
+
+DEADLINE_S = 60.0
+NUM_ROWS = 6
+# Nearly all tokens are equally likely, and with this seed the one that ends an answer comes late.
+ENDLESS = {"max_new_tokens": 1500, "do_sample": True, "temperature": 1e6, "seed": 6}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One instance that takes few requests at a time, and has one thread for images."""
+    folder = tmp_path_factory.mktemp("small")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHMOOR_HANDLER_PUMP_MAX_IN_FLIGHT", str(NUM_ROWS))
+        patch.setenv("TORCHMOOR_HANDLER_INTAKE_NUM_THREADS", "1")
+        patch.setenv("TORCHMOOR_HANDLER_INTAKE_READ_TIMEOUT_S", "300")
+        patch.setenv("TORCHMOOR_HANDLER_INTAKE_TOTAL_TIMEOUT_S", "300")
+        with run_fleet(
+            "--instances", "1", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
+        ) as fleet:
+            yield fleet
+
+
+def poll(condition: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+    """Until true; fails after the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never came: {what}"
+        time.sleep(0.01)
+
+
+def turns(fleet: Fleet) -> dict[str, int]:
+    found: dict[str, int] = fleet.status("llava-0")["turns"]
+    return found
+
+
+def instance_url(fleet: Fleet) -> str:
+    (instance,) = fleet.instances()
+    return f"http://{instance['host']}:{instance['port']}/predictions/llava"
+
+
+def call(url: str, body: Any, **headers: str) -> requests.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(url, json=body, headers=named, timeout=60)
+
+
+def open_session(fleet: Fleet) -> str:
+    answer = call(fleet.runtime + "/invocations", {"requestType": "NEW_SESSION"})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["session_id"])
+
+
+def question(session_id: str, *, stream: bool = False, **fields: Any) -> dict[str, Any]:
+    body = {"type": "send_text_prompt", "session_id": session_id, "prompt_text": "hello", "stream": stream}
+    return {**body, "parameters": ENDLESS, **fields}
+
+
+class Leaver:
+    """A client that sends a request through the proxy and leaves when it is told to."""
+
+    def __init__(self, fleet: Fleet, body: dict[str, Any]) -> None:
+        self._connection = http.client.HTTPConnection(fleet.runtime.removeprefix("http://"), timeout=60)
+        self._answer: http.client.HTTPResponse | None = None
+        headers = dict(JSON)
+        if "session_id" in body:
+            headers["X-Amzn-SageMaker-Session-Id"] = body["session_id"]
+        self._connection.request("POST", "/invocations", json.dumps(body), headers)
+
+    def read_some(self) -> None:
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200
+        assert self._answer.read(3)
+
+    def leave(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+        self._connection.close()
+
+
+def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
+    """A worker full of unstreamed answers that nobody waits for any more takes as many requests at once, and none of
+    the answers is computed to its end."""
+    sessions = [open_session(small) for _ in range(NUM_ROWS)]
+    for _ in range(2):
+        before = turns(small)
+        leavers = [Leaver(small, question(session)) for session in sessions]
+        poll(lambda: turns(small)["in_progress"] == NUM_ROWS, "all rows taken")
+        assert call(instance_url(small), question(sessions[0])).status_code == 429
+
+        for leaver in leavers:
+            leaver.leave()
+
+        poll(lambda: turns(small)["in_progress"] == 0, "all rows free")
+        after = turns(small)
+        assert after["cancelled"] - before["cancelled"] == NUM_ROWS
+        assert after["finished"] == before["finished"]
+    for session in sessions:
+        short = question(session, parameters={"max_new_tokens": 2})
+        assert call(small.runtime + "/invocations", short, X_Amzn_SageMaker_Session_Id=session).status_code == 200
+
+
+def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
+    """TorchServe notices the client that left at its next piece, without being told."""
+    before = turns(small)
+    leaver = Leaver(small, question(open_session(small), stream=True))
+    leaver.read_some()
+
+    leaver.leave()
+
+    poll(lambda: turns(small)["in_progress"] == 0, "the stream's end")
+    assert turns(small)["cancelled"] == before["cancelled"] + 1
+
+
+def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> None:
+    """The client behind another one leaves: its turn is over though the earlier one goes on."""
+    before, session = turns(small), open_session(small)
+    first = Leaver(small, question(session))
+    poll(lambda: turns(small)["running"] == 1, "the first turn")
+    second = Leaver(small, question(session))
+    poll(lambda: turns(small)["waiting"] == 1, "the second turn")
+
+    second.leave()
+
+    poll(lambda: turns(small)["cancelled"] == before["cancelled"] + 1, "the second turn's end")
+    assert turns(small)["running"] == 1
+    first.leave()
+    poll(lambda: turns(small)["in_progress"] == 0, "the first turn's end")
+
+
+@pytest.mark.parametrize("kind", ["start_session", "send_text_prompt"])
+def test_fetch_of_an_image_ends_with_its_client(small: Fleet, kind: str) -> None:
+    """A server that never answers holds the only thread for images no longer than the client waits."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        silent.settimeout(DEADLINE_S)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.png"
+        is_opening = kind == "start_session"
+        body = {"type": kind, "path": url} if is_opening else question(open_session(small), images=[url])
+        leaver = Leaver(small, body)
+        connection, _ = silent.accept()
+
+        leaver.leave()
+
+        with connection:
+            connection.settimeout(DEADLINE_S)
+            while connection.recv(65_536):
+                pass
+    open_session(small)
+    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+
+
+def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None:
+    """Without the proxy: the waiting request is answered 499 at once, an unknown id is no error."""
+    url, session, answers = instance_url(small), open_session(small), []
+    asking = threading.Thread(
+        target=lambda: answers.append(call(url, question(session), X_Torchmoor_Request_Id="7f3a", **endpoint()))
+    )
+    asking.start()
+    poll(lambda: turns(small)["running"] == 1, "the turn")
+
+    first = call(url, {"request_ids": ["7f3a", "unknown"]}, X_Torchmoor_Operation="cancel")
+    asking.join(DEADLINE_S)
+    second = call(url, {"request_ids": ["7f3a"]}, X_Torchmoor_Operation="cancel")
+
+    assert (first.status_code, first.json()) == (200, {"cancelled": 1})
+    assert (second.status_code, second.json()) == (200, {"cancelled": 0})
+    (answer,) = answers
+    assert (answer.status_code, answer.headers["X-Torchmoor-Error"]) == (499, "ClientGone")
+    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+
+
+def endpoint() -> dict[str, str]:
+    """A session belongs to the endpoint that it was opened for."""
+    return {"X_Torchmoor_Endpoint": "llava"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_deadline_of_the_request_ends_its_turn(small: Fleet, *, stream: bool) -> None:
+    """504 if nothing was said yet, else the error that the stream's form has; the turn counts as timed out."""
+    before, session = turns(small), open_session(small)
+
+    answer = call(instance_url(small), question(session, stream=stream), X_Torchmoor_Timeout_Ms="700", **endpoint())
+
+    if stream:
+        text, _, error = answer.text.partition("\x1e")
+        assert answer.status_code == 200
+        assert text
+        assert json.loads(error)["error"]["code"] == "TurnTimedOut"
+    else:
+        assert (answer.status_code, answer.headers["X-Torchmoor-Error"]) == (504, "TurnTimedOut")
+    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+    assert turns(small)["timed_out"] == before["timed_out"] + 1

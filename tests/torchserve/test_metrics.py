@@ -1,0 +1,125 @@
+"""The metrics of real workers, as Prometheus reads them."""
+
+import os
+import re
+import signal
+import subprocess
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_cancel import poll
+from tests.torchserve.test_sessions import open_session
+from torchmoor.fleet.ports import find_free_ports
+from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environment, prepare
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
+    from handlers.metrics import COUNTER, GAUGE, METRICS, PREFIX
+
+pytestmark = pytest.mark.torchserve
+
+
+def scrape(address: str) -> dict[str, list[Any]]:
+    """The samples of a page by their name."""
+    found: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(requests.get(f"{address}/metrics", timeout=10).text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def total(address: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that have these labels."""
+    samples = scrape(address).get(PREFIX + name, [])
+    return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
+
+
+def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
+    """TorchServe's metrics port has every metric of the table; the proxy's admin port has them for each instance."""
+    before = total(fleet.admin, "turns_total", Outcome="finished")
+    chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+    for _ in range(3):
+        chat.ask("What color is the circle?")
+    home = fleet.holders(chat.id)[0]
+    (instance,) = [i for i in fleet.instances() if i["name"] == home]
+    own = f"http://{instance['host']}:{instance['metrics_port']}"
+
+    poll(lambda: total(fleet.admin, "turns_total", Outcome="finished") == before + 3, "the turns")
+
+    for metric in METRICS:
+        suffix = "" if metric.kind in (COUNTER, GAUGE) else "_count"
+        for address in (own, fleet.admin):
+            assert scrape(address).get(PREFIX + metric.name + suffix), metric.name
+    status = fleet.status(home)
+    assert total(own, "sessions_open") == status["sessions"]["open"]
+    assert total(fleet.admin, "kv_bytes", instance=home) == status["memory"]["kv_bytes"] > 0
+    assert total(fleet.admin, "tokens_total", instance=home, Kind="reused") == status["tokens"]["reused"] > 0
+    assert total(own, "time_to_first_token_seconds_count") == total(own, "queue_seconds_count") >= 3
+    assert total(own, "time_to_first_token_seconds_sum") > 0
+    assert total(fleet.admin, "engine_steps_total", instance=home, ModelName="llava", endpoint="llava") > 0
+    assert {s.labels["instance"] for s in scrape(fleet.admin)["InstanceScraped"]} == {"llava-0", "llava-1"}
+    assert scrape(fleet.admin)["Invocations_total"]
+    chat.close()
+
+
+def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
+    """What the last request changed is told even if TorchServe does not call the worker any more."""
+    before = total(fleet.admin, "sessions_total", Event="closed")
+    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+    chat.close()
+
+    poll(lambda: total(fleet.admin, "sessions_total", Event="closed") == before + 1, "the closed session")
+
+
+def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
+    """With the configuration that the repository brings for it; only the ports are others here."""
+    ports = find_free_ports(5)
+    spec = InstanceSpec(
+        name="bare", endpoint="", archive="llava.mar", folder=tmp_path, ports=tuple(ports), environment={}
+    )
+    settings = TorchServeSettings(model_store=archives)
+    command = prepare(spec, settings)
+    config = (ROOT / "config.properties").read_text()
+    for usual, port in zip((8080, 8081, 8082), ports, strict=False):
+        config, count = re.subn(rf"^(\w+_address=.*):{usual}$", rf"\1:{port}", config, flags=re.MULTILINE)
+        assert count == 1
+    config += f"\ngrpc_inference_port={ports[3]}\ngrpc_management_port={ports[4]}\n"
+    (tmp_path / "config.properties").write_text(config)
+    own = f"http://127.0.0.1:{ports[2]}"
+
+    with (tmp_path / "console.log").open("w") as console:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path / "work",
+            env=environment(spec, settings),
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        poll(lambda: _has_sessions(own, process), "the worker's metrics", deadline_s=150)
+        assert {s.labels["ModelName"] for s in scrape(own)[PREFIX + "turns_total"]} == {"llava"}
+    finally:
+        os.kill(int(spec.pid_file.read_text()), signal.SIGTERM)  # the JVM; the process that we started waits for it
+        try:
+            process.wait(timeout=30)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _has_sessions(address: str, process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None, "TorchServe ended"
+    try:
+        return total(address, "sessions_max") == 1024
+    except requests.ConnectionError:
+        return False

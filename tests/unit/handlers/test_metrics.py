@@ -1,0 +1,231 @@
+"""The table of metrics, and what TorchServe is told of them."""
+
+import logging
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.chat.counters import MAX_TIMES, Counters
+from tests.unit.handlers.test_chat_service import data_url
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
+    import ts
+    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
+
+    from handlers.metrics import COUNTER, HISTOGRAM, METRICS, PREFIX, MetricsPublisher, _let_speak
+
+DOCS = Path(__file__).parents[3] / "docs" / "runtime-api.md"
+# How TorchServe's front end reads a worker's line (its Metric.java); what does not match is lost.
+LINE = re.compile(
+    r"\[METRICS\]\s*([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)\|#([^|]*)(\|#type:([^|,]+))?\|#hostname:([^,]+),([^,]+)"
+)
+SPEAKER = "ts.metrics.caching_metric"
+
+
+class Told(logging.Handler):
+    """What was written for TorchServe, parsed: (name, labels) and value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str, float]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = LINE.fullmatch(record.getMessage())
+        assert found, record.getMessage()
+        self.lines.append((found[1], found[4], float(found[3])))
+
+    def take(self) -> list[tuple[str, str, float]]:
+        lines, self.lines = self.lines, []
+        return lines
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    """TorchServe's own metric objects as the entry file lets them speak."""
+    speaker, handler = logging.getLogger(SPEAKER), Told()
+    was = speaker.level, list(speaker.filters)
+    speaker.addHandler(handler)
+    _let_speak()
+    yield handler
+    speaker.removeHandler(handler)
+    speaker.setLevel(was[0])
+    speaker.filters[:] = was[1]
+
+
+@pytest.fixture
+def cache() -> Any:
+    """TorchServe's own cache of metric objects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its configuration file open
+        return MetricsCacheYamlImpl(Path(ts.__file__).parent / "configs" / "metrics.yaml")
+
+
+def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
+    """Every number that the table names, zero but for the changes."""
+    found: dict[str, dict[str, int]] = {}
+    for metric in METRICS:
+        if metric.kind is HISTOGRAM:
+            continue
+        values = metric.label[1] if metric.label else (metric.source[1],)
+        found.setdefault(metric.source[0], {}).update(dict.fromkeys(values, 0))
+    for group, values_of in changes.items():
+        found[group].update(values_of)
+    return found
+
+
+def publisher(cache: Any, current: dict[str, Any], counters: Counters | None = None) -> MetricsPublisher:
+    return MetricsPublisher(cache, "llava", lambda: current, (counters or Counters()).drain)
+
+
+def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
+    """A row whose source does not exist would stop all metrics."""
+    found = client.service.numbers()
+
+    for metric in METRICS:
+        if metric.kind is not HISTOGRAM:
+            for value in metric.label[1] if metric.label else ("",):
+                at: Any = found
+                for step in (*metric.source, *([value] if value else [])):
+                    at = at[step]
+                assert isinstance(at, int), metric.name
+
+
+def test_names_are_such_as_prometheus_wants() -> None:
+    """One name once; counters end in _total; times are in seconds."""
+    names = [metric.name for metric in METRICS]
+
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
+        assert metric.name.endswith("_total") is (metric.kind is COUNTER)
+        assert metric.name.endswith("_seconds") is (metric.unit == "s")
+
+
+def test_the_documentation_has_every_metric() -> None:
+    """Operators read docs/runtime-api.md, not the table."""
+    text = DOCS.read_text()
+
+    assert [m.name for m in METRICS if f"`{PREFIX}{m.name}`" not in text] == []
+
+
+def test_first_everything_is_told_then_only_what_changes(cache: Any, told: Told) -> None:
+    """Gauges by their value, counters by their growth; a worker at rest writes nothing."""
+    current = numbers(turns={"finished": 3, "running": 1})
+    metrics = publisher(cache, current)
+
+    metrics.publish()
+    first = told.take()
+    metrics.publish()
+    silence = told.take()
+    current["turns"].update(finished=5, running=0)
+    metrics.publish()
+    changed = told.take()
+
+    assert {name for name, _, _ in first} == {PREFIX + m.name for m in METRICS if m.kind is not HISTOGRAM}
+    assert ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 3.0) in first
+    assert ("torchmoor_turns_total", "ModelName:llava,Outcome:failed", 0.0) in first
+    assert silence == []
+    assert sorted(changed) == [
+        ("torchmoor_turns_running", "ModelName:llava", 0.0),
+        ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 2.0),
+    ]
+
+
+def test_each_time_is_told_once(cache: Any, told: Told) -> None:
+    """A histogram gets its values, however small, in a form that TorchServe's front end can read."""
+    counters = Counters()
+    metrics = publisher(cache, numbers(), counters)
+    metrics.publish()
+    told.take()
+
+    counters.observe("ttft", 0.25)
+    counters.observe("ttft", 0.0000004)
+    counters.observe("queue", 12.3456789)
+    metrics.publish()
+
+    assert sorted(told.take()) == [
+        ("torchmoor_queue_seconds", "ModelName:llava", 12.345679),
+        ("torchmoor_time_to_first_token_seconds", "ModelName:llava", 0.0),
+        ("torchmoor_time_to_first_token_seconds", "ModelName:llava", 0.25),
+    ]
+    metrics.publish()
+    assert told.take() == []
+
+
+def test_numbers_beyond_what_a_float_spells_out_are_read_right(cache: Any, told: Told) -> None:
+    """A budget of terabytes is written as an integer: TorchServe does not read 1e+16."""
+    metrics = publisher(cache, numbers(memory={"kv_capacity_bytes": 10**17}))
+
+    metrics.publish()
+
+    assert ("torchmoor_kv_capacity_bytes", "ModelName:llava", 1e17) in told.take()
+
+
+def test_torchserve_s_own_metric_of_each_step_stays_silent(cache: Any, told: Told) -> None:
+    """PredictionTime with every request's id, at every step, would cost more than the step."""
+    cache.model_name, cache.request_ids = "llava", {0: "a"}
+
+    cache.add_time("PredictionTime", 1.5)
+
+    assert told.take() == []
+
+
+def test_publisher_tells_the_last_changes_when_it_stops(cache: Any, told: Told) -> None:
+    """From its own thread: a worker without requests is not called by TorchServe, and still reports."""
+    current = numbers()
+    metrics = publisher(cache, current)
+
+    metrics.start()
+    deadline = time.monotonic() + 30
+    while not told.lines:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    current["turns"]["finished"] = 1
+    metrics.stop()
+
+    assert ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 1.0) in told.take()
+
+
+def test_publisher_survives_a_number_that_fails(cache: Any, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception is logged, and the next interval is tried."""
+    metrics = MetricsPublisher(cache, "llava", lambda: {}, Counters().drain)
+
+    metrics.start()
+    metrics.stop()
+
+    assert "metrics could not be published" in caplog.text
+
+
+def test_times_that_nobody_reads_are_bounded() -> None:
+    """The oldest go."""
+    counters = Counters()
+
+    for number in range(MAX_TIMES + 5):
+        counters.observe("ttft", float(number))
+
+    assert counters.drain("ttft") == [float(number) for number in range(5, MAX_TIMES + 5)]
+    assert counters.drain("ttft") == []
+
+
+def test_turn_is_counted_with_its_times(client: Any, red: Any) -> None:
+    """One value a turn and kind; what the cache held counts as reused; the answer tells its time in the queue."""
+    sid = client.open(data_url(red))
+
+    answers = [client.ask(sid, text, parameters={"max_new_tokens": 8}).wait() for text in ("one", "two")]
+
+    times = {name: client.service.drain_times(name) for name in ("queue", "ttft", "inter_token")}
+    tokens = client.service.numbers()["tokens"]
+    assert len(times["queue"]) == len(times["ttft"]) == 2
+    assert all(0 <= queue <= ttft for queue, ttft in zip(times["queue"], times["ttft"], strict=True))
+    assert 1 <= len(times["inter_token"]) <= 2
+    headers = [answer.headers for answer in answers]
+    assert tokens["prefilled"] == sum(int(h["X-Torchmoor-Prefill-Tokens"]) for h in headers)
+    assert tokens["reused"] == sum(int(h["X-Torchmoor-Context-Tokens"]) for h in headers) - tokens["prefilled"] > 0
+    assert tokens["generated"] == sum(int(h["X-Torchmoor-Generated-Tokens"]) for h in headers)
+    assert all(float(h["X-Torchmoor-Queue-Ms"]) <= float(h["X-Torchmoor-Ttft-Ms"]) for h in headers)

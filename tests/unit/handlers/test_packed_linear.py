@@ -1,0 +1,56 @@
+"""Packed weights against nn.Linear."""
+
+import pytest
+import torch
+from torch import nn
+
+from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this torch was built without MKL")
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 16, 100])
+def test_packed_product_is_the_product(rows: int, has_bias: bool) -> None:
+    """As exact as nn.Linear, for any number of rows."""
+    torch.manual_seed(0)
+    linear = nn.Linear(70, 50, bias=has_bias)
+    x = torch.randn(1, rows, 70)
+
+    with torch.inference_mode():
+        packed = PackedLinear(linear)(x)
+        expected = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if has_bias else None)
+
+    assert packed.shape == (1, rows, 50)
+    assert torch.allclose(packed.double(), expected, atol=1e-5)
+
+
+def test_row_does_not_depend_on_its_neighbours() -> None:
+    """The same bits alone and in any batch, so that a batched answer is the one given alone."""
+    torch.manual_seed(1)
+    packed = PackedLinear(nn.Linear(576, 192))
+    x = torch.randn(32, 576)
+
+    with torch.inference_mode():
+        whole = packed(x)
+        assert all(torch.equal(packed(x[:n]), whole[:n]) for n in (1, 2, 7, 16))
+
+
+def test_every_linear_layer_is_packed_and_nothing_else() -> None:
+    """Nested ones, too; a model computes what it did before."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 4)))
+    x = torch.randn(5, 8)
+    expected = model(x)
+
+    pack_linears(model)
+
+    assert [type(m) for m in model.modules() if not list(m.children())] == [PackedLinear, nn.LayerNorm, PackedLinear]
+    assert torch.allclose(model(x), expected, atol=1e-6)
+
+
+def test_only_float32_on_a_cpu_is_packed() -> None:
+    """Elsewhere the layers stay as they are."""
+    assert not can_pack(torch.bfloat16, CPU)
+    assert not can_pack(torch.float32, torch.device("cuda"))

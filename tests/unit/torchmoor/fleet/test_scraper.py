@@ -1,0 +1,142 @@
+"""The instances' pages of metrics as one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from prometheus_client.parser import text_string_to_metric_families
+
+from torchmoor.fleet import scraper as module
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.scraper import MetricsScraper, merge
+from torchmoor.settings import EndpointSettings
+
+PAGE = """\
+# HELP torchmoor_turns_total Torchserve prometheus counter metric with unit: Count
+# TYPE torchmoor_turns_total counter
+torchmoor_turns_total{ModelName="llava",Outcome="finished",Hostname="vm",} 3.0
+torchmoor_turns_total{ModelName="llava",Outcome="failed",Hostname="vm",} 0.0
+# HELP ttft_seconds Torchserve prometheus histogram metric with unit: Seconds
+# TYPE ttft_seconds histogram
+ttft_seconds_bucket{le="0.5",} 1.0
+ttft_seconds_bucket{le="+Inf",} 1.0
+ttft_seconds_count 1.0
+ttft_seconds_sum 0.25
+# HELP HandlerTime never set
+# TYPE HandlerTime gauge
+"""
+Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """What Prometheus' own reader makes of a page."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def value(page: str, name: str, labels: Mapping[str, str]) -> float:
+    return samples(page)[name, frozenset(labels.items())]
+
+
+def test_lines_of_all_pages_stand_together_with_their_instance() -> None:
+    """One head a metric, every sample once, and nothing of what has no sample."""
+    page = merge([('instance="a"', PAGE), ('instance="b"', PAGE.replace(" 3.0", " 5.0"))])
+
+    labels = {"ModelName": "llava", "Outcome": "finished", "Hostname": "vm"}
+    assert value(page, "torchmoor_turns_total", {**labels, "instance": "a"}) == 3.0
+    assert value(page, "torchmoor_turns_total", {**labels, "instance": "b"}) == 5.0
+    assert value(page, "ttft_seconds_bucket", {"le": "0.5", "instance": "b"}) == 1.0
+    assert value(page, "ttft_seconds_count", {"instance": "a"}) == 1.0
+    assert len(samples(page)) == 2 * len(samples(PAGE))
+    assert page.count("# TYPE torchmoor_turns_total counter\n") == 1
+    assert "HandlerTime" not in page
+    families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(set(families)) == len(families)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a 1", 'a{i="x"} 1'),
+        ("a{} 1", 'a{i="x",} 1'),
+        ('a{b="c d"} 1', 'a{i="x",b="c d"} 1'),
+        ('a{b="{",} 1', 'a{i="x",b="{",} 1'),
+    ],
+)
+def test_label_is_added_to_any_line(line: str, expected: str) -> None:
+    """With labels or without, whatever the labels hold."""
+    assert merge([('i="x"', line + "\n")]) == expected + "\n"
+    assert samples(expected)
+
+
+async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.READY) -> str:
+    """The page of a fleet of one instance that has a metrics port, and one that has none."""
+    app = web.Application()
+    app.router.add_get("/metrics", behaviour)
+    async with TestServer(app) as server:
+        registry = Registry([EndpointSettings(name="llava", model="llava")])
+        options = {"endpoint": "llava", "model": "llava", "port": 1}
+        registry.add(Instance(name="a", metrics_port=server.port, state=state, **options))  # type: ignore[arg-type]
+        registry.add(Instance(name="b", state=state, **options))  # type: ignore[arg-type]
+        async with MetricsScraper(registry) as scraper:
+            pages = await asyncio.gather(scraper.scrape(), scraper.scrape())
+    assert pages[0] == pages[1]
+    return pages[0]
+
+
+async def give_page(request: web.Request) -> web.Response:
+    return web.Response(text=PAGE)
+
+
+async def fail(request: web.Request) -> web.Response:
+    return web.Response(status=500)
+
+
+async def hang(request: web.Request) -> web.Response:
+    await asyncio.sleep(30)
+    raise AssertionError
+
+
+async def flood(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    while True:
+        await answer.write(b"a 1\n" * 10_000)
+
+
+WHERE = {"endpoint": "llava", "instance": "a"}
+
+
+def test_page_of_an_instance_is_passed_on() -> None:
+    """Under its endpoint's and its own name."""
+    page = asyncio.run(scrape(give_page))
+
+    assert value(page, "InstanceScraped", WHERE) == 1.0
+    assert value(page, "ttft_seconds_sum", WHERE) == 0.25
+    assert 'instance="b"' not in page
+
+
+@pytest.mark.parametrize("behaviour", [fail, hang, flood])
+def test_instance_without_a_page_is_told(behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that refuses, hangs or never ends costs the page only its own lines."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", 100_000)
+
+    page = asyncio.run(scrape(behaviour))
+
+    assert samples(page) == {("InstanceScraped", frozenset(WHERE.items())): 0.0}
+
+
+def test_instance_that_is_not_ready_is_not_asked() -> None:
+    """A starting TorchServe has nothing to say, and a dead one would cost the time-out."""
+    page = asyncio.run(scrape(hang, state=InstanceState.DOWN))
+
+    assert value(page, "InstanceScraped", WHERE) == 0.0

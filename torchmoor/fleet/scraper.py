@@ -1,0 +1,111 @@
+"""The instances' own metrics, so that one address shows all: TorchServe's pages, each line with its instance's name.
+
+The instances listen on loopback, on ports of the launcher's choice, where no Prometheus of another host can ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from types import TracebackType
+
+import aiohttp
+
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+MAX_PAGE_BYTES = 4 << 20
+
+
+class MetricsScraper:
+    """Asks every ready instance that has a metrics port."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._client: aiohttp.ClientSession | None = None
+        self._lock = asyncio.Lock()  # one round at a time, however many ask
+
+    async def __aenter__(self) -> MetricsScraper:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+    async def scrape(self) -> str:
+        """All pages as one in Prometheus' text form; who gave none has an InstanceScraped of 0."""
+        instances = [i for i in self._registry.instances() if i.metrics_port is not None]
+        async with self._lock:
+            pages = await asyncio.gather(*(self._ask(instance) for instance in instances))
+        named = [(instance, page) for instance, page in zip(instances, pages, strict=True)]
+        return merge((_labels(instance), page) for instance, page in named if page is not None) + _scraped(named)
+
+    async def _ask(self, instance: Instance) -> str | None:
+        assert self._client is not None
+        if not instance.is_ready:
+            return None
+        url = f"http://{instance.host}:{instance.metrics_port}/metrics"
+        try:
+            async with self._client.get(url) as answer:
+                if answer.status != 200:
+                    return None
+                page = bytearray()
+                async for piece in answer.content.iter_any():
+                    page += piece
+                    if len(page) > MAX_PAGE_BYTES:
+                        return None
+                return page.decode("utf-8", "replace")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.debug("instance not scraped instance=%s error=%s", instance.name, error)
+            return None
+
+
+def merge(pages: Iterable[tuple[str, str]]) -> str:
+    """Pages in the text form as one page: a metric's lines of all pages together, as the form wants it.
+
+    pages: labels to add to each line, such as `instance="llava-0"`, and the page. Metrics without a value are left out.
+    """
+    heads: dict[str, dict[str, str]] = {}
+    samples: dict[str, list[str]] = {}
+    for labels, page in pages:
+        name = ""
+        for line in page.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                kind, name = line.split(" ", 3)[1:3]
+                heads.setdefault(name, {}).setdefault(kind, line)
+            elif line and not line.startswith("#"):
+                samples.setdefault(name, []).append(_with_labels(line, labels))
+    return "".join(
+        "".join(f"{line}\n" for line in (*heads.get(name, {}).values(), *lines)) for name, lines in samples.items()
+    )
+
+
+def _with_labels(line: str, labels: str) -> str:
+    name, space, rest = line.partition(" ")
+    bare, brace, others = line.partition("{")
+    if brace and len(bare) < len(name):
+        return f"{bare}{{{labels},{others}"
+    return f"{name}{{{labels}}}{space}{rest}"
+
+
+def _labels(instance: Instance) -> str:
+    """Names of endpoints and instances have no character that would have to be escaped."""
+    return f'endpoint="{instance.endpoint}",instance="{instance.name}"'
+
+
+def _scraped(pages: Iterable[tuple[Instance, str | None]]) -> str:
+    lines = [f"InstanceScraped{{{_labels(instance)}}} {int(page is not None)}\n" for instance, page in pages]
+    head = (
+        "# HELP InstanceScraped 1 if this page has the instance's own metrics.\n# TYPE InstanceScraped gauge\n"
+        if lines
+        else ""
+    )
+    return head + "".join(lines)
