@@ -80,14 +80,9 @@ class Proxy:
             stack.callback(self._close_idle)
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
-<<<<<<< HEAD
             collector = MetricsCollector(self.registry, self.gateway.dispatchers())
-            admin = AdminServer(self.registry, collector, listen.host, listen.admin_port)
-=======
-            collector = MetricsCollector(self.registry, self.gateway.metrics.values())
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             admin = AdminServer(self.registry, collector, scraper, listen.host, listen.admin_port)
->>>>>>> cancel
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
             self.port = await self.server.start(listen.host, listen.port)
