@@ -120,6 +120,7 @@ class Dispatcher:
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
         if applicant.opens_session:
+            self.variant.opens_sessions = True
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
