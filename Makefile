@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 # Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-SOURCES := $(shell find handlers models scripts/build_archives.py -type f -not -path '*/__pycache__/*' 2>/dev/null)
+# Those that say how they are run; the other files beside them are their parts.
+BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench archives clean
@@ -32,12 +33,13 @@ $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-archives: model_store/llava.mar  ## build model_store/*.mar
+# build_archives.py itself knows what is up to date. Without network there is no llm.mar, which is said; llava.mar is.
+archives: setup  ## build model_store/*.mar; the first time, SmolLM2 is downloaded (93 MB) and converted
+	@$(BIN)/python scripts/make_smollm2.py --optional
+	@$(BIN)/python scripts/build_archives.py
 
-model_store/llava.mar: $(VENV)/.ready $(SOURCES)
-	$(BIN)/python scripts/build_archives.py
-
-demo: setup archives  ## two TorchServe instances, the proxy, and boto3 talking to a picture
+demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a picture
+	@$(BIN)/python scripts/build_archives.py --only llava
 	$(BIN)/python scripts/demo.py
 
 check: setup  ## ruff and mypy
@@ -49,10 +51,10 @@ test: setup archives  ## everything but the slow and the GPU tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
-	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $$(ls benchmarks 2>/dev/null | sed -n 's/\.py$$//p' | tr '\n' ' ')" >&2; exit 1; }
-	@test -f benchmarks/$(NAME).py || { echo "make: there is no benchmarks/$(NAME).py" >&2; exit 1; }
+	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }
+	@test -n "$(filter $(NAME),$(BENCHMARKS))" || { echo "make: there is no benchmark $(NAME), but: $(BENCHMARKS)" >&2; exit 1; }
 	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) model_store/*.mar build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

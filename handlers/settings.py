@@ -17,12 +17,32 @@ ENV_PREFIX = "TORCHMOOR_HANDLER_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    path: str = "model"  # a Hugging Face checkpoint, absolute or relative to the archive
+    # A Hugging Face checkpoint: a directory, absolute or relative to the archive; s3://bucket/prefix; hf://owner/name
+    path: str = "model"
+    revision: str = ""  # of a checkpoint on the hub: a branch, tag or commit
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own type on a GPU
+    attention: str = "auto"  # of the vision tower (the decoder has its own, see models/attention.py)
+    tensor_parallel: int = 1  # devices that the model is spread over
+    cache_dir: str = "~/.cache/torchmoor"  # where checkpoints of S3 are kept; the hub has its own, HF_HOME
+    max_download_bytes: int = 500 << 30
+    connect_timeout_s: float = 10.0  # of a download
+    read_timeout_s: float = 60.0  # between two pieces
 
     def __post_init__(self) -> None:
+        if not self.path:
+            raise ConfigError("handler.model.path must not be empty")
         if self.dtype not in ("auto", "float32", "float16", "bfloat16"):
             raise ConfigError(f"handler.model.dtype must be auto, float32, float16 or bfloat16, not {self.dtype!r}")
+        if self.attention not in ("auto", "sdpa", "eager", "flash_attention_2"):
+            known = "auto, sdpa, eager or flash_attention_2"
+            raise ConfigError(f"handler.model.attention must be {known}, not {self.attention!r}")
+        _positive("model", self, "max_download_bytes", "connect_timeout_s", "read_timeout_s")
+        if self.tensor_parallel != 1:
+            raise ConfigError(
+                f"handler.model.tensor_parallel is {self.tensor_parallel}, but a worker serves its model from one "
+                "device: run one instance a GPU (torchmoor up --instances, or an endpoint with more instances); "
+                "a model that does not fit one device needs a larger one, or a checkpoint of a smaller type"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +57,7 @@ class SessionSettings:
     max_session_bytes: int = 0  # device memory of one session, its running answer included; 0: no limit of its own
     ttl_s: int = 3600  # from the opening to the expiry, unless the client asks for another
     max_ttl_s: int = 86_400
-    max_images: int = 8  # a session
+    max_images: int = 8  # a session, or a request without one
     max_waiting_turns: int = 4  # of one session, behind the running one
     overflow: str = "error"  # of the model's context: refuse the question, or drop_oldest turns, keeping the images
     tombstone_s: int = 3600  # how long a closed or expired id is remembered as such
@@ -79,15 +99,12 @@ class RequestSettings:
     """Requests that bring their whole conversation or prompt with them."""
 
     max_messages: int = 512
-    max_images: int = 16
-    max_chars: int = 500_000  # of all texts together
     inputs_form: str = (
         "tgi"  # how `inputs` are answered unless Accept says: tgi, lmi, or lmi-outputs, LMI's older lines
     )
 
     def __post_init__(self) -> None:
-        _positive("request", self, "max_messages", "max_chars")
-        _not_negative("request", self, "max_images")
+        _positive("request", self, "max_messages")
         if self.inputs_form not in ("tgi", "lmi", "lmi-outputs"):
             raise ConfigError(f"handler.request.inputs_form must be tgi, lmi or lmi-outputs, not {self.inputs_form!r}")
 
@@ -96,7 +113,7 @@ class RequestSettings:
 class EngineSettings:
     max_rows: int = 32  # sequences in one step
     prefill_chunk: int = 512  # prompt tokens in one step, beside the decoding rows
-    max_stretch: float = 2.0  # how many times longer a step may take because it carries prompt tokens, too
+    max_stretch: float = 1.7  # how many times longer a step may take because it carries prompt tokens, too
     max_prompt_tokens: int = 0  # of a conversation with its question; 0: what the model reads
     max_context_tokens: int = 0  # the same with the answer; 0: what the model reads
     max_new_tokens: int = 256  # of an answer, unless the client asks for another number

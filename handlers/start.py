@@ -13,11 +13,13 @@ from handlers.chat.intake import ImageIntake
 from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
+from handlers.compatibility import SAGEMAKER_MODEL, understand
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.errors import ConfigError, OutOfMemory
+from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 from handlers.settings import SessionSettings, load_settings
@@ -34,7 +36,7 @@ def start_chat(
     archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(config.get("handler") or {}, environ)
+    settings = load_settings(understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive)), environ)
     num_rows = config.get("batchSize", 1)
     if num_rows <= settings.pump.max_in_flight:
         raise ConfigError(
@@ -43,10 +45,8 @@ def start_chat(
         )
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
-    try:
-        model = load_model(archive / settings.model.path, device, settings.model.dtype)
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"the checkpoint {settings.model.path} cannot be loaded: {exc}") from exc
+    checkpoint = find_checkpoint(settings.model, archive, environ)
+    model = load_model(checkpoint, device, settings.model.dtype, settings.model.attention)
     scheduler = Scheduler(settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch))
     try:
         runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
@@ -61,7 +61,7 @@ def start_chat(
 
 
 def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
-    """How much device memory keys and values get: what the settings say, else what this worker's part of the GPU leaves.
+    """Device memory for keys and values: what the settings say, else what this worker's part of the GPU leaves.
 
     Raises ConfigError if that is nothing.
     """

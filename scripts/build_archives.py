@@ -1,18 +1,19 @@
 """Build the .mar archives of model_store/: handler code, weights and settings in one file each.
 
-python scripts/build_archives.py                 all archives
+python scripts/build_archives.py                 all archives whose checkpoint is there; nothing that is up to date
 python scripts/build_archives.py --only llava    one of them
 """
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NOT_SERVED = {"samples", "README.md"}  # what a checkpoint's folder has beside the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,37 +23,70 @@ class Archive:
     name: str
     entry: str
     checkpoint: str  # below the models directory
+    made_by: str | None = None  # the script that makes the checkpoint, where it is not in the repository
+
+    @property
+    def entry_file(self) -> Path:
+        return ROOT / "handlers" / self.entry
+
+    @property
+    def config_file(self) -> Path:
+        return ROOT / "handlers" / "configs" / f"{self.name}.yaml"
 
 
-ARCHIVES = (Archive("llava", "chat_entry.py", "tiny-llava"),)
+ARCHIVES = (
+    Archive("llava", "chat_entry.py", "tiny-llava"),
+    Archive("llm", "chat_entry.py", "smollm2", made_by="scripts/make_smollm2.py"),
+)
 
 
-def build(archive: Archive, models: Path, store: Path) -> Path:
+def contents(archive: Archive, checkpoint: Path) -> dict[str, Path]:
+    """The files that keep their folders inside the archive, by their names there."""
+    code = {
+        f"handlers/{path.relative_to(ROOT / 'handlers').as_posix()}": path
+        for path in (ROOT / "handlers").rglob("*")
+        if path.is_file() and not {"__pycache__", "configs"} & set(path.parts) and path != archive.entry_file
+    }
+    weights = {f"model/{path.name}": path for path in checkpoint.iterdir() if path.name not in NOT_SERVED}
+    return {**code, **weights}
+
+
+def is_current(archive: Archive, files: dict[str, Path], target: Path) -> bool:
+    """Whether the archive has exactly these files and none of them, nor this script, has changed since."""
+    sources = [*files.values(), archive.entry_file, archive.config_file, Path(__file__)]
+    try:
+        built = target.stat().st_mtime
+        with zipfile.ZipFile(target) as packed:
+            names = {name for name in packed.namelist() if name.startswith(("handlers/", "model/"))}
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return names == files.keys() and all(path.stat().st_mtime < built for path in sources)
+
+
+def build(archive: Archive, files: dict[str, Path], store: Path) -> Path:
     """Write `store/name.mar`; an archive that exists is replaced only when the new one is complete.
 
-    The archiver flattens a directory that it is given, so everything that must keep its folder is staged inside
-    one parent directory, and the parent is given.
+    The archiver flattens a directory that it is given, so everything that must keep its folder is staged, as links,
+    inside one parent directory, and the parent is given. Nothing is compressed: weights do not shrink.
     """
-    checkpoint = models / archive.checkpoint
-    if not (checkpoint / "config.json").is_file():
-        raise SystemExit(f"build_archives: there is no checkpoint in {checkpoint}")
-    with tempfile.TemporaryDirectory(prefix="torchmoor-archive-") as temporary:
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{archive.name}-", suffix=".partial", dir=store) as temporary:
         stage = Path(temporary) / "stage"
-        code = ("__pycache__", "*.pyc", "configs", archive.entry)
-        shutil.copytree(ROOT / "handlers", stage / "handlers", ignore=shutil.ignore_patterns(*code))
-        shutil.copytree(checkpoint, stage / "model", ignore=shutil.ignore_patterns("samples", "*.md", "__pycache__"))
+        for name, path in files.items():
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            (stage / name).symlink_to(path)
         command = [
             *(str(Path(sys.executable).with_name("torch-model-archiver")), "--force"),
-            *("--model-name", archive.name, "--version", "1.0"),
-            *("--handler", str(ROOT / "handlers" / archive.entry)),
-            *("--config-file", str(ROOT / "handlers" / "configs" / f"{archive.name}.yaml")),
+            *("--archive-format", "zip-store", "--model-name", archive.name, "--version", "1.0"),
+            *("--handler", str(archive.entry_file), "--config-file", str(archive.config_file)),
             *("--extra-files", str(stage), "--export-path", temporary),
         ]
         subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
-        store.mkdir(parents=True, exist_ok=True)
-        partial = store / f".{archive.name}.mar.partial"
-        shutil.copyfile(Path(temporary) / f"{archive.name}.mar", partial)
-        return partial.rename(store / f"{archive.name}.mar")
+        return (Path(temporary) / f"{archive.name}.mar").rename(store / f"{archive.name}.mar")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -62,13 +96,24 @@ def main() -> None:
     parser.add_argument("--model-store", type=Path, default=ROOT / "model_store", help="where the archives go")
     options = parser.parse_args()
     for archive in ARCHIVES:
-        if options.only is None or archive.name in options.only:
-            path = build(archive, options.models_dir, options.model_store)
-            print(
-                f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
-                f"  {path.stat().st_size / 1e6:.1f} MB",
-                file=sys.stderr,
-            )
+        if options.only is not None and archive.name not in options.only:
+            continue
+        checkpoint = (options.models_dir / archive.checkpoint).resolve()
+        target = options.model_store / f"{archive.name}.mar"
+        shown = target.resolve().relative_to(Path.cwd()) if target.resolve().is_relative_to(Path.cwd()) else target
+        if not (checkpoint / "config.json").is_file():
+            hint = f"; {archive.made_by} makes it" if archive.made_by else ""
+            reason = f"{shown} is not built: there is no checkpoint in {checkpoint}{hint}"
+            if options.only is not None or archive.made_by is None:
+                raise SystemExit(f"build_archives: {reason}")
+            say(reason)
+            continue
+        files = contents(archive, checkpoint)
+        if is_current(archive, files, target):
+            say(f"{shown}  up to date")
+        else:
+            build(archive, files, options.model_store)
+            say(f"{shown}  {target.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

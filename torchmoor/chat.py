@@ -33,7 +33,7 @@ class ChatError(TorchmoorError):
 class ChatOptions:
     """What the command line says."""
 
-    image: str
+    image: str | None  # None: a conversation that begins without a picture
     endpoint_url: str
     endpoint: str
     questions: tuple[str, ...]
@@ -48,7 +48,10 @@ class ChatSession:
         self._endpoint = options.endpoint
         self._parameters = dict(options.parameters)
         self._client = make_client(options.endpoint_url)
-        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": image_reference(options.image)})
+        body = {"requestType": "NEW_SESSION"}  # start_session insists on a picture
+        if options.image is not None:
+            body = {"type": "start_session", "image": image_reference(options.image)}
+        opened = self._invoke("NEW_SESSION", body)
         self.id: str = opened["NewSessionId"].partition(";")[0]
 
     def ask(self, question: str, images: tuple[str, ...] = ()) -> Iterator[str]:
@@ -150,19 +153,20 @@ def run(options: ChatOptions) -> None:
             for question in options.questions:
                 _show(session, question, (), as_json=options.as_json)
         else:
-            _converse(session, as_json=options.as_json)
+            _converse(session, has_picture=options.image is not None, as_json=options.as_json)
     finally:
         with suppress(ChatError):  # the session ends by itself, and an error above matters more
             session.close()
 
 
-def _converse(session: ChatSession, *, as_json: bool) -> None:
+def _converse(session: ChatSession, *, has_picture: bool, as_json: bool) -> None:
     images: tuple[str, ...] = ()
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  (line editing and history for input())
 
-        click.echo("Ask about the picture. /image PATH adds one, /quit ends.", err=True)
+        greeting = "Ask about the picture" if has_picture else "Ask"
+        click.echo(f"{greeting}. /image PATH adds one, /quit ends.", err=True)
     while True:
         try:
             line = input("> " if is_terminal else "").strip()

@@ -13,7 +13,7 @@ from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES
-from torchmoor.up import UpOptions
+from torchmoor.up import DEFAULT_ENDPOINT, UpOptions
 from torchmoor.up import run as run_up
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,22 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--instances", default=1, show_default=True, type=click.IntRange(1, 64), help="TorchServe instances.")
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    default=[DEFAULT_ENDPOINT],
+    show_default=True,
+    metavar="NAME",
+    help="An endpoint to serve: the name of an archive, without .mar. Repeatable.",
+)
+@click.option(
+    "--instances",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="TorchServe instances of each endpoint.",
+)
 @click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
 @click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -57,8 +72,17 @@ def main() -> None:
     metavar="HOST",
     help="A host name, address or CIDR block that images may be fetched from although it is private. Repeatable.",
 )
+@click.option(
+    "--start-timeout",
+    default=180.0,
+    show_default=True,
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
+    endpoints: tuple[str, ...],
     instances: int,
     port: int,
     admin_port: int,
@@ -69,6 +93,7 @@ def up(
     journal: str | None,
     strategy: str,
     allow_image_host: tuple[str, ...],
+    start_timeout: float,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -78,6 +103,7 @@ def up(
     \b
     Examples:
       torchmoor up --instances 2
+      torchmoor up --endpoint llava --endpoint llm
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
     """
@@ -87,6 +113,7 @@ def up(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     options = UpOptions(
+        endpoints=endpoints,
         num_instances=instances,
         host=host,
         port=port,
@@ -96,6 +123,7 @@ def up(
         journal=journal,
         strategy=strategy,
         allowed_image_hosts=allow_image_host,
+        start_timeout_s=start_timeout,
         is_open=no_auth,
     )
     try:
@@ -145,9 +173,9 @@ def _default_store() -> Path:
 
 
 @main.command()
-@click.argument("image")
+@click.argument("image", required=False)
 @click.option("--endpoint-url", default="http://127.0.0.1:8080", show_default=True, help="Where the proxy listens.")
-@click.option("--endpoint", default="llava", show_default=True, help="The endpoint's name.")
+@click.option("--endpoint", default=DEFAULT_ENDPOINT, show_default=True, help="The endpoint's name.")
 @click.option(
     "--ask", multiple=True, metavar="QUESTION", help="Ask this and end, instead of a conversation. Repeatable."
 )
@@ -155,7 +183,7 @@ def _default_store() -> Path:
 @click.option("--temperature", type=click.FloatRange(min=0), help="Sample at this temperature; greedy without it.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON for each answer.")
 def chat(
-    image: str,
+    image: str | None,
     endpoint_url: str,
     endpoint: str,
     ask: tuple[str, ...],
@@ -163,13 +191,14 @@ def chat(
     temperature: float | None,
     as_json: bool,
 ) -> None:
-    """Talk about IMAGE, a file or an http(s) address, with streamed answers.
+    """Talk about IMAGE, a file or an http(s) address, with streamed answers; without one, about anything.
 
     In the conversation, /image PATH adds a picture and /quit ends.
 
     \b
     Examples:
       torchmoor chat picture.png
+      torchmoor chat --endpoint llm
       torchmoor chat picture.png --ask "What color is the circle?" --ask "Where is it?"
     """
     parameters = {"max_new_tokens": max_new_tokens, "temperature": temperature}

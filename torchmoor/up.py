@@ -29,14 +29,15 @@ logger = logging.getLogger(__name__)
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
-ENDPOINT = "llava"
+DEFAULT_ENDPOINT = "llava"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
     """What the command line says."""
 
-    num_instances: int
+    endpoints: tuple[str, ...]  # each is served by instances of the archive of its name
+    num_instances: int  # of each endpoint
     host: str
     port: int
     admin_port: int
@@ -45,6 +46,7 @@ class UpOptions:
     journal: str | None  # None: one for this fleet's lifetime
     strategy: str
     allowed_image_hosts: tuple[str, ...]
+    start_timeout_s: float
     is_open: bool
 
 
@@ -57,10 +59,9 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     check_host(options.host, is_open=options.is_open)
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
-        endpoints=(
-            EndpointSettings(
-                name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT, routing_strategy=options.strategy),)
-            ),
+        endpoints=tuple(
+            EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
+            for name in options.endpoints
         ),
         listen=ListenSettings(host=options.host, port=options.port, admin_port=options.admin_port),
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
@@ -73,6 +74,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
             model_store=options.model_store, java_home=Path(java_home) if java_home else None
         ),
         run_dir=run_dir,
+        start_timeout_s=options.start_timeout_s,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal}
@@ -83,35 +85,37 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        starting = asyncio.create_task(launcher.start(plan(options.num_instances, find_gpus(os.environ))))
+        launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
+        starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             starting.cancel()
         else:
             starting.result()
-            announce(describe(options.host, proxy))
+            announce(describe(options, proxy))
             await stopping
         report("stopping")
 
 
-def describe(host: str, proxy: Proxy) -> str:
+def describe(options: UpOptions, proxy: Proxy) -> str:
     """The line of JSON that says where everything is."""
-    named = f"[{host}]" if ":" in host else host
+    named = f"[{options.host}]" if ":" in options.host else options.host
     return json.dumps(
         {
             "ready": True,
             "runtime": f"http://{named}:{proxy.port}",
             "admin": f"http://{named}:{proxy.admin_port}",
-            "endpoints": [ENDPOINT],
+            "endpoints": list(options.endpoints),
         }
     )
 
 
-def plan(num_instances: int, gpus: Sequence[str]) -> list[Launch]:
-    """Instances by name, spread over the GPUs where there are any."""
+def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> list[Launch]:
+    """Every endpoint's instances by name, spread over the GPUs where there are any."""
+    wanted = [(endpoint, i) for endpoint in endpoints for i in range(num_instances)]
     return [
-        Launch(f"{ENDPOINT}-{i}", ENDPOINT, f"{ENDPOINT}.mar", gpus[i % len(gpus)] if gpus else None)
-        for i in range(num_instances)
+        Launch(f"{endpoint}-{i}", endpoint, f"{endpoint}.mar", gpus[number % len(gpus)] if gpus else None)
+        for number, (endpoint, i) in enumerate(wanted)
     ]
 
 

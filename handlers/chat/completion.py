@@ -4,15 +4,17 @@ Its KV cache is left to the pool when it is over, so that a client that sends th
 pays for what is new.
 """
 
+from collections.abc import Sequence
+
 from handlers.chat.generation import Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
-from handlers.chat.messages import ImageReference, Part, TextPart, images_of, split_images
+from handlers.chat.messages import MARKDOWN_IMAGE, ImageReference, Part, TextPart, images_of, split_images
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import sharing_scope
 from handlers.chat.turn import truncated
 from handlers.chat.wire import Generate
 from handlers.engine.kv_cache import SequenceCache
-from handlers.errors import ContextTooLong
+from handlers.errors import ContextTooLong, InvalidRequest
 
 
 class Completion(Generation):
@@ -28,33 +30,58 @@ class Completion(Generation):
     def start(self) -> None:
         """Begin."""
         self._parts.counters.add("turns_started")
-        self._schedule(is_slow=any(images_of(message.parts) for message in self._request.messages))
+        prompt = self._request.prompt  # searched for its images on a worker's thread, it may have megabytes
+        brings_images = bool(images_of(self._parts_of_request())) if prompt is None else MARKDOWN_IMAGE in prompt
+        self._schedule(is_slow=brings_images)
         self._reply.on_cancel(self.stop)
+
+    def _parts_of_request(self) -> Sequence[Part]:
+        """Texts and images in order; a model that does not see reads the mention of one in a raw prompt as text."""
+        prompt = self._request.prompt
+        if prompt is None:
+            return [part for message in self._request.messages for part in message.parts]
+        return split_images(prompt) if self._parts.model.image_token_id is not None else (TextPart(prompt),)
 
     def _compose(self) -> Prompt:
         request, model = self._request, self._parts.model
-        if request.prompt is not None:
-            parts = self._parts_of(request.prompt)
-            self._load(images_of(parts))
-            sizes = [loaded.image.num_tokens for loaded in self._loaded]
-            ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
+        parts = self._parts_of_request()
+        self._check_length(parts)
+        if request.prompt is None:
+            model.template.check()
         else:
-            self._load([reference for message in request.messages for reference in images_of(message.parts)])
-            sizes = [loaded.image.num_tokens for loaded in self._loaded]
+            parts = self._as_raw_prompt(parts)
+        self._load(images_of(parts))
+        sizes = [loaded.image.num_tokens for loaded in self._loaded]
+        if request.prompt is None:
             ids = model.render([message.for_template() for message in request.messages], sizes)
+        else:
+            ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
         return Prompt(ids, [loaded.image for loaded in self._loaded])
 
-    def _parts_of(self, prompt: str) -> tuple[Part, ...]:
+    def _check_length(self, parts: Sequence[Part]) -> None:
+        """Before anything is tokenized, which takes a second a megabyte."""
         limit = self._parts.engine_settings.max_question_chars
-        parts = split_images(prompt) if self._parts.model.image_token_id is not None else (TextPart(prompt),)
         num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
         if num_chars > limit:
-            raise ContextTooLong(f"'inputs' has {num_chars} characters, more than {limit}")
-        if len(parts) == 1 and isinstance(parts[0], TextPart):
-            return (TextPart(truncated(self._parts.model, parts[0].text, self._parameters.truncate)),)
-        return parts
+            raise ContextTooLong(f"the request has {num_chars} characters of text, more than {limit}")
 
-    def _load(self, references: list[ImageReference] | tuple[ImageReference, ...]) -> None:
+    def _as_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """What is left after `truncate`. Raises InvalidRequest if the prompt speaks of images in another way."""
+        model, limit = self._parts.model, self._parameters.truncate
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        if model.image_token and any(model.image_token in text for text in texts):
+            raise InvalidRequest(
+                f"'inputs' must not contain {model.image_token!r}; put an image there as ![](address)", param="inputs"
+            )
+        if limit is None:
+            return parts
+        if len(texts) < len(parts):
+            raise InvalidRequest(
+                "parameters.truncate cannot be used with images in 'inputs'", param="parameters.truncate"
+            )
+        return [TextPart(truncated(model, text, limit, is_raw=True)) for text in texts]
+
+    def _load(self, references: Sequence[ImageReference]) -> None:
         self._loaded = self._parts.load_images(self._scope, references, self._reply)
 
     def _fetch(self, image: Image) -> bytes:
@@ -67,3 +94,8 @@ class Completion(Generation):
         for loaded in self._loaded:
             self._parts.images.release(loaded.image, is_kept=True)
         self._cache.pool.unpin(self._cache)
+
+
+def texts_of(*groups: Sequence[Part]) -> list[str]:
+    """The texts among the parts, in order."""
+    return [part.text for parts in groups for part in parts if isinstance(part, TextPart)]

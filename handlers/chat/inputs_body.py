@@ -7,14 +7,14 @@ from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.chat.session_body import refuse_session
 from handlers.chat.wire import Generate, Incoming
-from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.errors import InvalidRequest
 from handlers.settings import RequestSettings
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 
 
 def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Generate:
-    """Raises InvalidRequest, ContextTooLong."""
+    """Raises InvalidRequest."""
     refuse_session(incoming, body)
     unknown = set(body) - _FIELDS
     if unknown:
@@ -24,8 +24,6 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
         raise InvalidRequest("'inputs' must be a text that is not empty; send each prompt by itself", param="inputs")
     if not is_unicode(prompt):
         raise InvalidRequest("'inputs' must be valid Unicode: it has one half of a surrogate pair", param="inputs")
-    if len(prompt) > settings.max_chars:
-        raise ContextTooLong(f"'inputs' has {len(prompt)} characters, more than {settings.max_chars}", param="inputs")
     is_streaming = body.get("stream")
     is_streaming = False if is_streaming is None else is_streaming
     if not isinstance(is_streaming, bool):

@@ -1,14 +1,13 @@
 """The messages of a conversation that a client sends whole, and the images that a raw prompt mentions."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 ImageReference = bytes | str  # an image's own bytes, an http(s) address, a data URL or base64 text
 
-# Text Generation Inference's way to put an image into a prompt. Only what can be an image's address counts.
-_MARKDOWN_IMAGE = re.compile(r"!\[\]\(((?:https?://|data:image/)[^\s)]+)\)")
+MARKDOWN_IMAGE = "![]("  # Text Generation Inference's way to put an image into a prompt; its address and `)` follow
+_SCHEMES = ("http://", "https://", "data:image/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,33 @@ def images_of(parts: Sequence[Part]) -> tuple[ImageReference, ...]:
 
 
 def split_images(prompt: str) -> tuple[Part, ...]:
-    """A raw prompt with `![](address)` in it as text and images, in order. For models that see."""
+    """A raw prompt with `![](address)` in it as text and images, in order. For models that see.
+
+    Reads the prompt once, however many beginnings without an end it has, and skips over megabytes of base64.
+    """
     parts: list[Part] = []
     end = 0
-    for found in _MARKDOWN_IMAGE.finditer(prompt):
-        if found.start() > end:
-            parts.append(TextPart(prompt[end : found.start()]))
-        parts.append(ImagePart(found[1]))
-        end = found.end()
+    at = prompt.find(MARKDOWN_IMAGE)
+    while at >= 0:
+        start = at + len(MARKDOWN_IMAGE)
+        closing = _find_closing(prompt, start)
+        if closing is not None and _is_address(prompt[start:closing]):
+            if at > end:
+                parts.append(TextPart(prompt[end:at]))
+            parts.append(ImagePart(prompt[start:closing]))
+            start = end = closing + 1
+        at = prompt.find(MARKDOWN_IMAGE, start)
     if end < len(prompt) or not parts:
         parts.append(TextPart(prompt[end:]))
     return tuple(parts)
+
+
+def _find_closing(prompt: str, start: int) -> int | None:
+    """Where the parenthesis closes, if no other opens before."""
+    opening = prompt.find("(", start)
+    closing = prompt.find(")", start, opening if opening >= 0 else len(prompt))
+    return closing if closing >= 0 else None
+
+
+def _is_address(text: str) -> bool:
+    return text.startswith(_SCHEMES) and not any(space in text for space in " \t\r\n")

@@ -135,15 +135,7 @@ def _messages(given: Any, settings: RequestSettings) -> tuple[Message, ...]:
         raise InvalidRequest("'messages' must be a list of at least one message", param="messages")
     if len(given) > settings.max_messages:
         raise ContextTooLong(f"'messages' has {len(given)} messages, more than {settings.max_messages}")
-    messages = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
-    parts = [part for message in messages for part in message.parts]
-    num_images = sum(isinstance(part, ImagePart) for part in parts)
-    if num_images > settings.max_images:
-        raise InvalidRequest(f"'messages' has {num_images} images, more than {settings.max_images}", param="messages")
-    num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
-    if num_chars > settings.max_chars:
-        raise ContextTooLong(f"'messages' has {num_chars} characters, more than {settings.max_chars}", param="messages")
-    return messages
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(given))
 
 
 def _message(given: Any, where: str) -> Message:
@@ -176,7 +168,7 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    if not isinstance(url, str) or not url.lower().startswith(("http://", "https://", "data:")):
+    if not isinstance(url, str) or not url[:8].lower().startswith(("http://", "https://", "data:")):
         where += ".image_url.url"
         raise InvalidRequest(f"{where} must be an http(s) address or a data URL", param=where)
     return ImagePart(url)

@@ -22,6 +22,7 @@ from handlers.chat.journal import Event, Journal
 from handlers.chat.messages import ImageReference
 from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
+from handlers.chat.room import Room
 from handlers.chat.session_id import SessionId, SessionIds
 from handlers.chat.sessions import Session, SessionStore, sharing_scope
 from handlers.chat.turn import Turn
@@ -87,6 +88,7 @@ class ChatService:
             model=model,
             engine=engine,
             images=self.images,
+            room=Room(),
             preparing=self._preparing,
             loading=self._loading,
             counters=self._counters,
@@ -193,6 +195,7 @@ class ChatService:
         ttl_s = command.ttl_s or limits.ttl_s
         if ttl_s > limits.max_ttl_s:
             raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
+        self._model.template.check()
         endpoint, principal = command.caller.endpoint, command.caller.principal
         loaded = self._load_images(sharing_scope(endpoint, principal), command.images, reply)
         try:

@@ -1,9 +1,9 @@
 """The sessions that this worker holds: their order of turns, their ends, and what each may take.
 
 The contract: a session ends by close or expiry and by nothing else. While a turn has it, its KV cache is pinned;
-between turns the cache may be evicted for others (see handlers/engine/kv_cache.py) and its images' features may be given up
-(see handlers/chat/images.py), which costs its next turn time and nothing else. When a session has ended and its last
-turn is over, it holds nothing any more.
+between turns the cache may be evicted for others (see handlers/engine/kv_cache.py) and its images' features may be
+given up (see handlers/chat/images.py), which costs its next turn time and nothing else. When a session has ended and
+its last turn is over, it holds nothing any more.
 
 All methods may be called from any thread.
 """

@@ -14,7 +14,8 @@ from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, di
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
-from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, TurnConflict
+from handlers.engine.kv_cache import BLOCK
+from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.models.text import TextModel
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
@@ -95,12 +96,19 @@ class Turn(Generation):
         if self._parts.session_settings.overflow == "drop_oldest":
             num_turns = len(self._messages) // 2
             num_dropped = 0
-            while len(ids) > self.max_prompt and num_dropped < num_turns:
+            limit = self._max_prompt_with_answer()
+            while len(ids) > limit and num_dropped < num_turns:
                 num_dropped = min(num_dropped + DROP_STEP, num_turns)
                 ids = self._parts.model.render(without_oldest(self._messages, num_dropped), sizes)
             if num_dropped:
                 self._receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
         return Prompt(ids, images)
+
+    def _max_prompt_with_answer(self) -> int:
+        """How long the conversation may be without cutting its answer short, for which half the room is enough."""
+        room = min(self.max_context, self._max_bytes // self._cache.pool.shape.block_bytes * BLOCK)
+        wanted = self._parameters.max_new_tokens or self._parts.engine_settings.max_new_tokens
+        return min(self.max_prompt, room - min(wanted, room // 2))
 
     def _fetch(self, image: Image) -> bytes:
         own = next((item.encoded for item in self._own_images if item.image == image), None)
@@ -119,16 +127,10 @@ class Turn(Generation):
         text = self._ask.prompt_text
         if len(text) > limits.max_question_chars:
             raise ContextTooLong(f"'prompt_text' has {len(text)} characters, more than {limits.max_question_chars}")
-        text = truncated(self._parts.model, text, self._parameters.truncate)
-        for reserved in self._parts.model.reserved_text():
-            if reserved in self._ask.prompt_text or reserved in text:
-                raise InvalidRequest(f"'prompt_text' must not contain {reserved!r}, which stands for an image")
-        return text
+        return truncated(self._parts.model, text, self._parameters.truncate)
 
     def _commit(self, text: str) -> None:
         """The answer becomes part of the conversation."""
-        for reserved in self._parts.model.reserved_text():
-            text = text.replace(reserved, " ")  # spelled out by the model, it would be read as one more image
         event = Event(
             kind="turn",
             images=digests(self._new_images),
@@ -159,9 +161,11 @@ def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[d
     return [{**left[0], "content": [*images, *left[0]["content"]]}, *left[1:]]
 
 
-def truncated(model: TextModel, text: str, max_tokens: int | None) -> str:
-    """The text's last tokens, if it has more than so many."""
+def truncated(model: TextModel, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
+    """The text's last tokens, if it has more than so many. is_raw: with its special tokens, which mean something."""
     if max_tokens is None:
         return text
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return text if len(ids) <= max_tokens else str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=True))
+    if len(ids) <= max_tokens:
+        return text
+    return str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=not is_raw))

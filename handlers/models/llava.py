@@ -6,6 +6,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
+from handlers.models.chat_template import ChatTemplate
 from handlers.models.text import TextModel
 
 
@@ -18,10 +19,10 @@ class LlavaModel(TextModel):
     def __init__(self, model: Any, processor: Any) -> None:
         super().__init__(model, processor.tokenizer)
         self.processor = processor
-        self.template = processor
         config = model.config
         self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
         self.image_token: str = processor.image_token
+        self.template = ChatTemplate(processor, processor.tokenizer, config.model_type, self.image_token)
 
     def _find_decoder(self) -> Any:
         return self.model.model.language_model
@@ -32,15 +33,12 @@ class LlavaModel(TextModel):
     def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(messages)
 
-    def reserved_text(self) -> Sequence[str]:
-        return (self.image_token,)
-
-    def preprocess(self, image: Image.Image) -> Tensor:
+    def preprocess(self, image: Image.Image) -> Any:
         """(1, channels, height, width) float32 on the CPU, normalised by the checkpoint's preprocessor config."""
         pixels: Tensor = self.processor.image_processor(images=[image], return_tensors="pt")["pixel_values"]
         return pixels
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, pixels: Any) -> Tensor:
         """Vision tower and projector.
 
         pixels: (1, channels, height, width) in the model's type on its device.

@@ -5,51 +5,80 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import ConfigError
 from handlers.models.llava import LlavaModel
+from handlers.models.llava_next import LlavaNextModel
+from handlers.models.memory import check_fits
 from handlers.models.probe import Probe
+from handlers.models.processor import Processor
 from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
 
+# The families that see, of which tests show that they answer here as in transformers, pictures included. What keeps
+# others out: positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks between a
+# picture's tokens (Idefics 3, Pixtral), features of several layers of the decoder.
+SEEING: dict[str, type[LlavaModel]] = {
+    "llava": LlavaModel,
+    "vipllava": LlavaModel,
+    "llava_next": LlavaNextModel,
+    "llava_onevision": LlavaNextModel,
+}
 
-def load_model(path: Path, device: torch.device, dtype: str) -> TextModel:
+
+def load_model(path: Path, device: torch.device, dtype: str, attention: str = "auto") -> TextModel:
     """The model in `path`, ready on `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
-    Only safetensors weights are read, never pickled ones. Raises ConfigError if the directory is no checkpoint, or
-    one of a model that would not compute here what it computes in transformers.
+    attention: the vision tower's implementation by transformers' name, or "auto".
+    Only safetensors weights are read, never pickled ones. Raises ConfigError if the directory is no checkpoint, one
+    that does not fit the device, or one of a model that would not compute here what it computes in transformers.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
     try:
-        return _load(path, device, dtype)
+        return _load(path, device, dtype, attention)
     except ConfigError:
         raise
     except Exception as exc:  # transformers and safetensors have errors of every kind; TorchServe wants one
         raise ConfigError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
-def _load(path: Path, device: torch.device, dtype: str) -> TextModel:
-    kind = torch.float32 if dtype == "auto" and device.type == "cpu" else dtype
+def _load(path: Path, device: torch.device, dtype: str, attention: str) -> TextModel:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     can_see = hasattr(config, "vision_config")
-    if can_see and config.model_type != "llava":
-        raise ConfigError(f"models of type {config.model_type} are not supported; of those that see, llava is")
+    if can_see and config.model_type not in SEEING:
+        known = ", ".join(SEEING)
+        raise ConfigError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
+    kind = _choose_type(dtype, device, config)
+    check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
-    model: Any = loader.from_pretrained(path, dtype=kind, local_files_only=True, use_safetensors=True)
+    model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
+    if can_see and attention != "auto":
+        model.model.vision_tower.set_attn_implementation(attention)
     model = model.to(device).eval().requires_grad_(False)
     logger.info("model loaded type=%s path=%s device=%s dtype=%s", config.model_type, path, device, model.dtype)
     probe = Probe(model)
     loaded: TextModel
     if can_see:
-        loaded = LlavaModel(model, AutoProcessor.from_pretrained(path, local_files_only=True))
+        image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
+        loaded = SEEING[config.model_type](model, Processor.load(path, image_token_id))
     else:
         loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
     loaded.pack_weights()
     probe.check(loaded)
     return loaded
+
+
+def _choose_type(dtype: str, device: torch.device, config: Any) -> torch.dtype | None:
+    """What floats are loaded as; None: as the checkpoint has stored them."""
+    if dtype != "auto":
+        chosen: torch.dtype = getattr(torch, dtype)
+        return chosen
+    if device.type == "cpu":
+        return torch.float32
+    return config.dtype if isinstance(config.dtype, torch.dtype) else None

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
+from handlers.models.chat_template import ChatTemplate
 from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears
 
 
@@ -23,7 +24,7 @@ class TextModel:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.template = tokenizer  # what renders a conversation; a processor for models that see
+        self.template = ChatTemplate(tokenizer, tokenizer, model.config.model_type)
         self.decoder = self._find_decoder()
         self.decoder.set_attn_implementation(RAGGED)
         config = self.decoder.config
@@ -57,11 +58,9 @@ class TextModel:
         """Token ids of the whole conversation up to where the assistant's next answer begins.
 
         image_sizes: for each image of the conversation, in order, its number of tokens; each of its
-        positions holds `image_token_id`.
+        positions holds `image_token_id`. Raises InvalidRequest if there is no template, or if it refuses the messages.
         """
-        text = self.template.apply_chat_template(
-            self._as_template_expects(messages), add_generation_prompt=True, tokenize=False
-        )
+        text = self.template.render(self._as_template_expects(messages))
         return self._encode(text, image_sizes, adds_special=self._adds_bos())
 
     def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
@@ -92,15 +91,11 @@ class TextModel:
         """Templates of text models want plain strings as content."""
         return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
 
-    def reserved_text(self) -> Sequence[str]:
-        """Strings that a user's text must not contain, because the tokenizer gives them a meaning of their own."""
-        return ()
-
-    def preprocess(self, image: Image.Image) -> Tensor:
-        """Pixel values of an RGB picture, on the CPU, as the vision tower wants them."""
+    def preprocess(self, image: Image.Image) -> Any:
+        """Pixel values of an RGB picture, on the CPU, as `encode_image` wants them: a Tensor or a Pixels."""
         raise NotImplementedError("this model does not see")
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, pixels: Any) -> Tensor:
         """(number of image tokens, hidden size), run once an image."""
         raise NotImplementedError("this model does not see")
 

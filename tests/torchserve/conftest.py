@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,12 @@ class Fleet:
 
 
 @contextmanager
-def run_fleet(*arguments: str, run_dir: Path, log: Path) -> Iterator[Fleet]:
+def run_fleet(
+    *arguments: str, run_dir: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Fleet]:
     """`torchmoor up` on free ports, ready to serve, stopped afterwards as Ctrl-C does.
+
+    environment: beside this process's own, which is passed without what would configure AWS clients.
 
     Fails with its standard error if it does not come up or does not end well.
     """
@@ -73,7 +77,7 @@ def run_fleet(*arguments: str, run_dir: Path, log: Path) -> Iterator[Fleet]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+            env={**{k: v for k, v in os.environ.items() if not k.startswith("AWS_")}, **(environment or {})},
         )
     assert process.stdout is not None
     with process.stdout:

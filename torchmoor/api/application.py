@@ -7,6 +7,7 @@ import logging
 from torchmoor.api import container, runtime, torchserve
 from torchmoor.api.container import ContainerApi
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.openai import OpenAIApi
 from torchmoor.api.passthrough import PassThrough
 from torchmoor.api.replies import refusal, runtime_error
 from torchmoor.api.runtime import RuntimeApi
@@ -27,6 +28,7 @@ class Api:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         pass_through = PassThrough(gateway)
+        self._openai = OpenAIApi(gateway)
         self._runtime = RuntimeApi(gateway)
         self._container = ContainerApi(gateway, pass_through)
         self._torchserve = TorchServeApi(gateway, pass_through)
@@ -46,6 +48,8 @@ class Api:
 
     def _dispatch(self, request: Request, request_id: bytes) -> Call | Reply:
         path, method = request.path, request.method
+        if self._openai.serves(path):
+            return self._openai.handle(request, request_id)
         if path.startswith(runtime.PREFIX):
             return self._runtime.handle(request, request_id)
         if path.startswith(torchserve.PREFIX) and method in _INVOKING:

@@ -38,7 +38,7 @@ PREFIX = b"/endpoints/"
 
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
-_OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations", b"openai/v1/chat/completions")
+_OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
 _SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
 _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))

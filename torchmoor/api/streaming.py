@@ -1,4 +1,4 @@
-"""How the body of a streamed answer becomes event-stream frames."""
+"""How the body of a streamed answer becomes event-stream frames, and how server-sent events tell of their end."""
 
 from __future__ import annotations
 
@@ -79,3 +79,31 @@ class TextPartEncoder(PartEncoder):
         """What was held back, then why the stream ends."""
         held = self.finish()
         return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)
+
+
+class EventPassEncoder:
+    """Server-sent events pass as they are; one more says so if the instance fails or times out."""
+
+    __slots__ = ("_end", "_request_id")
+
+    def __init__(self, request_id: bytes) -> None:
+        self._request_id = request_id
+        self._end = b"\n\n"
+
+    def encode(self, piece: bytes) -> bytes:
+        """The piece itself."""
+        self._end = (self._end + piece)[-2:]
+        return piece
+
+    def finish(self) -> bytes:
+        """The instance has ended the stream in its own way."""
+        return b""
+
+    def fail(self, loss: Loss) -> bytes | None:
+        """An event with an error of OpenAI's kind; None within an event, where only a broken connection is plain."""
+        if self._end != b"\n\n":
+            return None
+        code = _TIMED_OUT if loss is Loss.TIMEOUT else _BROKEN
+        message = f"The answer was broken off. Request id {self._request_id.decode()}."
+        error = {"message": message, "type": "server_error", "param": None, "code": code}
+        return b"data: %b\n\n" % json.dumps({"error": error}).encode()

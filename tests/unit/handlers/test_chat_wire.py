@@ -7,18 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handlers.chat.dialects import parse
+from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
-from handlers.chat.wire import (
-    AddImages,
-    Ask,
-    Caller,
-    CloseSession,
-    Incoming,
-    OpenSession,
-    Status,
-    StreamFormat,
-    parse,
-)
+from handlers.chat.wire import AddImages, Ask, Caller, CloseSession, Incoming, OpenSession, Status
 from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch
 
 NOBODY = Caller("", "")
@@ -117,32 +109,39 @@ def test_ask_with_everything() -> None:
         images=(URL,),
         parameters=Parameters(max_new_tokens=5),
         invocation_id="",
-        stream=StreamFormat.TEXT,
+        form=SessionForm(),
+        is_streaming=True,
     )
 
 
 @pytest.mark.parametrize(
     ("accept", "form"),
     [
-        ("", StreamFormat.TEXT),
-        ("*/*", StreamFormat.TEXT),
-        ("text/event-stream", StreamFormat.TGI),
-        ("application/json, TEXT/event-stream;q=0.5", StreamFormat.TGI),
-        ("application/jsonlines", StreamFormat.LMI),
+        ("", SessionForm()),
+        ("*/*", SessionForm()),
+        ("text/event-stream", TgiForm()),
+        ("application/json, TEXT/event-stream;q=0.5", TgiForm()),
+        ("application/jsonlines", LmiForm()),
     ],
 )
-def test_accept_chooses_the_stream_form(accept: str, form: StreamFormat) -> None:
+def test_accept_chooses_the_stream_form(accept: str, form: AnswerForm) -> None:
     """Without a known Accept the stream is plain text."""
     body = {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x", "stream": True}
 
-    assert command(body, accept=accept).stream is form
+    asked = command(body, accept=accept)
+
+    assert asked.is_streaming
+    assert asked.form == form
 
 
 def test_accept_alone_does_not_stream() -> None:
-    """Only the body's stream field makes a stream."""
+    """Only the body's stream field makes a stream; a whole answer of the session API has one form."""
     body = {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x"}
 
-    assert command(body, accept="text/event-stream").stream is None
+    asked = command(body, accept="text/event-stream")
+
+    assert not asked.is_streaming
+    assert asked.form == SessionForm()
 
 
 def test_add_and_close() -> None:

@@ -13,7 +13,7 @@ import pytest
 from handlers.chat import journal as journal_module
 from handlers.chat.journal import DirectoryJournal, Event, EventTaken, JournalClosed, image_hash, open_journal
 from handlers.errors import ConfigError, InternalError, JournalUnavailable
-from tests.unit.handlers.test_chat_service import Hold, data_url, question, reply_of
+from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -432,7 +432,7 @@ def test_an_opening_that_nobody_heard_of_is_deleted(
 def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
     """A worker that is full can still close what another one opened: nothing is computed for it."""
     first = make_client(instance="llava-0", journal=journal)
-    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": 1, "max_sessions": 1})
+    second = make_client(instance="llava-1", journal=journal, session={"features_bytes": 1, "max_sessions": 1})
     sid = first.open(data_url(red))
     second.open()
 
@@ -456,7 +456,8 @@ def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
     hold.release()
 
     assert running.wait().error == "SessionClosed"
-    assert (first.service.store.session_ids(), first.service.store.used_bytes) == ([], 0)
+    assert first.service.store.session_ids() == []
+    assert holds_nothing(first)
     assert [path.name for path in (tmp_path / "journal" / sid).iterdir()] == ["closed"]
 
 
@@ -519,17 +520,17 @@ def test_a_damaged_journal_is_told_and_can_be_mended(
 
 
 def test_a_session_that_finds_no_room_is_rebuilt_later(
-    make_client: Any, journal: DirectoryJournal, reference: Any, red: Any, blue: Any
+    make_client: Any, journal: DirectoryJournal, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
     """Out of memory half way through a turn's images: the next question goes on from there."""
     first = make_client(instance="llava-0", journal=journal)
     sid = first.open()
     said = first.answer(sid, "what?", images=[data_url(red), data_url(blue)], **SHORT)
-    image_bytes = first.service.store.get(sid, "", "").images[0].num_bytes
-    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": image_bytes})
+    one = features_bytes(tiny_llava)
+    second = make_client(instance="llava-1", journal=journal, session={"features_bytes": one})
 
     assert second.ask(sid, "go on", **SHORT).wait().error == "OutOfMemory"
-    second.service.store.settings = first.service.store.settings
+    second.service.images.max_features_bytes = 2 * one
     answer = second.answer(sid, "go on", **SHORT)
 
     messages = [question("what?", 2), reply_of(said), question("go on")]

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.runtime.bodies.append(body)
         self.runtime.sessions.append(self.headers["X-Amzn-SageMaker-Session-Id"])
-        if body["type"] == "start_session":
+        if body.get("type") == "start_session" or body.get("requestType") == "NEW_SESSION":
             expiring = f"{SESSION}; Expires=2030-01-01T00:00:00Z"
             self.answer(200, {"session_id": SESSION}, {"X-Amzn-SageMaker-New-Session-Id": expiring})
         elif body["type"] == "close_session":
@@ -275,3 +275,14 @@ def test_a_directory_is_no_image(tmp_path: Path) -> None:
     """As any file that cannot be read."""
     with pytest.raises(ChatError, match="Is a directory"):
         image_reference(str(tmp_path))
+
+
+def test_a_conversation_needs_no_picture(runtime: Runtime) -> None:
+    """An endpoint of a text model takes none."""
+    command = ["chat", "--endpoint", "llm", "--endpoint-url", runtime.url, "--ask", "hello"]
+
+    result = CliRunner().invoke(main, command)
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "a red circle\n"
+    assert runtime.bodies[0] == {"requestType": "NEW_SESSION"}

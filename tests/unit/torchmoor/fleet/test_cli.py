@@ -74,6 +74,14 @@ def test_an_address_open_to_a_network_must_be_meant() -> None:
     assert "--no-auth" in result.stderr
 
 
+def test_an_endpoint_named_twice_is_an_error() -> None:
+    """Its name is what a client asks for: there can be one."""
+    result = invoke("up", "--endpoint", "llm", "--endpoint", "llm")
+
+    assert result.exit_code == 1
+    assert "different names" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [("--instances", "0"), ("--strategy", "BEST"), ("--log-level", "loud")])
 def test_a_wrong_option_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     """Status 2, as everywhere."""

@@ -29,6 +29,7 @@ def options(tmp_path: Path) -> UpOptions:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "llava.mar").touch()
     return UpOptions(
+        endpoints=("llava",),
         num_instances=2,
         host="127.0.0.1",
         port=0,
@@ -38,6 +39,7 @@ def options(tmp_path: Path) -> UpOptions:
         journal=None,
         strategy="RANDOM",
         allowed_image_hosts=(),
+        start_timeout_s=60,
         is_open=False,
     )
 
@@ -175,9 +177,31 @@ def test_a_host_that_is_no_address_is_refused() -> None:
 
 def test_instances_are_spread_over_the_gpus() -> None:
     """One instance a GPU while there are enough, then in turn; none where there is no GPU."""
-    assert [launch.gpu for launch in plan(3, ["0", "1"])] == ["0", "1", "0"]
-    assert [launch.gpu for launch in plan(2, [])] == [None, None]
-    assert [launch.name for launch in plan(2, [])] == ["llava-0", "llava-1"]
+    assert [launch.gpu for launch in plan(["llava"], 3, ["0", "1"])] == ["0", "1", "0"]
+    assert [launch.gpu for launch in plan(["llava"], 2, [])] == [None, None]
+    assert [launch.name for launch in plan(["llava"], 2, [])] == ["llava-0", "llava-1"]
+
+
+def test_every_endpoint_has_its_own_instances() -> None:
+    """Each instance serves one archive; the endpoints' instances share the GPUs in turn."""
+    launches = plan(["llava", "llm"], 2, ["0", "1", "2"])
+
+    assert [launch.name for launch in launches] == ["llava-0", "llava-1", "llm-0", "llm-1"]
+    assert [launch.archive for launch in launches] == ["llava.mar", "llava.mar", "llm.mar", "llm.mar"]
+    assert [launch.endpoint for launch in launches] == ["llava", "llava", "llm", "llm"]
+    assert [launch.gpu for launch in launches] == ["0", "1", "2", "0"]
+
+
+def test_it_serves_several_endpoints(
+    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """The line that announces the fleet has them all, and every endpoint got its instances."""
+    (tmp_path / "store" / "llm.mar").touch()
+
+    announced, _ = serve(replace(options, endpoints=("llava", "llm"), num_instances=1))
+
+    assert json.loads(announced[0])["endpoints"] == ["llava", "llm"]
+    assert sorted(environments) == ["llava-0", "llm-0"]
 
 
 def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

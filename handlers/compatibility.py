@@ -1,0 +1,203 @@
+"""What the containers of TGI and of LMI (DJL Serving) are told, as settings of ours.
+
+An endpoint that ran one of those containers keeps its environment and its serving.properties. From weak to strong:
+the archive's model-config, a checkpoint in /opt/ml/model, the environment, serving.properties (LMI's own order), and
+TORCHMOOR_HANDLER_*, which settings.py reads. What would change answers and is not offered here is refused; what only
+tunes another engine is ignored with a line in the log.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handlers.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SAGEMAKER_MODEL = Path("/opt/ml/model")
+PROPERTIES = "serving.properties"
+MAX_PROPERTIES_BYTES = 1 << 20
+_PREFIX = "option."
+_DTYPES = {
+    "auto": "auto",
+    **dict.fromkeys(("fp32", "float32"), "float32"),
+    **dict.fromkeys(("fp16", "float16", "half"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+}
+_FORMATS = {"json": "lmi", "jsonlines": "lmi", "sse": "tgi", "tgi": "tgi"}
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise ValueError("it must be a positive number")
+    return number
+
+
+def _degree(text: str) -> int:
+    """Devices a model is spread over; SageMaker says 0 where there is no GPU."""
+    if text.lower() in ("max", "all"):
+        raise ValueError("say a number: this worker serves one device, and so must one of 1")
+    return max(1, int(text))
+
+
+def _checkpoint(text: str) -> str:
+    """A path or an S3 URI as it is, else a name on the Hugging Face hub."""
+    if "://" in text or text.startswith((".", "/")):
+        return text
+    return f"hf://{text}"
+
+
+def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in values:
+            raise ValueError(f"known are {', '.join(values)}")
+        return values[text.lower()]
+
+    return parse
+
+
+def _off(text: str) -> None:
+    if text.lower() not in ("", "false", "none", "0", "disable"):
+        raise ValueError("it would change what the model answers and is not offered here")
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """One setting of theirs: where it is said, which of ours it is, and how it reads."""
+
+    setting: str | None  # group.key; None: only checked
+    parse: Callable[[str], Any]
+    variables: Sequence[str] = ()  # of TGI's container
+    options: Sequence[str] = ()  # of LMI: option.NAME in serving.properties, OPTION_NAME in the environment
+
+
+FOREIGN = (
+    Foreign("model.path", _checkpoint, ("HF_MODEL_ID",), ("model_id",)),
+    Foreign("model.revision", str, ("HF_MODEL_REVISION", "REVISION"), ("revision",)),
+    Foreign("model.dtype", _one_of(_DTYPES), ("DTYPE",), ("dtype",)),
+    Foreign("model.tensor_parallel", _degree, ("SM_NUM_GPUS", "NUM_SHARD"), ("tensor_parallel_degree",)),
+    Foreign("engine.max_prompt_tokens", _whole, ("MAX_INPUT_LENGTH", "MAX_INPUT_TOKENS")),
+    Foreign("engine.max_context_tokens", _whole, ("MAX_TOTAL_TOKENS",), ("max_model_len",)),
+    Foreign("engine.max_rows", _whole, ("MAX_BATCH_SIZE",), ("max_rolling_batch_size",)),
+    Foreign("session.kv_tokens", _whole, ("MAX_BATCH_TOTAL_TOKENS",)),
+    Foreign("pump.max_in_flight", _whole, ("MAX_CONCURRENT_REQUESTS",)),
+    Foreign("request.inputs_form", _one_of(_FORMATS), (), ("output_formatter",)),
+    Foreign(None, _off, ("QUANTIZE", "HF_MODEL_QUANTIZE"), ("quantize",)),
+    Foreign(None, _off, ("TRUST_REMOTE_CODE", "HF_MODEL_TRUST_REMOTE_CODE"), ("trust_remote_code",)),
+    Foreign(None, _off, ("LORA_ADAPTERS",), ("enable_lora", "adapters")),
+    Foreign(None, _off, ("ROPE_SCALING",), ("rope_scaling",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A value and who said it."""
+
+    name: str
+    value: Any
+
+
+def understand(
+    config: Mapping[str, Any], environ: Mapping[str, str], folders: Sequence[Path]
+) -> dict[str, dict[str, Any]]:
+    """The model-config's `handler:` group with everything that these containers would have been told.
+
+    folders: where a serving.properties may lie, the first that has one counts.
+    Raises ConfigError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
+    what is not offered.
+    """
+    properties, options = _read_properties(folders), _read_options(environ)
+    known = {option for foreign in FOREIGN for option in foreign.options}
+    for option, said in [*properties.items(), *options.items()]:
+        if option not in known:
+            logger.warning("option ignored, it is not known here name=%s", said.name)
+    settings: dict[str, _Said] = {}
+    if (SAGEMAKER_MODEL / "config.json").is_file():
+        settings["model.path"] = _Said(str(SAGEMAKER_MODEL), str(SAGEMAKER_MODEL))
+    for foreign in FOREIGN:
+        variables = [_Said(name, environ[name]) for name in foreign.variables if environ.get(name, "").strip()]
+        in_environment = [*variables, *(options[name] for name in foreign.options if name in options)]
+        in_file = [properties[name] for name in foreign.options if name in properties]
+        found = _agreed(foreign, in_file) or _agreed(foreign, in_environment)
+        if found is not None and foreign.setting is not None:
+            settings[foreign.setting] = found
+    _check_lengths(settings)
+    merged = {group: dict(values) if isinstance(values, Mapping) else values for group, values in config.items()}
+    for setting, said in settings.items():
+        group, _, key = setting.partition(".")
+        own = merged.setdefault(group, {})
+        if not isinstance(own, dict):
+            continue  # settings.py has the words for that
+        if setting == "pump.max_in_flight":
+            said = _within_the_batch(said, own)
+        own[key] = said.value
+        logger.info("setting taken setting=handler.%s from=%s", setting, said.name)
+    return merged
+
+
+def _agreed(foreign: Foreign, said: Sequence[_Said]) -> _Said | None:
+    """What one source says of a setting, under however many names."""
+    read = [_parse(foreign, each) for each in said]
+    for other in read[1:]:
+        if other.value != read[0].value:
+            raise ConfigError(f"{read[0].name} and {other.name} say different things; give one of them")
+    return read[0] if read else None
+
+
+def _parse(foreign: Foreign, said: _Said) -> _Said:
+    try:
+        return _Said(said.name, foreign.parse(said.value.strip()))
+    except ValueError as exc:
+        raise ConfigError(f"{said.name} is {said.value!r}: {exc}") from exc
+
+
+def _read_options(environ: Mapping[str, str]) -> dict[str, _Said]:
+    """LMI's options of the environment, by their names without the prefix."""
+    return {
+        name.removeprefix("OPTION_").lower(): _Said(name, value)
+        for name, value in environ.items()
+        if name.startswith("OPTION_") and value.strip()
+    }
+
+
+def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
+    """The options of the first serving.properties there is; its other lines tell DJL how to run workers."""
+    for folder in folders:
+        path = folder / PROPERTIES
+        if not path.is_file():
+            continue
+        if path.stat().st_size > MAX_PROPERTIES_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
+        found = {}
+        for line in path.read_text(errors="replace").splitlines():
+            if not line.strip() or line.lstrip().startswith(("#", "!")):
+                continue
+            name, separator, value = line.partition("=")
+            if not separator:
+                raise ConfigError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
+            if name.strip().startswith(_PREFIX) and value.strip():
+                option = name.strip().removeprefix(_PREFIX)
+                found[option] = _Said(f"{_PREFIX}{option} of {path}", value.strip())
+        return found
+    return {}
+
+
+def _check_lengths(settings: Mapping[str, _Said]) -> None:
+    prompt, context = settings.get("engine.max_prompt_tokens"), settings.get("engine.max_context_tokens")
+    if prompt and context and prompt.value >= context.value:
+        raise ConfigError(
+            f"{prompt.name} ({prompt.value}) must be less than {context.name} ({context.value}), which counts the "
+            "answer too"
+        )
+
+
+def _within_the_batch(said: _Said, pump: Mapping[str, Any]) -> _Said:
+    """No more requests than the archive's own limit, which its batchSize was chosen for."""
+    limit = pump.get("max_in_flight")
+    if not isinstance(limit, int) or said.value <= limit:
+        return said
+    logger.warning("limit lowered to what the archive carries name=%s from=%d to=%d", said.name, said.value, limit)
+    return _Said(said.name, limit)

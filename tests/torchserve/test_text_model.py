@@ -1,0 +1,92 @@
+"""SmolLM2-135M-Instruct, real weights, behind real TorchServe instances: a second endpoint beside the one that sees."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.torchserve.conftest import Fleet, run_fleet
+
+pytestmark = pytest.mark.torchserve
+
+
+@pytest.fixture(scope="module")
+def two_endpoints(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One instance that sees, one that only reads."""
+    if not (archives / "llm.mar").is_file():
+        reason = "there is no llm.mar: make archives downloads SmolLM2 for it"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("two-endpoints")
+    arguments = ("--endpoint", "llava", "--endpoint", "llm")
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as running:
+        yield running
+
+
+def open_session(client: Any, endpoint: str, body: dict[str, Any]) -> str:
+    opened = client.invoke_endpoint(
+        EndpointName=endpoint,
+        SessionId="NEW_SESSION",
+        ContentType="application/json",
+        Body=json.dumps(body),
+    )
+    session: str = opened["NewSessionId"].partition(";")[0]
+    return session
+
+
+def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
+    """The streamed answer, piece by piece."""
+    body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": {"max_new_tokens": 40}}
+    answer = client.invoke_endpoint_with_response_stream(
+        EndpointName=endpoint, SessionId=session, ContentType="application/json", Body=json.dumps(body)
+    )
+    return [event["PayloadPart"]["Bytes"].decode() for event in answer["Body"]]
+
+
+def test_a_text_model_streams_a_right_answer(two_endpoints: Fleet) -> None:
+    """Real weights know real things; the second turn goes on from the first."""
+    client = two_endpoints.client()
+    session = open_session(client, "llm", {"requestType": "NEW_SESSION"})
+
+    pieces = ask(client, "llm", session, "What is the capital of France?")
+    followed = ask(client, "llm", session, "And in which country is that city?")
+
+    assert "llm-0" in session
+    assert len(pieces) > 1
+    assert "".join(pieces) == "The capital of France is Paris."
+    assert "France" in "".join(followed)
+
+
+def test_a_text_model_refuses_a_picture(two_endpoints: Fleet) -> None:
+    """With the reason, and nothing is opened."""
+    with pytest.raises(ClientError, match="text only"):
+        open_session(two_endpoints.client(), "llm", {"type": "start_session", "image": "aGk="})
+
+
+def test_sessions_belong_to_their_endpoint(two_endpoints: Fleet) -> None:
+    """An id of one endpoint is refused by the other, although they share keys and journal."""
+    client = two_endpoints.client()
+    session = open_session(client, "llm", {"requestType": "NEW_SESSION"})
+
+    with pytest.raises(ClientError) as refused:
+        ask(client, "llava", session, "What color is the circle?")
+
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_the_command_line_talks_to_a_text_model(two_endpoints: Fleet) -> None:
+    """`torchmoor chat` without a picture."""
+    command = [str(Path(sys.executable).with_name("torchmoor")), "chat", "--endpoint", "llm"]
+    question = ("--ask", "What is the capital of France?")
+
+    result = subprocess.run(
+        [*command, "--endpoint-url", two_endpoints.runtime, *question], capture_output=True, text=True, timeout=120
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "The capital of France is Paris.\n"

@@ -1,0 +1,246 @@
+"""Where checkpoints come from: directories, S3 (a real server), and the hub's cache."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from handlers.errors import ConfigError
+from handlers.models import checkpoint as checkpoint_module
+from handlers.models import memory
+from handlers.models.checkpoint import find_checkpoint
+from handlers.models.loader import load_model
+from handlers.models.memory import check_fits, free_bytes, weight_bytes
+from handlers.settings import ModelSettings
+from tests.servers import S3Server, run_s3
+
+CPU = torch.device("cpu")
+BUCKET = "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real server with an empty bucket."""
+    with run_s3(tmp_path_factory.mktemp("s3")) as server:
+        client = server.client()
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an empty bucket, and this process's environment as S3 wants it."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    client = s3.client()
+    yield client
+    for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
+        client.delete_object(Bucket=BUCKET, Key=item["Key"])
+    client.close()
+
+
+def upload(client: Any, folder: Path, prefix: str) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            client.upload_file(str(path), BUCKET, f"{prefix}/{path.name}")
+
+
+def settings(tmp_path: Path, path: str, **options: Any) -> ModelSettings:
+    return ModelSettings(path=path, cache_dir=str(tmp_path / "cache"), **options)
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Relative to the archive, or absolute."""
+    assert find_checkpoint(ModelSettings(path="model"), tmp_path, {}) == tmp_path / "model"
+    assert find_checkpoint(ModelSettings(path="/weights"), tmp_path, {}) == Path("/weights")
+
+
+def test_another_kind_of_address_is_refused(tmp_path: Path) -> None:
+    """With those that there are."""
+    with pytest.raises(ConfigError, match=r"s3://.*hf://"):
+        find_checkpoint(ModelSettings(path="https://example.com/model"), tmp_path, {})
+
+
+def test_a_checkpoint_in_s3_serves(bucket: Any, tmp_path: Path, checkpoint: Path, one_thread: None) -> None:
+    """Only what a model needs is downloaded, and what is served answers as the original does."""
+    upload(bucket, checkpoint, "models/tiny")
+    bucket.put_object(Bucket=BUCKET, Key="models/tiny/pytorch_model.bin", Body=b"a pickle")
+    bucket.put_object(Bucket=BUCKET, Key="models/tiny/original/other.safetensors", Body=b"x")
+    bucket.put_object(Bucket=BUCKET, Key="models/tiny-but-another/config.json", Body=b"{}")
+
+    found = find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/models/tiny/"), tmp_path, {})
+
+    names = {path.name for path in found.iterdir()}
+    assert names == {path.name for path in checkpoint.iterdir() if path.is_file()} - {"README.md"}
+    model, original = load_model(found, CPU, "float32"), load_model(checkpoint, CPU, "float32")
+    ids = torch.arange(9)
+    assert torch.equal(model.embed(ids), original.embed(ids))
+
+
+def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that starts again, or another of the same host, finds it there; several at once wait for one."""
+    upload(bucket, checkpoint, "once")
+    downloads: list[Path] = []
+    original = checkpoint_module._download
+
+    def download(client: Any, name: str, objects: Any, target: Path) -> None:
+        downloads.append(target)
+        original(client, name, objects, target)
+
+    monkeypatch.setattr(checkpoint_module, "_download", download)
+    found: list[Path] = []
+
+    def find() -> None:
+        found.append(find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/once"), tmp_path, {}))
+
+    threads = [threading.Thread(target=find) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    find()
+
+    assert len(downloads) == 1
+    assert found == [downloads[0]] * 4
+
+
+def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
+    """Under the same address; the folder of the old content goes, with what a killed download has left."""
+    bucket.put_object(Bucket=BUCKET, Key="changing/config.json", Body=b"{}")
+    where = settings(tmp_path, f"s3://{BUCKET}/changing")
+    old = find_checkpoint(where, tmp_path, {})
+    (old.parent / ".partial-killed").mkdir()
+    bucket.put_object(Bucket=BUCKET, Key="changing/config.json", Body=b'{"new": true}')
+
+    new = find_checkpoint(where, tmp_path, {})
+
+    assert json.loads((new / "config.json").read_text()) == {"new": True}
+    assert [path for path in new.parent.iterdir() if path.is_dir()] == [new]
+
+
+def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the cache is complete or not there; the next start tries again."""
+    bucket.put_object(Bucket=BUCKET, Key="broken/config.json", Body=b"{}")
+    bucket.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"12345678")
+    where = settings(tmp_path, f"s3://{BUCKET}/broken")
+    listed = checkpoint_module._list
+
+    def stale(client: Any, name: str, prefix: str) -> Any:
+        found = listed(client, name, prefix)
+        client.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"another length")
+        return found
+
+    monkeypatch.setattr(checkpoint_module, "_list", stale)
+    with pytest.raises(ConfigError, match="has changed"):
+        find_checkpoint(where, tmp_path, {})
+    monkeypatch.setattr(checkpoint_module, "_list", listed)
+
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_dir() and path.parent.name != "cache"] == []
+    assert (find_checkpoint(where, tmp_path, {}) / "model.safetensors").read_bytes() == b"another length"
+
+
+@pytest.mark.parametrize("path", ["s3://", "s3://bucket", "s3:///prefix"])
+def test_an_address_without_bucket_or_prefix_is_refused(path: str, tmp_path: Path) -> None:
+    """A whole bucket is no checkpoint."""
+    with pytest.raises(ConfigError, match="bucket/prefix"):
+        find_checkpoint(settings(tmp_path, path), tmp_path, {})
+
+
+def test_a_prefix_without_a_checkpoint_is_refused(bucket: Any, tmp_path: Path) -> None:
+    """Named as it was given."""
+    with pytest.raises(ConfigError, match=r"no config\.json in s3://checkpoints/nothing"):
+        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/nothing"), tmp_path, {})
+
+
+def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path: Path) -> None:
+    """The limit is a setting, and it is named."""
+    bucket.put_object(Bucket=BUCKET, Key="large/config.json", Body=b"{}" + b" " * 1000)
+
+    with pytest.raises(ConfigError, match="max_download_bytes"):
+        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/large", max_download_bytes=999), tmp_path, {})
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_bucket_that_is_not_there_is_a_config_error(bucket: Any, tmp_path: Path) -> None:
+    """In S3's words."""
+    with pytest.raises(ConfigError, match="s3://no-such-bucket/x cannot be read"):
+        find_checkpoint(settings(tmp_path, "s3://no-such-bucket/x"), tmp_path, {})
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache with one checkpoint, and no network."""
+    folder = tmp_path / "hub" / "models--someone--tiny"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(checkpoint, folder / "snapshots" / commit)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return folder / "snapshots" / commit
+
+
+def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path) -> None:
+    """With HF_HUB_OFFLINE nothing is asked of anybody."""
+    found = find_checkpoint(ModelSettings(path="hf://someone/tiny"), tmp_path, {})
+
+    assert found == hub_cache
+
+
+@pytest.mark.parametrize("options", [{"path": "hf://someone/else"}, {"path": "hf://someone/tiny", "revision": "v9"}])
+def test_a_name_that_is_not_in_the_cache_says_so(options: Any, hub_cache: Path, tmp_path: Path) -> None:
+    """And why nobody was asked."""
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
+        find_checkpoint(ModelSettings(**options), tmp_path, {})
+
+
+@pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up"])
+def test_what_cannot_be_a_name_on_the_hub_is_refused(name: str, tmp_path: Path) -> None:
+    """A folder that is not there must not be looked for on the internet."""
+    with pytest.raises(ConfigError, match="no directory here"):
+        find_checkpoint(ModelSettings(path=f"hf://{name}"), tmp_path, {})
+
+
+def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> None:
+    """From the files' headers, over all shards; whole numbers stay what they are."""
+    save_file({"a": torch.zeros(3, 5, dtype=torch.float16)}, tmp_path / "model-1.safetensors")
+    save_file(
+        {"b": torch.zeros(7, dtype=torch.bfloat16), "c": torch.zeros(2, dtype=torch.int64)},
+        tmp_path / "model-2.safetensors",
+    )
+
+    assert weight_bytes(tmp_path, None) == 2 * 22 + 16
+    assert weight_bytes(tmp_path, torch.float32) == 4 * 22 + 16
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its weights are read, with what to do."""
+    needed = weight_bytes(checkpoint, torch.float32)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: needed - 1)
+
+    with pytest.raises(ConfigError, match=r"GB free: choose a smaller handler\.model\.dtype"):
+        load_model(checkpoint, CPU, "float32")
+
+    check_fits(checkpoint, CPU, torch.float16)
+
+
+def test_the_free_memory_of_this_machine_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says is available, and no more than the container may still take."""
+    available = free_bytes(CPU)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\nfile 500000\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+
+    assert available is not None
+    assert available > 1000000
+    assert free_bytes(CPU) == 700000

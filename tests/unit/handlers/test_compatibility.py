@@ -1,0 +1,210 @@
+"""The environment and serving.properties of other containers, as settings of ours."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers import compatibility
+from handlers.compatibility import understand
+from handlers.errors import ConfigError
+from handlers.settings import HandlerSettings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def sagemaker_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for /opt/ml/model, which is not there yet."""
+    folder = tmp_path / "opt-ml-model"
+    monkeypatch.setattr(compatibility, "SAGEMAKER_MODEL", folder)
+    return folder
+
+
+def settings(
+    environ: Mapping[str, str], folder: Path | None = None, config: Mapping[str, Any] | None = None
+) -> HandlerSettings:
+    folders = [] if folder is None else [folder]
+    return load_settings(understand(config or {}, environ, folders), environ)
+
+
+def properties(folder: Path, *lines: str) -> Path:
+    (folder / "serving.properties").write_text("\n".join(lines))
+    return folder
+
+
+def test_the_environment_of_tgi_is_understood() -> None:
+    """Every variable of a usual SageMaker TGI endpoint."""
+    found = settings(
+        {
+            "HF_MODEL_ID": "HuggingFaceTB/SmolLM2-135M-Instruct",
+            "HF_MODEL_REVISION": "main",
+            "SM_NUM_GPUS": "1",
+            "MAX_INPUT_LENGTH": "1024",
+            "MAX_TOTAL_TOKENS": "2048",
+            "MAX_BATCH_TOTAL_TOKENS": "8192",
+            "MAX_CONCURRENT_REQUESTS": "64",
+            "DTYPE": "bfloat16",
+            "QUANTIZE": "",
+            "TRUST_REMOTE_CODE": "false",
+        }
+    )
+
+    assert found.model.path == "hf://HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert found.model.revision == "main"
+    assert found.model.dtype == "bfloat16"
+    assert (found.engine.max_prompt_tokens, found.engine.max_context_tokens) == (1024, 2048)
+    assert found.session.kv_tokens == 8192
+    assert found.pump.max_in_flight == 64
+
+
+def test_serving_properties_are_understood(tmp_path: Path) -> None:
+    """Those of LMI; comments, other keys and blank lines do not matter."""
+    folder = properties(
+        tmp_path,
+        "# made by a notebook",
+        "engine=Python",
+        "",
+        "option.model_id = s3://bucket/llama/",
+        "option.dtype=fp16",
+        "option.max_model_len=4096",
+        "option.max_rolling_batch_size=16",
+        "option.tensor_parallel_degree=1",
+    )
+
+    found = settings({}, folder)
+
+    assert found.model.path == "s3://bucket/llama/"
+    assert found.model.dtype == "float16"
+    assert found.engine.max_context_tokens == 4096
+    assert found.engine.max_rows == 16
+
+
+def test_options_of_the_environment_are_understood() -> None:
+    """LMI's other way to say the same."""
+    found = settings({"OPTION_MODEL_ID": "/opt/weights", "OPTION_MAX_ROLLING_BATCH_SIZE": "8"})
+
+    assert found.model.path == "/opt/weights"
+    assert found.engine.max_rows == 8
+
+
+def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path) -> None:
+    """option.output_formatter chooses how `inputs` are answered."""
+    found = understand({}, {}, [properties(tmp_path, "option.output_formatter=jsonlines")])
+
+    assert found["request"]["inputs_form"] == "lmi"
+
+
+def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None:
+    """Ours, then serving.properties, the environment, /opt/ml/model, the archive's model-config."""
+    config = {"model": {"path": "model", "dtype": "float32"}}
+    environ = {"HF_MODEL_ID": "/from/environment"}
+    folder = properties(tmp_path, "option.model_id=/from/properties")
+    own = {"TORCHMOOR_HANDLER_MODEL_PATH": "/from/ours"}
+
+    assert settings({}, config=config).model.path == "model"
+    sagemaker_model.mkdir()
+    assert settings({}, config=config).model.path == "model"
+    (sagemaker_model / "config.json").touch()
+    assert settings({}, config=config).model.path == str(sagemaker_model)
+    assert settings(environ, config=config).model.path == "/from/environment"
+    assert settings(environ, folder, config).model.path == "/from/properties"
+    assert settings({**environ, **own}, folder, config).model.path == "/from/ours"
+    assert settings(environ, folder, config).model.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"MAX_INPUT_LENGTH": "many"}, "MAX_INPUT_LENGTH"),
+        ({"MAX_INPUT_LENGTH": "0"}, "MAX_INPUT_LENGTH"),
+        ({"MAX_TOTAL_TOKENS": "-5"}, "MAX_TOTAL_TOKENS"),
+        ({"MAX_BATCH_TOTAL_TOKENS": "1e6"}, "MAX_BATCH_TOTAL_TOKENS"),
+        ({"DTYPE": "int8"}, "DTYPE"),
+        ({"SM_NUM_GPUS": "two"}, "SM_NUM_GPUS"),
+        ({"OPTION_TENSOR_PARALLEL_DEGREE": "max"}, "OPTION_TENSOR_PARALLEL_DEGREE"),
+        ({"OPTION_OUTPUT_FORMATTER": "xml"}, "OPTION_OUTPUT_FORMATTER"),
+    ],
+)
+def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: str) -> None:
+    """A worker that starts with half its configuration would be worse than none."""
+    with pytest.raises(ConfigError, match=named):
+        settings(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"MAX_INPUT_LENGTH": "100", "MAX_INPUT_TOKENS": "200"}, "MAX_INPUT_TOKENS"),
+        ({"MAX_INPUT_LENGTH": "2048", "MAX_TOTAL_TOKENS": "2048"}, "MAX_TOTAL_TOKENS"),
+        ({"SM_NUM_GPUS": "1", "NUM_SHARD": "2"}, "NUM_SHARD"),
+        ({"HF_MODEL_ID": "a/b", "OPTION_MODEL_ID": "c/d"}, "OPTION_MODEL_ID"),
+    ],
+)
+def test_contradictions_are_refused(environ: dict[str, str], named: str) -> None:
+    """Two names for one thing must agree, and an answer needs room."""
+    with pytest.raises(ConfigError, match=named):
+        settings(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"QUANTIZE": "bitsandbytes"},
+        {"TRUST_REMOTE_CODE": "true"},
+        {"OPTION_ENABLE_LORA": "true"},
+        {"OPTION_QUANTIZE": "awq"},
+    ],
+)
+def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
+    """To ignore it would answer with another model than the one asked for."""
+    (name,) = environ
+
+    with pytest.raises(ConfigError, match=f"{name}.*not offered"):
+        settings(environ)
+
+
+@pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])
+def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigError, match="one instance a GPU"):
+        settings(environ)
+
+
+def test_a_machine_without_gpus_says_zero() -> None:
+    """SageMaker's own variable on a CPU instance."""
+    assert settings({"SM_NUM_GPUS": "0"}).model.tensor_parallel == 1
+
+
+def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They tune other engines; the log names them."""
+    folder = properties(tmp_path, "option.rolling_batch=vllm", "option.model_id=/weights")
+
+    with caplog.at_level(logging.WARNING, logger="handlers.compatibility"):
+        found = settings({"OPTION_GPU_MEMORY_UTILIZATION": "0.9"}, folder)
+
+    assert found.model.path == "/weights"
+    assert "option.rolling_batch" in caplog.text
+    assert "OPTION_GPU_MEMORY_UTILIZATION" in caplog.text
+    assert "model_id" not in caplog.text
+
+
+def test_more_requests_than_the_archive_carries_are_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    """The archive's batchSize was chosen for its own limit: a higher one is lowered to it, aloud."""
+    found = settings({"MAX_CONCURRENT_REQUESTS": "512"}, config={"pump": {"max_in_flight": 112}})
+
+    assert found.pump.max_in_flight == 112
+    assert "MAX_CONCURRENT_REQUESTS" in caplog.text
+
+
+def test_properties_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
+    """A line that is no assignment is a slip of somebody's finger."""
+    with pytest.raises(ConfigError, match="max_model_len 4096"):
+        settings({}, properties(tmp_path, "option.max_model_len 4096"))
+
+
+def test_without_any_of_it_nothing_changes() -> None:
+    """The archive's own configuration, untouched."""
+    config = {"model": {"dtype": "float32"}, "pump": {"max_in_flight": 7}}
+
+    assert understand(config, {"PATH": "/bin", "HF_MODEL_ID": " "}, []) == config

@@ -1,0 +1,310 @@
+"""Requests without a session: TGI's and LMI's `inputs`, OpenAI's `messages`."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handlers.chat.dialects import parse
+from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
+from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
+from handlers.chat.openai_form import OpenAIForm
+from handlers.chat.parameters import Parameters
+from handlers.chat.wire import Caller, Generate, Incoming
+from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
+from handlers.settings import RequestSettings
+
+URL = "https://example.com/a.png"
+DATA = "data:image/png;base64,aGk="
+NOW = 1_800_000_000.0
+
+
+def command(body: Any, headers: dict[str, str] | None = None, **limits: Any) -> Any:
+    return parse(Incoming(headers or {}, body), RequestSettings(**limits), lambda: NOW)
+
+
+def chat(**fields: Any) -> Any:
+    return command({"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+# inputs
+
+
+def test_inputs_are_taken_as_they_are() -> None:
+    """A raw prompt is not stripped, and its parameters are TGI's."""
+    prompt = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST] "
+
+    found = command(
+        {"inputs": prompt, "parameters": {"max_new_tokens": 5, "stop": ["x"]}, "stream": True},
+        {"x-torchmoor-endpoint": "llm", "amz-sdk-invocation-id": "i"},
+    )
+
+    assert found == Generate(
+        caller=Caller("llm", ""),
+        prompt=prompt,
+        messages=(),
+        parameters=Parameters(max_new_tokens=5, stop=("x",)),
+        invocation_id="i",
+        form=TgiForm(),
+        is_streaming=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("accept", "setting", "form"),
+    [
+        ("", "tgi", TgiForm()),
+        ("application/json", "tgi", TgiForm()),
+        ("application/jsonlines", "tgi", LmiForm()),
+        ("text/event-stream", "lmi", TgiForm()),
+        ("*/*", "lmi", LmiForm()),
+        ("", "lmi-outputs", LmiForm(are_outputs=True)),
+        ("application/jsonlines", "lmi-outputs", LmiForm(are_outputs=True)),
+    ],
+)
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_form_of_inputs_is_by_accept_then_by_setting(
+    accept: str, setting: str, form: AnswerForm, is_streaming: bool
+) -> None:
+    """Published clients send no Accept: the setting speaks for the endpoint that they know."""
+    found = command({"inputs": "x", "stream": is_streaming}, {"accept": accept}, inputs_form=setting)
+
+    assert (found.form, found.is_streaming) == (form, is_streaming)
+
+
+def test_full_text_and_details_are_the_forms_business() -> None:
+    """The form knows the prompt where it must repeat it."""
+    found = command({"inputs": "Q", "parameters": {"return_full_text": True, "details": True}})
+
+    assert found.form == TgiForm(text_before="Q", has_details=True)
+
+
+def test_parameters_that_ask_for_nothing_pass() -> None:
+    """huggingface_hub sends every parameter that it knows."""
+    quiet = {"best_of": 1, "decoder_input_details": False, "watermark": False, "grammar": None, "top_n_tokens": None}
+
+    assert command({"inputs": "x", "parameters": quiet}).parameters == Parameters()
+    assert command({"inputs": "x", "parameters": {"stop_sequences": ["a"]}}).parameters.stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": ""},
+        {"inputs": ["a", "b"]},
+        {"inputs": "\ud800"},
+        {"inputs": "x", "stream": "yes"},
+        {"inputs": "x", "stream": 0},
+        {"inputs": "x", "prompt": "y"},
+        {"inputs": "x", "parameters": []},
+        {"inputs": "x", "parameters": {"best_of": 2}},
+        {"inputs": "x", "parameters": {"grammar": {"type": "json"}}},
+        {"inputs": "x", "parameters": {"stop": ["a"], "stop_sequences": ["b"]}},
+        {"inputs": "x", "session_id": "s"},
+    ],
+)
+def test_wrong_inputs_are_invalid(body: Any) -> None:
+    """One clear error, whatever is wrong."""
+    with pytest.raises(InvalidRequest):
+        command(body)
+
+
+@pytest.mark.parametrize("body", [{"inputs": "x"}, {"messages": [{"role": "user", "content": "x"}]}])
+@pytest.mark.parametrize("session_id", ["NEW_SESSION", "ts-seq-x"])
+def test_session_header_without_a_session_body_is_refused(body: Any, session_id: str) -> None:
+    """A client that believes to be in a session is told how to ask in it."""
+    with pytest.raises(InvalidRequest, match="send_text_prompt"):
+        command(body, {"x-amzn-sagemaker-session-id": session_id})
+
+
+def test_markdown_images_are_found_in_order() -> None:
+    """TGI's `![](...)` with an address; anything else stays text."""
+    parts = split_images(f"![]({URL})What, ![]({DATA}) and ![](x.png) ![a]({URL})")
+
+    assert parts == (
+        ImagePart(URL),
+        TextPart("What, "),
+        ImagePart(DATA),
+        TextPart(f" and ![](x.png) ![a]({URL})"),
+    )
+    assert images_of(parts) == (URL, DATA)
+    assert split_images("") == (TextPart(""),)
+
+
+@given(st.lists(st.sampled_from([f"![]({URL})", f"![]({DATA})", "![](", ")", "text", "\n", "(", "!"]), max_size=12))
+def test_splitting_loses_nothing(pieces: list[str]) -> None:
+    """Text and images put together again are the prompt."""
+    prompt = "".join(pieces)
+
+    parts = split_images(prompt)
+
+    assert "".join(p.text if isinstance(p, TextPart) else f"![]({p.reference})" for p in parts) == prompt
+
+
+# messages
+
+
+def test_messages_with_images() -> None:
+    """Content as text or as parts, in order; templates get what is said and where images stand."""
+    found = command(
+        {
+            "model": "llava",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {
+                    "role": "user",
+                    "name": "me",
+                    "content": [
+                        {"type": "text", "text": "What is"},
+                        {"type": "image_url", "image_url": {"url": URL, "detail": "auto"}},
+                        {"type": "text", "text": "this?"},
+                        {"type": "image_url", "image_url": {"url": DATA}},
+                    ],
+                },
+                {"role": "assistant", "content": "A dog.", "refusal": None, "tool_calls": None},
+                {"role": "developer", "content": [{"type": "text", "text": "x"}]},
+            ],
+        },
+        {"x-torchmoor-request-id": "r-1"},
+    )
+
+    assert found.prompt is None
+    assert found.form == OpenAIForm(id="chatcmpl-r-1", created=int(NOW), model="llava")
+    assert [m.role for m in found.messages] == ["system", "user", "assistant", "system"]
+    question = found.messages[1]
+    assert images_of(question.parts) == (URL, DATA)
+    assert question.for_template() == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is"},
+            {"type": "image"},
+            {"type": "text", "text": "this?"},
+            {"type": "image"},
+        ],
+    }
+    assert found.messages[0] == Message("system", (TextPart("Be brief."),))
+
+
+def test_openai_parameters_are_mapped() -> None:
+    """max_completion_tokens wins over max_tokens; stop may be one text."""
+    found = chat(
+        max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
+        presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
+        response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3,
+    )  # fmt: skip
+
+    assert found.parameters == Parameters(max_new_tokens=4, temperature=1.0, top_p=0.5, top_k=3, seed=7, stop=("END",))
+    assert found.is_streaming
+    assert (found.form.has_usage, found.form.has_logprobs) == (True, True)
+
+
+def test_answers_have_ids_and_a_model_of_their_own() -> None:
+    """Without a proxy's id each answer gets one; without a model's name the endpoint's is told."""
+    first, second = chat(), chat()
+    named = command({"messages": [{"role": "user", "content": "x"}]}, {"x-torchmoor-endpoint": "llava"})
+
+    assert first.form.id != second.form.id
+    assert first.form.id.startswith("chatcmpl-")
+    assert (first.form.model, named.form.model) == ("default", "llava")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "auto"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_object"}),
+        ("n", 2),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"1": 2}),
+        ("top_logprobs", 2),
+        ("logprobs", 1),
+        ("stream", "true"),
+        ("stream_options", {"include_usage": True}),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("max_tokens", 0),
+        ("seed", "x"),
+        ("stop", ["a"] * 17),
+        ("stop", 5),
+        ("model", 5),
+        ("model", "x" * 300),
+        ("store", True),
+        ("modalities", ["audio"]),
+        ("reasoning_effort", "high"),
+        ("audio", {}),
+    ],
+)
+def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
+    """A 400 whose message and param name the field, never a silently different answer."""
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        chat(**{field: value})
+
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("messages", "where"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        (None, "messages"),
+        (["hi"], r"messages\[0\]"),
+        ([{"role": "tool", "content": "x"}], r"messages\[0\].role"),
+        ([{"content": "x"}], "role"),
+        ([{"role": "user"}], "content"),
+        ([{"role": "user", "content": []}], "content"),
+        ([{"role": "user", "content": "\udfff"}], "Unicode"),
+        ([{"role": "user", "content": ["x"]}], r"content\[0\]"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], r"content\[0\].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}], "image_url.url"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url.url"),
+        ([{"role": "system", "content": [{"type": "image_url", "image_url": {"url": URL}}]}], "user's message"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "tool_calls"),
+    ],
+)
+def test_wrong_messages_are_named(messages: Any, where: str) -> None:
+    """The place of what is wrong."""
+    with pytest.raises(InvalidRequest, match=where):
+        command({"messages": messages})
+
+
+def test_number_of_messages_is_limited() -> None:
+    """By a setting."""
+    with pytest.raises(ContextTooLong, match="3 messages, more than 2"):
+        command({"messages": [{"role": "user", "content": "x"}] * 3}, max_messages=2)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = ["role", "content", "type", "text", "image_url", "url", "name"]
+NEAR = st.recursive(
+    st.sampled_from(["user", "text", "image_url", URL, "hi"]) | JSON,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = st.sampled_from(["stream", "stop", "n", "tools", "model", "stream_options", "parameters", "temperature", "x"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["messages", "inputs"]), NEAR, st.dictionaries(FIELDS, JSON, max_size=3))
+def test_anything_is_a_command_or_a_handler_error(kind: str, value: Any, rest: dict[str, Any]) -> None:
+    """No body makes a parser fail, and no error repeats much of it."""
+    try:
+        found = command({kind: value, **rest})
+    except HandlerError as error:
+        found = error
+
+    if isinstance(found, HandlerError):
+        assert found.status == 400
+        assert len(found.body()) < 2000
+    else:
+        assert isinstance(found, Generate)
+        assert (found.prompt is None) != (found.messages == ())

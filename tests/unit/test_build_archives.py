@@ -1,0 +1,94 @@
+"""The archives of model_store/: what is in them, and when they are built."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scripts.build_archives import ARCHIVES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with a checkpoint of no size in the demo model's place, and no SmolLM2."""
+    folder = tmp_path / "models" / "tiny-llava"
+    (folder / "samples").mkdir(parents=True)
+    (folder / "samples" / "picture.png").touch()
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (folder / name).write_text(name)
+    return folder.parent
+
+
+def build(models: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    folders = ("--models-dir", str(models), "--model-store", str(models.parent / "store"))
+    command = [sys.executable, str(ROOT / "scripts" / "build_archives.py"), *folders, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def names(archive: Path) -> set[str]:
+    with zipfile.ZipFile(archive) as packed:
+        return set(packed.namelist())
+
+
+def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
+    """In the folders in which the worker looks for them, and nothing that it does not need."""
+    result = build(models)
+
+    assert result.returncode == 0, result.stderr
+    found = names(models.parent / "store" / "llava.mar")
+    assert {"chat_entry.py", "llava.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= found
+    assert not [name for name in found if "samples" in name or "README" in name or "__pycache__" in name]
+    assert "handlers/chat_entry.py" not in found
+    assert [path.name for path in (models.parent / "store").iterdir()] == ["llava.mar"]
+
+
+def test_a_checkpoint_that_is_not_there_stops_only_its_own_archive(models: Path) -> None:
+    """Without network there is no SmolLM2; the line says which script makes it."""
+    result = build(models)
+
+    assert result.returncode == 0
+    assert "llm.mar is not built" in result.stderr
+    assert "scripts/make_smollm2.py" in result.stderr
+
+    assert build(models, "--only", "llm").returncode == 1
+
+
+def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
+    """A changed, a new or a removed file is noticed."""
+    archive = models.parent / "store" / "llava.mar"
+    weights = models / "tiny-llava" / "model.safetensors"
+
+    build(models)
+    assert "up to date" in build(models).stderr
+    weights.write_text("other weights")
+    future = archive.stat().st_mtime + 1
+    os.utime(weights, (future, future))
+    assert "up to date" not in build(models).stderr
+    os.utime(weights, (future - 3600, future - 3600))
+    assert "up to date" in build(models).stderr
+    weights.rename(weights.with_name("renamed.safetensors"))
+    assert "up to date" not in build(models).stderr
+    assert "model/renamed.safetensors" in names(archive)
+
+
+def test_a_damaged_archive_is_built_again(models: Path) -> None:
+    """Whatever cut it short."""
+    archive = models.parent / "store" / "llava.mar"
+    build(models)
+    archive.write_bytes(archive.read_bytes()[:1000])
+
+    assert build(models).returncode == 0
+
+    assert "model/config.json" in names(archive)
+
+
+def test_every_archive_has_its_configuration() -> None:
+    """An entry file and a model-config each."""
+    for archive in ARCHIVES:
+        assert archive.entry_file.is_file()
+        assert archive.config_file.is_file()

@@ -1,0 +1,202 @@
+"""OpenAI's chat completions, for each endpoint and, where there is only one, without its name.
+
+POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions
+GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
+
+The body is the instance's to read. A model's name is its endpoint's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, body_too_large, find_field
+from torchmoor.api.streaming import EventPassEncoder
+from torchmoor.api.validation import TARGET_VARIANT, read_members
+from torchmoor.errors import (
+    ApiError,
+    ModelError,
+    ServiceUnavailable,
+    UnknownEndpoint,
+    UnknownOperation,
+    ValidationError,
+)
+from torchmoor.fleet.registry import Endpoint
+from torchmoor.http.call import Answer, Deadlines
+from torchmoor.http.message import Headers, Reply, Request, status_line
+
+PREFIX = b"/v1/"
+INFIX = b"/openai/v1/"
+
+_CHAT = b"chat/completions"
+_MODELS = b"models"
+_LOOKING = frozenset((b"GET", b"HEAD"))
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
+_TOO_LARGE = 413
+_TIMED_OUT = 504
+# What a handler says of its memory is the fleet's business; to these clients it is one kind of "try again later".
+_TOLD_AS = {507: 503}
+
+
+class OpenAIApi:
+    """Reads the path of a request and makes its invocation."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        settings = gateway.settings
+        timeouts = settings.timeouts
+        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._deadlines = Deadlines(
+            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
+        )
+
+    @staticmethod
+    def serves(path: bytes) -> bool:
+        """True if a path is this dialect's."""
+        return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
+
+    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """The invocation for a request, the models, or why there is neither."""
+        if request.path.startswith(PREFIX):
+            name, operation = None, request.path[len(PREFIX) :]
+        else:
+            prefix, _, operation = request.path.partition(INFIX)
+            name = prefix[len(b"/endpoints/") :].decode("latin-1")
+        try:
+            endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
+            if operation == _CHAT and request.method == b"POST":
+                return self._complete(request, request_id, endpoints)
+            if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
+                wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
+                return _models([endpoint.name for endpoint in endpoints], wanted)
+            path = request.path.decode("latin-1")[:256]
+            raise UnknownOperation(f"No operation {request.method.decode()} {path}.")
+        except ApiError as error:
+            return _error(error, request_id)
+
+    def _complete(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Invocation:
+        if len(endpoints) > 1:  # the name is in the body, which passes by unread
+            paths = ", ".join(f"/endpoints/{endpoint.name}/openai/v1" for endpoint in endpoints[:8])
+            raise ValidationError(f"There are several endpoints; use the base URL of one: {paths}")
+        [endpoint] = endpoints
+        try:
+            members = read_members(request.headers)
+            if (request.content_length or 0) > self._max_body_bytes:
+                raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, members.get(TARGET_VARIANT))
+        except ApiError as error:
+            metrics = self._gateway.first_dispatcher(endpoint).metrics
+            metrics.invocations += 1
+            metrics.count_status(error.status)
+            raise
+        return OpenAIInvocation(
+            self._gateway,
+            endpoint,
+            request,
+            request_id=request_id,
+            dispatcher=dispatcher,
+            session=None,
+            members=members,
+            path=dispatcher.path,
+            fields=request.headers,
+            deadlines=self._deadlines,
+            max_body_bytes=self._max_body_bytes,
+        )
+
+
+class OpenAIInvocation(Invocation):
+    """An answer passes as it is; every error becomes OpenAI's error object."""
+
+    __slots__ = ("_refused_code", "_refused_status", "_retry_after")
+
+    def error(self, error: ApiError) -> Reply:
+        """A time-out is the gateway's here, and has its status."""
+        if isinstance(error, ModelError):
+            error = _with_status(error, _TIMED_OUT)
+        self.status = error.status
+        return _error(error, self.request_id)
+
+    def on_body_too_large(self) -> Reply:
+        """HTTP's own status for it."""
+        return self.fail(_with_status(body_too_large(self.max_body_bytes), _TOO_LARGE))
+
+    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+        """A success with its id; None for the rest."""
+        if status >= 300:
+            self._refused_status = status
+            self._refused_code = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = find_field(headers, b"retry-after") or b""
+            return None
+        assert self.choice is not None
+        lines = [b"%b: %b\r\n" % field for field in headers if field[0] not in _UNTOLD]
+        id_line = b"x-request-id: %b\r\n" % self.request_id
+        head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
+        is_stream = (find_field(headers, b"content-type") or b"").startswith(b"text/event-stream")
+        return Answer(head, EventPassEncoder(self.request_id) if is_stream else None)
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The handler's own error object passes; TorchServe's words are put into one."""
+        status = _TOLD_AS.get(self._refused_status, self._refused_status)
+        if not self._refused_code:
+            return self.fail(self._torchserve_error(body))
+        self.status = status
+        try:
+            told = json.loads(body)["error"]
+            error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            error = _object("The instance refused the request.", status, self._refused_code)
+        retry_after = ((b"retry-after", self._retry_after),) if self._retry_after.isdigit() else ()
+        return _reply(status, error, self.request_id, retry_after)
+
+    def _torchserve_error(self, body: bytes) -> ApiError:
+        status = self._refused_status
+        if status in TORCHSERVE_BUSY:
+            return ServiceUnavailable("The instance could not take the request. Try again later.")
+        if status == _TOO_LARGE:
+            return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
+        text = body.decode("utf-8", "replace")[:1000]
+        return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+
+
+def _models(names: list[str], wanted: str) -> Reply:
+    """The list of models, or the one that is wanted. Raises UnknownEndpoint."""
+    models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
+    if not wanted:
+        return _json(200, {"object": "list", "data": models})
+    for model in models:
+        if model["id"] == wanted:
+            return _json(200, model)
+    raise UnknownEndpoint(wanted[:64])
+
+
+def _with_status(error: ApiError, status: int) -> ApiError:
+    error.status = status
+    return error
+
+
+def _error(error: ApiError, request_id: bytes) -> Reply:
+    """An error of the proxy's own."""
+    code, param = error.kind, None
+    if isinstance(error, UnknownEndpoint):  # their word, which some clients look for
+        error, code, param = _with_status(error, 404), "model_not_found", "model"
+    fields = ((b"retry-after", b"%d" % error.retry_after_s),) if isinstance(error, ServiceUnavailable) else ()
+    return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
+
+
+def _object(message: str, status: int, code: str, param: Any = None) -> dict[str, Any]:
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _reply(
+    status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
+) -> Reply:
+    return _json(status, {"error": error}, ((b"x-request-id", request_id), *fields))
+
+
+def _json(status: int, value: Any, fields: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(status, ((b"content-type", b"application/json"), *fields), json.dumps(value).encode())
