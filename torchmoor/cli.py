@@ -13,7 +13,7 @@ from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES
-from torchmoor.up import DEFAULT_ENDPOINT, UpOptions
+from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -56,8 +56,10 @@ def main() -> None:
 @click.option(
     "--journal",
     metavar="URL",
-    help="Where sessions are recorded so that another instance can take them over: file:///a/directory, or off "
-    "(default: a directory for as long as the fleet runs).",
+    envvar=JOURNAL_URL,
+    help="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
+    "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
+    f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
 )
 @click.option(
     "--strategy",

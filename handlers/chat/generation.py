@@ -25,7 +25,7 @@ from handlers.chat.reply import Reply
 from handlers.chat.room import Room
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.kv_cache import BLOCK, SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import (
@@ -257,8 +257,10 @@ class Generation(ABC):
                 f"an answer may have at most {settings.max_new_tokens_limit} tokens, not {wanted}; ask for fewer"
             )
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
-        num_bytes = self._cache.pool.shape.num_bytes(num_prompt_tokens + max_new_tokens)
-        limit = self._max_bytes
+        limit, shape = self._max_bytes, self._cache.pool.shape
+        if self._parameters.max_new_tokens is None:  # nobody asked for so long an answer
+            max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
+        num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:
             raise ContextTooLong(
                 f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "

@@ -27,6 +27,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
+from handlers.journal.event import Event
 from handlers.settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Session:
     turn: "Turn | None" = None  # the running one; it pins the session
     waiting: "deque[Turn]" = field(default_factory=deque)
     num_events: int = 0  # how much of its journal this session has seen
-    last_invocation_id: str = ""  # of the last finished turn
+    replays: list[Event] = field(default_factory=list)  # the last requests that were done, to be known if they return
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     last_used: float = 0.0
     end: SessionGone | None = None  # why it is over, once it is

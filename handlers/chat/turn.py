@@ -9,13 +9,13 @@ from typing import Any
 
 from handlers.chat.generation import AnsweredBefore, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
-from handlers.chat.journal import Event
 from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
 from handlers.engine.kv_cache import BLOCK
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
+from handlers.journal.event import Event
 from handlers.models.text import TextModel
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
@@ -116,11 +116,9 @@ class Turn(Generation):
 
     def _raise_if_answered(self) -> None:
         """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
-        ask, session = self._ask, self._session
-        if ask.invocation_id and ask.invocation_id == session.last_invocation_id:
-            question, answer = session.messages[-2:]
-            if question["content"][-1]["text"] == self._text:
-                raise AnsweredBefore(answer["content"][0]["text"])
+        answer = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if answer is not None:
+            raise AnsweredBefore(answer)
 
     def _question_text(self) -> str:
         limits = self._parts.engine_settings
@@ -144,7 +142,6 @@ class Turn(Generation):
                 raise TurnConflict(CONFLICT)
             self._recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
             self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
-            session.last_invocation_id = self._ask.invocation_id
         self._own_images = []
 
     def _release(self) -> None:

@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Journal
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
@@ -21,12 +20,14 @@ from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
+from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.settings import (
     EngineSettings,
     HandlerSettings,
     IntakeSettings,
+    JournalSettings,
     PumpSettings,
     RequestSettings,
     SessionSettings,
@@ -227,6 +228,7 @@ def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
         "request": RequestSettings,
         "engine": EngineSettings,
         "pump": PumpSettings,
+        "journal": JournalSettings,
     }
     return HandlerSettings(**{name: kinds[name](**values) for name, values in groups.items()})
 
@@ -240,10 +242,14 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     services: list[ChatService] = []
 
     def make(
-        model: Any = tiny_llava, instance: str = "local", journal: Journal | None = None, **groups: dict[str, Any]
+        model: Any = tiny_llava,
+        instance: str = "local",
+        journal: Journal | None = None,
+        journal_settings: Mapping[str, Any] | None = None,
+        **groups: dict[str, Any],
     ) -> Client:
         groups["session"] = {"kv_bytes": 64 << 20, **groups.get("session", {})}
-        settings = make_settings(**groups)
+        settings = make_settings(**groups, journal=dict(journal_settings or {}))
         scheduler = Scheduler(
             settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch)
         )

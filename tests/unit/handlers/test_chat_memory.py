@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import DirectoryJournal
 from handlers.engine.kv_cache import BLOCK
+from handlers.journal.directory import DirectoryJournal
 from tests.unit.handlers.test_chat_service import (
     NUM,
     SHORT,
@@ -174,7 +174,7 @@ def test_bytes_that_were_given_up_come_from_the_journal(
 ) -> None:
     """With a host that is full, too, a session comes back from its journal."""
     client = make_client(
-        journal=DirectoryJournal(tmp_path / "journal"),
+        journal=DirectoryJournal(tmp_path / "journal", claim_s=3600),
         session={
             "kv_bytes": kv_bytes(tiny_llava, 112),
             "features_bytes": features_bytes(tiny_llava),
