@@ -124,9 +124,11 @@ class EngineSettings:
     max_question_chars: int = 500_000  # checked before a question is tokenized, which takes a second a megabyte
     turn_timeout_s: float = 300.0
     num_threads: int = 1  # of torch on a CPU
+    prepare_threads: int = 4  # questions rendered, and answers recorded in the journal, at once
 
     def __post_init__(self) -> None:
         _positive("engine", self, "max_rows", "prefill_chunk", "max_new_tokens", "turn_timeout_s", "num_threads")
+        _positive("engine", self, "prepare_threads")
         _positive("engine", self, "max_question_chars")
         _not_negative("engine", self, "max_prompt_tokens", "max_context_tokens")
         if self.max_stretch <= 1:

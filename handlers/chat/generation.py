@@ -35,6 +35,7 @@ from handlers.errors import (
     InternalError,
     InvalidRequest,
     OutOfMemory,
+    TurnConflict,
     TurnTimedOut,
 )
 from handlers.models.text import TextModel
@@ -351,6 +352,11 @@ class Generation(ABC):
                 self._show(token, summary)
             else:
                 self._answer(summary)
+        except AnsweredBefore as answered:
+            if self._reply.is_streaming:  # with tokens of its own, which may be others
+                self._fail(TurnConflict("this question has been answered already; send it again to get that answer"))
+            else:
+                self._answer_again(answered.text)
         except HandlerError as error:
             self._fail(error)
         except Exception:

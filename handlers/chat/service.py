@@ -72,7 +72,7 @@ class ChatService:
         self._wall = wall
         self._counters = Counters()
         self._loading: Executor = ThreadPoolExecutor(settings.intake.num_threads, "intake")
-        self._preparing: Executor = ThreadPoolExecutor(2, "prepare")
+        self._preparing: Executor = ThreadPoolExecutor(settings.engine.prepare_threads, "prepare")
         self.images = ImageStore(
             settings.session.features_bytes,
             settings.session.host_bytes,

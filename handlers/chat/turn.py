@@ -138,9 +138,14 @@ class Turn(Generation):
         )
         session = self._session
         with session.recording:
-            if len(session.messages) != len(self._messages) - 1:  # another request has caught up with the journal
-                raise TurnConflict(CONFLICT)
-            self._recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
+            try:
+                if len(session.messages) != len(self._messages) - 1:  # another request has caught up with the journal
+                    raise TurnConflict(CONFLICT)
+                self._recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
+            except TurnConflict:  # perhaps with this very request, which was sent again while it ran elsewhere
+                self._recorder.catch_up(session)
+                self._raise_if_answered()
+                raise
             self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
         self._own_images = []
 

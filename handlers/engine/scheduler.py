@@ -1,7 +1,7 @@
 """Which sequences get how many tokens in the next step. Decides only; runs without a model.
 
-Every decoding sequence gets its one token in each step; what the pace leaves goes to prompts, oldest first, in chunks,
-so that a long prompt never holds up the streams. A sequence joins, in order of arrival, when there is a row for it and
+Every decoding sequence gets its one token in each step; what the pace leaves goes to prompts, in chunks, so that a long
+prompt never holds up the streams. A sequence joins, in order of arrival, when there is a row for it and
 room for its whole answer in the KV cache, so that none that runs can ever run out of it.
 """
 
@@ -64,10 +64,27 @@ class Scheduler:
         """The next step's work, empty when there is nothing to do; decoding sequences come first."""
         decoding = [Work(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
         prefilling = []
-        budget = self.pace.chunk(len(decoding))
-        for sequence in self.running:
-            if sequence.is_prefilling and budget > 0:
-                tokens = sequence.pending(budget)
-                budget -= len(tokens)
-                prefilling.append(Work(sequence, tokens, len(tokens) == sequence.num_pending))
+        for sequence, share in self._share(self.pace.chunk(len(decoding))):
+            tokens = sequence.pending(share)
+            prefilling.append(Work(sequence, tokens, len(tokens) == sequence.num_pending))
         return decoding + prefilling
+
+    def _share(self, budget: int) -> list[tuple[Sequence, int]]:
+        """How many prompt tokens each prefilling sequence gets, none of them 0.
+
+        The oldest gets half, so that none starves, the others the rest, the shortest first: a short question does not
+        wait until a long document has been read.
+        """
+        prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        if not prompts:
+            return []
+        oldest, *others = prompts
+        for_others = min(budget // 2, sum(sequence.num_pending for sequence in others))
+        shares = [(oldest, min(oldest.num_pending, budget - for_others))]
+        left = budget - shares[0][1]
+        for sequence in sorted(others, key=lambda sequence: sequence.num_pending):
+            if left == 0:
+                break
+            shares.append((sequence, min(sequence.num_pending, left)))
+            left -= shares[-1][1]
+        return shares

@@ -90,19 +90,19 @@ def test_prompts_are_cut_into_chunks() -> None:
     assert [is_last for *_, is_last in steps] == [False, False, True, True]
 
 
-def test_prefill_budget_is_shared_oldest_first() -> None:
-    """What the oldest prompt leaves of the budget goes to the next."""
+def test_half_of_the_prefill_budget_is_the_oldest_prompts_the_rest_the_shortest() -> None:
+    """No prompt starves, and a short one does not wait for a long one; what one leaves goes to the others."""
     scheduler = new_scheduler(8, 8)
-    prompts = [sequence(5), sequence(6), sequence(7)]
+    oldest, middle, short = prompts = [sequence(20), sequence(9), sequence(3)]
     for s in prompts:
         scheduler.add(s)
 
-    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(prompts[0], 5), (prompts[1], 3)]
-    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [
-        (prompts[0], 1),
-        (prompts[1], 3),
-        (prompts[2], 5),
-    ]
+    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(oldest, 4), (short, 3), (middle, 1)]
+    scheduler.remove(short)
+    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(oldest, 4), (middle, 4)]
+    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(oldest, 4), (middle, 4)]
+    scheduler.remove(middle)
+    assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(oldest, 8)]
 
 
 def test_rows_are_limited_first_come_first_served() -> None:

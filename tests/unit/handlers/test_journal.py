@@ -214,7 +214,33 @@ def test_two_workers_cannot_both_answer_a_turn(
 
     assert (lost.status, lost.error) == (409, "TurnConflict")
     assert [event.answer for event in journal.read(sid) if event.kind == "turn"] == [won]
-    assert first.ask(sid, "go on", **SHORT).wait().headers["X-Torchmoor-Rebuilt-Events"] == "1"
+    first.answer(sid, "go on", **SHORT)
+    assert [event.question for event in journal.read(sid) if event.kind == "turn"] == ["what color?", "go on"]
+
+
+def test_a_question_sent_again_while_it_runs_elsewhere_gets_the_one_answer(
+    make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
+) -> None:
+    """The slower of the two is not told of a conflict with itself."""
+    may_go_on, reached = threading.Event(), threading.Event()
+    first = make_client(endless_llava, instance="llava-0", journal=journal)
+    second = make_client(instance="llava-1", journal=journal)
+    sid = first.open(data_url(red))
+    again = {"amz-sdk-invocation-id": "one"}
+
+    def hold(embeds: Any, batch: Any) -> None:
+        reached.set()
+        may_go_on.wait(20)
+
+    endless_llava.before_step = hold
+    slow = first.ask(sid, "what color?", headers=again, **SHORT)
+    assert reached.wait(20)
+    fast = second.ask(sid, "what color?", headers=again, **SHORT).wait()
+    may_go_on.set()
+
+    assert slow.wait().json == fast.json
+    assert slow.headers["X-Torchmoor-Cache-Tier"] == "answer"
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
 
 
 def test_closed_on_one_worker_is_closed_on_all(two_workers: Any, red: Any) -> None:
