@@ -16,7 +16,7 @@ from torchmoor.app import Proxy
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.http.message import Request
-from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings
+from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings, VariantSettings
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -163,7 +163,6 @@ def test_odd_error_body_is_still_openais_object(stage: Stage, body: bytes) -> No
 def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None:
     """A completion belongs to no session: it goes where there is room, with its whole body."""
     stage.a.behave = refusing(status, {429: "Overloaded", 507: "OutOfMemory"}[status], "full")
-    stage.instance("b").last_chosen = 9
 
     found, headers, _ = complete(stage)
 
@@ -201,7 +200,9 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
 
 def test_plain_path_needs_a_single_endpoint() -> None:
     """With several the body would decide, and the proxy does not read it: the error names the paths to use."""
-    settings = ProxySettings(endpoints=tuple(EndpointSettings(name=name, model=name) for name in ("a1", "b2")))
+    settings = ProxySettings(
+        endpoints=tuple(EndpointSettings(name=name, variants=(VariantSettings(model=name),)) for name in ("a1", "b2"))
+    )
     api = Api(Proxy(settings, Registry(settings.endpoints)).gateway)
 
     refused: Any = api.handle(Request(b"POST", b"/v1/chat/completions", b"", []))
