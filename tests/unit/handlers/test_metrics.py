@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from handlers.chat.counters import MAX_TIMES, Counters
 from handlers.metrics import COUNTER, HISTOGRAM, METRICS, PREFIX, MetricsPublisher, _let_speak
 from tests.unit.handlers.test_chat_service import data_url
+from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "runtime-api.md"
 # How TorchServe's front end reads a worker's line (its Metric.java); what does not match is lost.
@@ -164,10 +164,7 @@ def test_publisher_tells_the_last_changes_when_it_stops(metrics_cache: Any, told
     metrics = publisher(metrics_cache, current)
 
     metrics.start()
-    deadline = time.monotonic() + 30
-    while not told.lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: told.lines, "the first are told")
     current["turns"]["finished"] = 1
     metrics.stop()
 
