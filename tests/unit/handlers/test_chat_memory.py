@@ -407,6 +407,29 @@ def test_a_picture_may_come_while_others_fill_the_device(
     assert client.answer(other, "what is it?", **SHORT) == reference([question("what is it?", 1)], [blue], NUM)
 
 
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (MemoryError(), "OutOfMemory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "OutOfMemory"),
+        (RuntimeError("other"), "InternalError"),
+    ],
+)
+def test_no_memory_for_a_pictures_pixels(
+    make_client: Any, endless_llava: Any, red: Any, failure: Exception, error: str
+) -> None:
+    """507 instead of 500: it may be better later."""
+    client = make_client(endless_llava)
+
+    def preprocess(picture: Any) -> Any:
+        raise failure
+
+    endless_llava.preprocess = preprocess
+
+    assert client.call({"type": "start_session", "images": [data_url(red)]}).error == error
+    assert len(client.service.images) == 0
+
+
 # Conversations longer than the context
 
 
