@@ -4,7 +4,8 @@ What is kept of a picture, from dear to cheap: its projected features on the dev
 with a journal the same bytes there. The contract: a picture lives as long as something holds it. Features that no
 running turn has pinned are given up when others need their room, the least recently used first, and computed again
 from the bytes when they are wanted; bytes are given up only if a journal has them too. What cannot fit even so is
-refused: a picture too large for the device, bytes that find no room on the host. `features_bytes` and `host_bytes` are the sums of what is really held.
+refused: a picture too large for the device, bytes that find no room on the host. `features_bytes` and `host_bytes` are
+the sums of what is really held.
 
 Pixel values are not kept: computing features from kept pixels takes as long as from the encoded picture (GOALS.md,
 docs/decisions/0007-blocks-and-tiers.md).
