@@ -345,7 +345,6 @@ class Generation(ABC):
         """On a worker thread, since recording may take its time: commit, then tell the client of the end."""
         try:
             self._commit(summary.text)
-            self._parts.counters.add("tokens_generated", summary.num_tokens)
             self._over("turns_finished")
             if self._is_streaming:
                 self._show(token, summary)
@@ -402,6 +401,8 @@ class Generation(ABC):
                 return
             self._is_over = True
         self._parts.counters.add(outcome)
+        if self._sequence is not None:
+            self._parts.counters.add("tokens_generated", len(self._sequence.output))
         self._unpin()
         self._release()
         if self._is_using_room:

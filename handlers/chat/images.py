@@ -4,7 +4,8 @@ What is kept of a picture, from dear to cheap: its projected features on the dev
 with a journal the same bytes there. The contract: a picture lives as long as something holds it. Features that no
 running turn has pinned are given up when others need their room, the least recently used first, and computed again
 from the bytes when they are wanted; bytes are given up only if a journal has them too. What cannot fit even so is
-refused. `features_bytes` and `host_bytes` are the sums of what is really held.
+refused: a picture too large for the device, bytes that find no room on the host. `features_bytes` and `host_bytes` are
+the sums of what is really held.
 
 Pixel values are not kept: computing features from kept pixels takes as long as from the encoded picture (GOALS.md,
 docs/decisions/0007-blocks-and-tiers.md).
@@ -13,7 +14,7 @@ docs/decisions/0007-blocks-and-tiers.md).
 import hashlib
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,7 @@ from handlers.chat.counters import Counters
 from handlers.errors import OutOfMemory
 
 logger = logging.getLogger(__name__)
+MAX_ENCODINGS = 8  # of one picture that are known by their bytes; whoever brings another has it decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class _Entry:
     encoded: bytes | None = None
     num_holders: int = 0
     num_pins: int = 0
-    digests: set[tuple[str, str]] = field(default_factory=set)  # (scope, digest) of the bytes it is known by
+    digests: deque[tuple[str, str]] = field(default_factory=deque)  # (scope, digest) of the bytes it is known by
     computing: threading.Lock = field(default_factory=threading.Lock)  # held by the one thread that encodes it
 
 
@@ -99,7 +101,8 @@ class ImageStore:
         )
 
     def take_in(self, scope: str, encoded: bytes) -> Image:
-        """The picture of these bytes, held once more until `release`. Encodes it if nobody in the scope has it.
+        """The picture of these bytes, held once more until `release`. Encodes it if nobody in the scope has it; what
+        finds no room now, beside pinned features, is computed again when it is wanted.
 
         Raises the BadImage family, OutOfMemory.
         """
@@ -128,17 +131,11 @@ class ImageStore:
                     self._compute(entry, picture)
             with self._lock:
                 self._keep_encoded(entry, encoded)
-                entry.digests.add((scope, digest))
-                self._known[scope, digest] = entry
+                self._know(entry, (scope, digest))
         except BaseException:
             self._let_go(entry, is_kept=False)
             raise
         return Image(key, digest, entry.num_tokens)
-
-    def hold(self, image: Image) -> None:
-        """One holder more."""
-        with self._lock:
-            self._hold(self._entries[image.key])
 
     def release(self, image: Image, *, is_kept: bool = False) -> None:
         """One holder fewer; after the last one the picture is forgotten, at once or when its room is needed.
@@ -187,6 +184,14 @@ class ImageStore:
         entry.num_holders += 1
         self._entries.move_to_end(entry.key)
 
+    def _know(self, entry: _Entry, name: tuple[str, str]) -> None:
+        """The picture is known by these bytes from now on."""
+        if name not in self._known:
+            entry.digests.append(name)
+            self._known[name] = entry
+        if len(entry.digests) > MAX_ENCODINGS:
+            del self._known[entry.digests.popleft()]
+
     def _let_go(self, entry: _Entry, is_kept: bool) -> None:
         with self._lock:
             entry.num_holders -= 1
@@ -203,12 +208,17 @@ class ImageStore:
                 del self._known[name]
 
     def _compute(self, entry: _Entry, picture: Pillow.Image) -> Tensor:
-        """Encode the picture and make room for its features. The entry's `computing` is held."""
+        """Encode the picture and make room for its features, which must fit if they are pinned. The entry's `computing`
+        is held."""
         features = self._encode(picture)
         self._counters.add("images_encoded")
         with self._lock:
-            self._make_room(features.nbytes, entry)
-            self._set_features(entry, features)
+            try:
+                self._make_room(features.nbytes, entry)
+                self._set_features(entry, features)
+            except OutOfMemory:
+                if entry.num_pins or features.nbytes > self.max_features_bytes:
+                    raise
             entry.num_tokens, entry.num_bytes = len(features), features.nbytes
         return features
 

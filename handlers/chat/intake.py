@@ -24,7 +24,7 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 from handlers.chat.reply import Reply
-from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -149,7 +149,10 @@ class ImageIntake:
         return data
 
     def decode(self, data: bytes) -> Image.Image:
-        """RGB pixels, upright, transparency on white; the first frame of an animation."""
+        """RGB pixels, upright, transparency on white; the first frame of an animation.
+
+        Raises the BadImage family, OutOfMemory.
+        """
         if not data:
             raise NotAnImage("the image has no bytes")
         try:
@@ -160,6 +163,8 @@ class ImageIntake:
                     return _to_rgb(image)
         except BadImage:
             raise
+        except MemoryError as exc:
+            raise OutOfMemory("this machine ran out of memory while decoding an image; try again later") from exc
         except Image.DecompressionBombError as exc:
             raise ImageTooLarge("the image has far too many pixels") from exc
         except UnidentifiedImageError as exc:
@@ -297,7 +302,7 @@ def _is_network(host: str) -> bool:
 
 def _decode_base64(text: str) -> bytes:
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\f\v"), validate=True)
     except (binascii.Error, ValueError) as exc:
         raise NotAnImage("the image is neither an http(s) address, a data URL, nor valid base64") from exc
 

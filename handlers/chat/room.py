@@ -2,7 +2,7 @@
 
 An answer that finds no room lets go of all that it holds and waits here; each answer that is over lets two of those
 who wait try again, so that their number grows while there is room and shrinks when there is none. Only an answer that
-finds no room although it is alone is refused.
+has been alone since it began, and finds no room all the same, is refused.
 """
 
 import threading
@@ -16,6 +16,7 @@ class Room:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_using = 0
+        self._is_alone = False  # the one that uses memory, since it began
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
@@ -25,6 +26,7 @@ class Room:
         """One more uses memory."""
         with self._lock:
             self._num_using += 1
+            self._is_alone = self._num_using == 1
 
     def leave(self) -> None:
         """One that used memory is over."""
@@ -35,9 +37,9 @@ class Room:
             again()
 
     def try_wait(self, again: Callable[[], None]) -> bool:
-        """One that used memory has let go of it and wants to try again later; False if there is nobody to wait for."""
+        """One that used memory has let go of it and wants to try again later; False if there was nobody in its way."""
         with self._lock:
-            if self._num_using == 1 and not self._waiting:
+            if self._is_alone:
                 return False
             self._waiting.append(again)
             self._num_using -= 1
@@ -56,5 +58,7 @@ class Room:
 
     def _pop(self, count: int) -> list[Callable[[], None]]:
         called = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        self._num_using += len(called)
+        if called:
+            self._num_using += len(called)
+            self._is_alone = self._num_using == 1
         return called

@@ -36,7 +36,7 @@ from handlers.chat.wire import (
     Status,
 )
 from handlers.engine.engine import Engine
-from handlers.errors import HandlerError, InternalError, InvalidRequest, SessionLost, TurnConflict
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost, TurnConflict
 from handlers.journal.event import Event
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
@@ -301,7 +301,13 @@ class ChatService:
 
     def _encode(self, picture: Image.Image) -> Tensor:
         """A picture's features, on the device. Raises OutOfMemory."""
-        return self._engine.encode_image(self._model.preprocess(picture))
+        try:
+            pixels = self._model.preprocess(picture)
+        except (MemoryError, RuntimeError) as exc:
+            if isinstance(exc, RuntimeError) and "can't allocate memory" not in str(exc):  # torch's, which has no class
+                raise
+            raise OutOfMemory("this machine ran out of memory while reading an image; try again later") from exc
+        return self._engine.encode_image(pixels)
 
     def status(self) -> dict[str, object]:
         """What the worker holds and has done, for the proxy and for operators."""

@@ -8,6 +8,7 @@ its last turn is over, it holds nothing any more.
 All methods may be called from any thread.
 """
 
+import json
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -49,12 +50,12 @@ class Session:
     images: list[Image] = field(default_factory=list)
     pending_images: list[Image] = field(default_factory=list)  # belong to the next question
     messages: list[dict[str, Any]] = field(default_factory=list)
+    num_dropped: int = 0  # turns that are not among them any more, since the model cannot read so much
     turn: "Turn | None" = None  # the running one; it pins the session
     waiting: "deque[Turn]" = field(default_factory=deque)
     num_events: int = 0  # how much of its journal this session has seen
     replays: list[Event] = field(default_factory=list)  # the last requests that were done, to be known if they return
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
-    last_used: float = 0.0
     end: SessionGone | None = None  # why it is over, once it is
 
     def __repr__(self) -> str:
@@ -117,7 +118,7 @@ class SessionStore:
                 f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
             )
         scope = sharing_scope(endpoint, principal)
-        session = Session(sid, scope, SequenceCache(self._pool, scope), last_used=self._wall())
+        session = Session(sid, scope, SequenceCache(self._pool, scope))
         self._sessions[sid.text] = session
         return session
 
@@ -132,8 +133,9 @@ class SessionStore:
             except SessionLost:
                 sid = self._ids.verify(text, endpoint, principal)
                 assert sid is not None
+            session = self._add(sid, endpoint, principal)
             self.num_adopted += 1
-            return self._add(sid, endpoint, principal)
+            return session
 
     def get(self, text: str, endpoint: str, principal: str) -> Session:
         """The open session of this id. Raises the SessionGone family, each case with its own message."""
@@ -144,7 +146,6 @@ class SessionStore:
             now = self._wall()
             session = self._sessions.get(text)
             if session is not None and sid.expires_at > now:
-                session.last_used = now
                 return session
             if session is not None:
                 self._end(session, SessionExpired)
@@ -230,7 +231,6 @@ class SessionStore:
                 if turn in session.waiting:
                     session.waiting.remove(turn)
                 return None
-            session.last_used = self._wall()
             session.turn = session.waiting.popleft() if session.waiting else None
             if session.turn is None:
                 self._pool.unpin(session.cache)
@@ -284,7 +284,7 @@ class SessionStore:
 
 def sharing_scope(endpoint: str, principal: str) -> str:
     """Conversations share images and KV blocks only with those of the same caller at the same endpoint."""
-    return f"{endpoint}|{principal}"
+    return json.dumps([endpoint, principal])  # so that no name can pass for a part of another
 
 
 def _gone(error: type[SessionGone]) -> SessionGone:

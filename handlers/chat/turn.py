@@ -4,6 +4,7 @@ A turn waits behind the session's earlier ones, and when it is over the next one
 leaves no trace in the conversation.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,9 @@ class Turn(Generation):
         self._recorder = recorder
         self._session = session
         self._ask = ask
-        self._messages: list[dict[str, Any]] = []
+        self._said: list[dict[str, Any]] = []  # the conversation that the question belongs to
+        self._messages: list[dict[str, Any]] = []  # the same with the question, without the turns that are dropped
+        self._num_dropped = 0
         self._own_images: list[LoadedImage] = []  # those that came with this question
         self._new_images: list[Image] = []  # those that this question is the first to be about
         self._text = ""
@@ -76,7 +79,8 @@ class Turn(Generation):
         with session.recording:  # not between the two halves of what another request does to it
             self._new_images = list(session.pending_images)
             images = [*session.images, *self._new_images]
-            self._messages = [*session.messages, question_message(self._text, len(self._new_images))]
+            self._said = session.messages
+            self._messages = [*self._said, question_message(self._text, len(self._new_images))]
         return self._render(images)
 
     def _take_in(self, loaded: list[LoadedImage]) -> None:
@@ -92,14 +96,21 @@ class Turn(Generation):
     def _render(self, images: Sequence[Image]) -> Prompt:
         """The conversation, without its oldest turns if it is longer than the model reads and the settings allow it."""
         sizes = [image.num_tokens for image in images]
-        ids = self._parts.model.render(self._messages, sizes)
+        model = self._parts.model
+        ids = model.render(self._messages, sizes)
         if self._parts.session_settings.overflow == "drop_oldest":
-            num_turns = len(self._messages) // 2
-            num_dropped = 0
             limit = self._max_prompt_with_answer()
-            while len(ids) > limit and num_dropped < num_turns:
-                num_dropped = min(num_dropped + DROP_STEP, num_turns)
-                ids = self._parts.model.render(without_oldest(self._messages, num_dropped), sizes)
+            num_turns = len(self._messages) // 2
+            if len(ids) > limit and num_turns:
+                steps = [*range(DROP_STEP, num_turns, DROP_STEP), num_turns]
+
+                def fits(num_dropped: int) -> bool:
+                    return len(model.render(without_oldest(self._messages, num_dropped), sizes)) <= limit
+
+                self._num_dropped = steps[bisect_left(steps, True, hi=len(steps) - 1, key=fits)]
+                self._messages = without_oldest(self._messages, self._num_dropped)
+                ids = model.render(self._messages, sizes)
+            num_dropped = self._session.num_dropped + self._num_dropped
             if num_dropped:
                 self._receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
         return Prompt(ids, images)
@@ -139,7 +150,7 @@ class Turn(Generation):
         session = self._session
         with session.recording:
             try:
-                if len(session.messages) != len(self._messages) - 1:  # another request has caught up with the journal
+                if session.messages is not self._said:  # another request has caught up with the journal
                     raise TurnConflict(CONFLICT)
                 self._recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
             except TurnConflict:  # perhaps with this very request, which was sent again while it ran elsewhere
@@ -147,6 +158,7 @@ class Turn(Generation):
                 self._raise_if_answered()
                 raise
             self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
+            session.num_dropped += self._num_dropped
         self._own_images = []
 
     def _release(self) -> None:

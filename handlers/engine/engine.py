@@ -100,9 +100,10 @@ class Engine:
                     self._wake.wait()
                 actions = list(self._inbox)
                 self._inbox.clear()
+                is_stopping = self._is_stopping  # then these actions are the last
             for action in actions:
                 self._guard(action)
-            if self._is_stopping:
+            if is_stopping:
                 self._fail_all(InternalError("the worker is stopping"))
                 return
             try:

@@ -1,7 +1,7 @@
 """How a conversation becomes a prompt: templates for checkpoints that bring none, texts that must not fake turns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -116,4 +116,20 @@ def _controls(tokenizer: Any, marks: Sequence[str]) -> "re.Pattern[str] | None":
     found = {text for text in [*added, *tokenizer.all_special_tokens, *marks] if len(text.strip()) > 1}
     if not found:
         return None
-    return re.compile("|".join(re.escape(text) for text in sorted(found, key=len, reverse=True)))
+    return re.compile(_any_of(found))
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern that matches the longest of these texts, none of them empty.
+
+    Alternatives share their beginnings: some tokenizers have thousands that begin alike, and trying each at every `<`
+    of a long question would hold up the whole worker for seconds.
+    """
+    rests: dict[str, set[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], set()).add(text[1:])
+    found = []
+    for first, following in rests.items():
+        pattern = _any_of(following - {""})
+        found.append(re.escape(first) + (f"(?:{pattern}){'?' * ('' in following)}" if pattern else ""))
+    return "|".join(found)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from PIL import Image as Pillow
 
 from handlers.chat.counters import Counters
-from handlers.chat.images import Image, ImageStore, Tier
+from handlers.chat.images import MAX_ENCODINGS, Image, ImageStore, Tier
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 
 ONE = 2 * 4 * 4  # bytes of a picture's features here
@@ -149,24 +149,48 @@ def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) 
     store.check_integrity(4)
 
 
-def test_pinned_features_stay_and_what_cannot_fit_is_refused(pictures: Pictures) -> None:
-    """OutOfMemory, and nobody loses anything for it."""
+def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pictures) -> None:
+    """OutOfMemory, and nobody loses anything for it. One that is only taken in needs no room yet."""
     store = pictures.store(features=2)
     idle, pinned = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     store.pin(idle, no_journal)
     store.pin(pinned, no_journal)
 
+    third = store.take_in(SCOPE, b"\x03")
     with pytest.raises(OutOfMemory) as caught:
-        store.take_in(SCOPE, b"\x03")
+        store.pin(third, no_journal)
 
     assert caught.value.status == 507
     store.unpin(idle)
-    assert len(store) == 2
     assert store._counters.get("images_demoted") == 0
-    third = store.take_in(SCOPE, b"\x03")
-    assert features_of(store, third) == (3.0, Tier.FEATURES)
+    assert features_of(store, third) == (3.0, Tier.HOST)
     store.unpin(pinned)
     store.check_integrity(3)
+
+
+def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures) -> None:
+    """When it comes, since no turn could ever read it."""
+    store = pictures.store(features=0)
+
+    with pytest.raises(OutOfMemory):
+        store.take_in(SCOPE, b"\x01")
+
+    assert (len(store), len(store._known), store.features_bytes, store.host_bytes) == (0, 0, 0, 0)
+
+
+def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures) -> None:
+    """A few of them are known by their bytes; all are the same picture."""
+    store = pictures.store()
+
+    images = [store.take_in(SCOPE, bytes([1, number])) for number in range(100)]
+
+    assert len({image.key for image in images}) == len(store) == 1
+    assert len(store._known) == MAX_ENCODINGS
+    assert pictures.num_encoded == {1: 1}
+    store.check_integrity(100)
+    for image in images:
+        store.release(image)
+    assert (len(store), len(store._known)) == (0, 0)
 
 
 def test_without_a_journal_bytes_are_never_given_up(pictures: Pictures) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from handlers.chat.intake import FORMATS, ImageIntake, resolve
-from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfMemory
 from handlers.settings import IntakeSettings
 
 LOCAL = ("127.0.0.1", "::1")
@@ -551,6 +552,32 @@ def test_broken_text_is_no_image(text: str) -> None:
     """Text that is no reference of any kind."""
     with pytest.raises(BadImage):
         intake(no_resolver).read(text)
+
+
+def test_white_space_in_base64_costs_no_memory() -> None:
+    """Not an object for each piece between two blanks."""
+    text = base64.b64encode(bytes(75_000)).decode()
+    spaced = " ".join(text[i : i + 2] for i in range(0, len(text), 2))
+    tracemalloc.start()
+
+    data = intake(no_resolver).read(f"data:;base64,{spaced}")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert data == bytes(75_000)
+    assert peak < 6 * len(spaced)
+
+
+def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes can be decoded later."""
+
+    def fail(image: Image.Image) -> Image.Image:
+        raise MemoryError
+
+    monkeypatch.setattr("handlers.chat.intake._to_rgb", fail)
+
+    with pytest.raises(OutOfMemory):
+        intake(no_resolver).decode(PNG)
 
 
 @pytest.mark.parametrize("form", ["{}", "data:;base64,{}"])

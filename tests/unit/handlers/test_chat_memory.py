@@ -392,6 +392,44 @@ def test_images_of_a_session_are_limited(make_client: Any, red: Any, blue: Any) 
     assert client.ask(sid, "what is it?", **SHORT).wait().status == 200
 
 
+def test_a_picture_may_come_while_others_fill_the_device(
+    make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
+) -> None:
+    """The features of others are being read: an opening needs no room for its own yet."""
+    client = make_client(session={"features_bytes": features_bytes(tiny_llava)})
+    sid, store = client.open(data_url(red)), client.service.images
+    (image,) = client.service.store._sessions[sid].pending_images
+    store.pin(image, lambda: b"")
+
+    other = client.open(data_url(blue))
+    store.unpin(image)
+
+    assert client.answer(other, "what is it?", **SHORT) == reference([question("what is it?", 1)], [blue], NUM)
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (MemoryError(), "OutOfMemory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "OutOfMemory"),
+        (RuntimeError("other"), "InternalError"),
+    ],
+)
+def test_no_memory_for_a_pictures_pixels(
+    make_client: Any, endless_llava: Any, red: Any, failure: Exception, error: str
+) -> None:
+    """507 instead of 500: it may be better later."""
+    client = make_client(endless_llava)
+
+    def preprocess(picture: Any) -> Any:
+        raise failure
+
+    endless_llava.preprocess = preprocess
+
+    assert client.call({"type": "start_session", "images": [data_url(red)]}).error == error
+    assert len(client.service.images) == 0
+
+
 # Conversations longer than the context
 
 
@@ -421,6 +459,37 @@ def test_long_conversation_goes_on_without_its_oldest_turns(
     assert len(set(dropped)) < len(texts) / 2  # several at once, so that most questions find what is stored
     assert dropped[-1] > 8
     assert "red" in turns[-1][1]
+
+
+def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> None:
+    """A session takes no more memory, and a question no more work, however long the conversation goes on."""
+    client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
+    session = client.service.store._sessions[client.open()]
+
+    for i in range(30):
+        answer = client.ask(session.id.text, "hello", **SHORT).wait()
+        num_dropped = int(answer.headers.get("X-Torchmoor-Dropped-Turns", 0))
+        assert len(session.messages) == 2 * (i + 1 - num_dropped) < 30
+
+    assert num_dropped > 15
+
+
+def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: Any, endless_llava: Any) -> None:
+    """It is rendered a few times, not once for every few of its turns."""
+    client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
+    session = client.service.store._sessions[client.open()]
+    session.messages = [message for _ in range(200) for message in (question("hello"), reply_of("hello"))]
+    rendered: list[int] = []
+
+    def render(messages: Any, sizes: Any) -> Any:
+        rendered.append(len(messages))
+        return endless_llava._model.render(messages, sizes)
+
+    endless_llava.render = render
+    answer = client.ask(session.id.text, "hello", **SHORT).wait()
+
+    assert 180 < int(answer.headers["X-Torchmoor-Dropped-Turns"]) < 200
+    assert len(rendered) < 12
 
 
 def test_dropping_turns_leaves_room_for_the_answer(make_client: Any, endless_llava: Any) -> None:

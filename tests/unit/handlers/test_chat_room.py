@@ -41,17 +41,31 @@ def test_those_who_wait_are_called_in_order_two_for_each_that_is_over() -> None:
 
 
 def test_if_all_wait_for_one_another_the_first_may_begin() -> None:
-    """And then it may find that it has nobody to wait for but those who wait for it, who are then called."""
+    """If even that one finds no room, alone as it is, it is refused, or they would call one another for ever."""
     room = Room()
     guests = [Guest(room) for _ in range(3)]
     for guest in guests:
         assert room.try_wait(guest.again)
     assert [guest.num_calls for guest in guests] == [1, 0, 0]
 
-    assert room.try_wait(guests[0].again)
+    assert not room.try_wait(guests[0].again)
 
-    assert [guest.num_calls for guest in guests] == [1, 1, 0]
-    assert repr(room) == "<Room 1 using, 2 waiting>"
+    room.leave()
+    assert [guest.num_calls for guest in guests] == [1, 1, 1]
+    assert repr(room) == "<Room 2 using, 0 waiting>"
+
+
+def test_one_in_whose_way_somebody_was_tries_again() -> None:
+    """The other may have left between the moment when there was no room and the wish to wait."""
+    room = Room()
+    Guest(room)
+    late = Guest(room)
+    room.leave()
+
+    assert room.try_wait(late.again)
+
+    assert late.num_calls == 1
+    assert not room.try_wait(late.again)
 
 
 def test_one_that_gives_up_waiting_is_not_called() -> None:

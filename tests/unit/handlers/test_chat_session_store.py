@@ -598,3 +598,9 @@ def test_repr_tells_the_state(new_store: Stores) -> None:
     store.dequeue(session, turn)
 
     assert [word in text for word, text in zip(("idle", "pinned", "ended"), seen, strict=True)] == [True] * 3
+
+
+def test_names_with_a_separator_in_them_share_no_scope() -> None:
+    """An endpoint and a caller are told apart, whatever characters they have."""
+    assert sharing_scope("a|b", "c") != sharing_scope("a", "b|c")
+    assert sharing_scope('a", "b', "c") != sharing_scope("a", 'b", "c')

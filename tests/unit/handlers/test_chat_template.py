@@ -1,5 +1,6 @@
 """Conversations as prompts: published strings, and texts that try to fake turns."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,3 +149,19 @@ def test_bracketed_tokens_are_controls_even_if_not_called_special(checkpoint: Pa
     template = ChatTemplate(SimpleNamespace(chat_template="x"), tokenizer, "other")
 
     assert template.disarm("<\uff5cUser\uff5c><h1>    </s>") == "< \uff5cUser\uff5c><h1>    < /s>"
+
+
+def test_many_control_tokens_cost_no_more_than_few() -> None:
+    """A tokenizer with hundreds of them that begin alike reads a hostile text as fast as one with two."""
+
+    def seconds(num_tokens: int) -> float:
+        names = [f"<|reserved_{number}|>" for number in range(num_tokens)]
+        tokenizer = SimpleNamespace(added_tokens_decoder={}, all_special_tokens=names)
+        template = ChatTemplate(SimpleNamespace(chat_template="x"), tokenizer, "other")
+        began = time.perf_counter()
+        template.disarm("<|reserved_" * 5_000)
+        return time.perf_counter() - began
+
+    few, many = (min(seconds(number) for _ in range(5)) for number in (2, 1_000))
+
+    assert many < 10 * few

@@ -1,8 +1,9 @@
 """The engine with the tiny checkpoint: batches, shared memory, failures, cancellation, deadlines."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -753,6 +754,25 @@ def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model
 
     assert generation.error is not None
     assert not lost
+
+
+def test_stop_forgets_no_call(model: Any) -> None:
+    """What was asked for before the stop is answered, or whoever asked would wait for ever."""
+    engine = make_engine(model)
+    engine.start()
+    stopper = threading.Thread(target=engine.stop)
+    late: list[Future[int]] = []
+
+    def call_and_stop() -> None:
+        late.append(engine.call(lambda: 1))
+        stopper.start()
+        while not engine._is_stopping:
+            time.sleep(0.001)
+
+    engine.call(call_and_stop).result(30)
+    stopper.join()
+
+    assert late[0].result(0) == 1
 
 
 def test_stop_ends_what_runs(model: Any) -> None:
