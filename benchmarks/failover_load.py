@@ -141,7 +141,7 @@ def _ask_whole(chat: Conversation, question: str) -> Asked:
     took_s, instance = time.monotonic() - began, headers.get("x-torchmoor-instance", "")
     if status != 200:
         return Asked(invocation_id, began, took_s, instance, failure=f"{status} {content[:300]!r}")
-    num_context = int(headers["x-torchmoor-context-tokens"])
+    num_context = int(headers.get("x-torchmoor-context-tokens", "0"))  # 0: answered from the journal
     return Asked(invocation_id, began, took_s, instance, json.loads(content)["response_text"], num_context)
 
 
