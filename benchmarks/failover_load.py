@@ -81,11 +81,15 @@ class Conversation:
     def is_alive(self) -> bool:
         """Ask about the picture once more: is the answer right, and the conversation longer than ever before?
 
-        Only the picture's first question is asked: that one the small model answers rightly however long it has talked.
+        Asked is for a color: that the small model answers rightly however long it has talked.
         """
         longest = max(asked.num_context for asked in self.asked)
-        asked = self.ask(self.questions[0][0])
-        return asked.answer == self.questions[0][1] and asked.num_context > longest
+        question, right = next(item for item in self.questions if item[0].startswith("What color"))
+        asked = self.ask(question)
+        if asked.answer == right and asked.num_context > longest:
+            return True
+        print(f"{self.image} {self.id[:12]}: {asked}, after {longest} tokens of {len(self.asked)} turns")
+        return False
 
     def num_turns_lost(self, journal: Path) -> int:
         """Acknowledged turns that are not in the journal exactly once, with the answer that the client got."""

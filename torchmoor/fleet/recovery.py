@@ -32,6 +32,8 @@ class Recovery:
         self._known: dict[str, Instance] = {}
         self._have_failed: set[str] = set()  # names: an instance that is started again is another object
         self._back_since: dict[str, float] = {}
+        for instance in registry.instances():
+            self._on_change(instance)
         registry.listen(self._on_change)
 
     # What answers tell
