@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,14 @@ class Fleet:
         found: list[dict[str, Any]] = _get_json(f"{self._admin}/instances", {})["instances"]
         return found
 
+    def processes(self, instance: str) -> tuple[int, int]:
+        """An instance's JVM and its Python worker, by their process ids."""
+        mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
+        tree = _process_tree(self._process.pid)
+        (jvm,) = [pid for pid in tree if _command(pid) == "java" and mark in _environment(pid)]
+        (worker,) = [pid for pid, parent in tree.items() if parent == jvm]
+        return jvm, worker
+
     def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """What a worker says that it holds, asked past the proxy."""
         url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"
@@ -90,15 +98,19 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(checkpoint: Path, *, num_instances: int = 1, **settings: str) -> Iterator[Fleet]:
+def running_fleet(
+    checkpoint: Path, *, num_instances: int = 1, arguments: Sequence[str] = (), **settings: str
+) -> Iterator[Fleet]:
     """Instances that serve `checkpoint`, and the proxy, on free ports.
 
-    settings: of the handler, as in the environment without their prefix: MODEL_DTYPE="float32".
+    arguments: more of them for `torchmoor up`. settings: of the handler, as in the environment without their prefix:
+    MODEL_DTYPE="float32".
     """
     environment = {f"TORCHMOOR_HANDLER_{name}": value for name, value in settings.items()}
     command = [
         *(sys.executable, "-m", "torchmoor", "up", "--port", "0", "--admin-port", "0"),
         *("--instances", str(num_instances), "--model-store", str(ROOT / "model_store")),
+        *arguments,
     ]
     process = subprocess.Popen(
         command,
@@ -139,7 +151,18 @@ def _process_tree(root: int) -> dict[int, int]:
 
 
 def _command(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    """Its name; "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    except OSError:
+        return b""
 
 
 def _used_s(process: Path) -> float:

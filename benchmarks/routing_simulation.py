@@ -38,7 +38,12 @@ class SimulatedInstance:
     outstanding: int = 0
     session_room: int | None = None
     is_ready: bool = True
+    share: float = 1.0
     waiting: deque[tuple[int, float, float]] = field(default_factory=deque)
+
+    @property
+    def load(self) -> int:
+        return self.outstanding
 
 
 def service_time(rng: Random, mean_s: float) -> float:

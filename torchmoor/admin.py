@@ -8,13 +8,14 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
 
 
 class AdminServer:
-    """Serves GET /healthz, /metrics and /instances."""
+    """Serves GET /healthz, /metrics and /instances, and POST /instances/NAME/drain and /instances/NAME/resume."""
 
     def __init__(
         self, registry: Registry, collector: MetricsCollector, scraper: MetricsScraper, host: str, port: int
@@ -29,6 +30,8 @@ class AdminServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/instances", self._show_instances)
+        app.router.add_post("/instances/{name}/drain", self._drain)
+        app.router.add_post("/instances/{name}/resume", self._resume)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> AdminServer:
@@ -70,8 +73,32 @@ class AdminServer:
                 "outstanding": instance.outstanding,
                 "capacity": instance.capacity,
                 "session_room": instance.session_room,
+                "breaker": instance.breaker.state.value,
+                "failures_in_a_row": instance.breaker.num_failures,
+                "share": round(instance.share, 3),
                 "idle_connections": len(instance.idle),
             }
             for instance in self._registry.instances()
         ]
         return web.json_response({"instances": rows})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over."""
+        return self._move(request, (InstanceState.READY, InstanceState.DRAINING), InstanceState.DRAINING)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        """End a drain: the instance is asked whether it is ready, and gets work again."""
+        return self._move(request, (InstanceState.DRAINING,), InstanceState.STARTING)
+
+    def _move(self, request: web.Request, expected: tuple[InstanceState, ...], state: InstanceState) -> web.Response:
+        """Change an instance's state, and answer with it and with how many requests it still works on."""
+        name = request.match_info["name"]
+        instance = self._registry.find(name)
+        if instance is None:
+            return web.json_response({"error": f"There is no instance {name!r}; see GET /instances."}, status=404)
+        if instance.state not in expected:
+            wanted = " or ".join(item.value for item in expected)
+            message = f"Instance {name!r} is {instance.state.value}, and must be {wanted} for that."
+            return web.json_response({"error": message}, status=409)
+        self._registry.set_state(name, state)
+        return web.json_response({"name": name, "state": state.value, "outstanding": instance.outstanding})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 from random import Random
@@ -12,6 +13,8 @@ from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
 from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.session_room import SessionRooms
@@ -53,8 +56,12 @@ class Proxy:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
+        self.recovery = Recovery(registry, settings.recovery)
+        self.health = HealthChecker(registry, settings.health, self.recovery.tick)
         self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(settings, registry, rng or Random(), Cancellations(self.errands))
+        self.gateway = Gateway(
+            settings, registry, rng or Random(), Cancellations(self.errands), self.recovery, self.health.suspect
+        )
         means = ExchangeMeans(
             connector=connector,
             budget=self.budget,
@@ -69,10 +76,10 @@ class Proxy:
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
         )
         self.server = HttpServer(Api(self.gateway), means, self.sweeper, client_limits)
-        self.health = HealthChecker(registry, settings.health)
         self.session_rooms = SessionRooms(registry, settings.health)
         self._settings = settings
         self._stack = AsyncExitStack()
+        registry.listen(self._on_change)
 
     async def __aenter__(self) -> Proxy:
         listen = self._settings.listen
@@ -99,6 +106,19 @@ class Proxy:
     ) -> None:
         await self._stack.aclose()
         logger.info("proxy stopped")
+
+    def _on_change(self, instance: Instance) -> None:
+        """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.
+
+        Soon, and not now: an exchange may be what has found it out.
+        """
+        if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
+            asyncio.get_running_loop().call_soon(self._give_up, instance)
+
+    def _give_up(self, instance: Instance) -> None:
+        for connection in list(self.server.connections):
+            if connection.exchange is not None:
+                connection.exchange.on_target_down(instance)
 
     def _close_idle(self) -> None:
         for instance in self.registry.instances():

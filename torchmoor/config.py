@@ -31,6 +31,7 @@ from torchmoor.settings import (
     ListenSettings,
     PrefixAwareSettings,
     ProxySettings,
+    RecoverySettings,
     SessionSettings,
     TimeoutSettings,
     VariantSettings,
@@ -68,6 +69,7 @@ _GROUPS = {
     "limits": LimitSettings,
     "timeouts": TimeoutSettings,
     "health": HealthSettings,
+    "recovery": RecoverySettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 
@@ -25,7 +26,10 @@ COUNTERS = {
     "InvocationModelErrors": "Requests that the model answered with an error, or not in time.",
     "MidStreamErrors": "Answers that broke off after their first byte.",
     "NoCapacityInvocationFailures": "Requests refused because no instance could take them.",
+    "Retries": "Requests sent again to another instance because the first could not take them, or was lost.",
+    "RetriesRefused": "Requests not sent again because too many had been.",
 }
+BREAKER_STATES = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 HISTOGRAMS = {
     "ModelLatency": "Seconds from sending the request to an instance until its answer has ended.",
     "OverheadLatency": "Seconds that a request spent in the proxy beside the model's time.",
@@ -70,6 +74,8 @@ class InvocationMetrics:
         "model_errors",
         "mid_stream_errors",
         "no_capacity",
+        "retries",
+        "retries_refused",
         "model_latency",
         "overhead_latency",
         "queue_latency",
@@ -80,7 +86,7 @@ class InvocationMetrics:
         self.endpoint = endpoint
         self.variant = variant
         self.invocations = self.client_errors = self.server_errors = self.model_errors = 0
-        self.mid_stream_errors = self.no_capacity = 0
+        self.mid_stream_errors = self.no_capacity = self.retries = self.retries_refused = 0
         self.model_latency = Histogram()
         self.overhead_latency = Histogram()
         self.queue_latency = Histogram()
@@ -101,6 +107,8 @@ class InvocationMetrics:
         yield "InvocationModelErrors", self.model_errors
         yield "MidStreamErrors", self.mid_stream_errors
         yield "NoCapacityInvocationFailures", self.no_capacity
+        yield "Retries", self.retries
+        yield "RetriesRefused", self.retries_refused
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
         """The histograms by their names."""
@@ -151,9 +159,19 @@ class MetricsCollector:
         labels = ["endpoint", "instance"]
         outstanding = GaugeMetricFamily("OutstandingInvocations", "Requests an instance is working on.", labels=labels)
         ready = GaugeMetricFamily("InstanceReady", "1 while an instance may be sent requests.", labels=labels)
+        breaker = GaugeMetricFamily(
+            "InstanceBreaker", "0 while closed, 1 half open (one request as a trial), 2 open.", labels=labels
+        )
+        share = GaugeMetricFamily(
+            "InstanceShare", "Of the usual work that an instance gets; below 1 while it comes back.", labels=labels
+        )
         for instance in self._registry.instances():
             where = [instance.endpoint, instance.name]
+            breaker.add_metric(where, BREAKER_STATES.index(instance.breaker.state))
+            share.add_metric(where, instance.share)
             outstanding.add_metric(where, instance.outstanding)
             ready.add_metric(where, int(instance.state is InstanceState.READY))
         yield outstanding
         yield ready
+        yield breaker
+        yield share

@@ -87,15 +87,36 @@ class TimeoutSettings:
 class HealthSettings:
     """How often instances are probed."""
 
-    starting_interval_s: float = 0.25  # while an instance is not ready
-    ready_interval_s: float = 2.0
-    probe_timeout_s: float = 2.0
+    starting_interval_s: float = 0.25  # while an instance is not ready, or has not answered the last probe
+    ready_interval_s: float = 1.0
+    probe_timeout_s: float = 1.5
     status_interval_s: float = 5.0  # between questions for an instance's session room
     max_status_per_s: float = 20.0  # over all instances: with many of them each is asked less often
-    unanswered_before_down: int = 3  # a busy instance may be slow to answer, and its sessions cannot move
+    unanswered_before_down: int = 3  # a busy instance may be slow to answer, and moving its sessions costs
 
     def __post_init__(self) -> None:
         _require_positive(self, "health")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySettings:
+    """When an instance whose answers fail gets no more work, how it comes back, and how much is sent again."""
+
+    max_failures: int = 5  # in a row; then its breaker opens
+    min_open_s: float = 2.0  # before one request is tried; doubled each time that it fails
+    max_open_s: float = 60.0
+    slow_start_s: float = 10.0  # from an instance's return until it gets its full share of work and sessions
+    least_share: float = 0.1  # what it gets at first
+    retry_fraction: float = 0.2  # of all requests may be sent again to another instance
+    retry_burst: int = 100  # and so many at once beyond that: what an instance that dies may have been doing
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "recovery")
+        if self.max_open_s < self.min_open_s:
+            raise ConfigError(f"recovery.max_open_s must be min_open_s or more, not {self.max_open_s}")
+        for name in ("least_share", "retry_fraction"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"recovery.{name} must be 1 or less, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +236,7 @@ class ProxySettings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 

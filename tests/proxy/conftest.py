@@ -29,6 +29,7 @@ from torchmoor.settings import (
     LimitSettings,
     ListenSettings,
     ProxySettings,
+    RecoverySettings,
     SessionSettings,
     TimeoutSettings,
     VariantSettings,
@@ -42,9 +43,11 @@ LISTEN = ListenSettings(port=0, admin_port=0)
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
 
 
-def make_session_id(instance: str, *, endpoint: str = "llava", key: bytes = KEY) -> str:
+def make_session_id(
+    instance: str, *, endpoint: str = "llava", key: bytes = KEY, nonce: str = "abcdefghijklmnop"
+) -> str:
     """An id as the handler of that instance would mint it."""
-    nonce, expiry, key_id = "abcdefghijklmnop", "7fffffff", "k1"
+    expiry, key_id = "7fffffff", "k1"
     mac = session_mac(
         key, endpoint=endpoint, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
@@ -60,6 +63,7 @@ class Stage:
         limits: LimitSettings | None = None,
         timeouts: TimeoutSettings | None = None,
         health: HealthSettings = NO_PROBES,
+        recovery: RecoverySettings | None = None,
         strategy: str = "LEAST_OUTSTANDING_REQUESTS",
         variants: tuple[VariantSettings, ...] = (),
         late_binding: LateBindingSettings | None = None,
@@ -78,6 +82,7 @@ class Stage:
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
             health=health,
+            recovery=recovery or RecoverySettings(),
             sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
         )
         self.registry = Registry(self.settings.endpoints)

@@ -226,20 +226,29 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
     assert (status, json.loads(body)["endpoints_without_instance"]) == (503, ["llava"])
 
 
+async def silent(request: Received, wire: Wire) -> None:
+    """An instance that hangs."""
+    await wire.until_closed()
+
+
 def test_one_unanswered_probe_costs_no_session(make_stage: Callable[..., Stage]) -> None:
     """Only several in a row make a ready instance DOWN."""
-    patient = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02, unanswered_before_down=10**9)
+    patient = HealthSettings(
+        starting_interval_s=0.02, ready_interval_s=0.02, probe_timeout_s=0.05, unanswered_before_down=10**9
+    )
     stage = make_stage(health=patient, names=("a",))
     stage.until(lambda: not stage.proxy.health.is_probing, "the first probe")
-    stage.run(stage.a.stop())
+    stage.a.behave = silent
+    stage.instance("a").management_port = stage.a.port
 
     stage.until(lambda: stage.proxy.health._unanswered.get("a", 0) >= 3, "three probes without an answer")
 
     assert stage.instance("a").is_ready
+    stage.instance("a").management_port = None
 
 
 def test_probes_bring_an_instance_back(make_stage: Callable[..., Stage]) -> None:
-    """DOWN when probes go unanswered, READY by the next good one."""
+    """DOWN when a probe is refused a connection, READY by the next good one."""
     stage = make_stage(health=HealthSettings(starting_interval_s=0.02, ready_interval_s=0.02), names=("a",))
     stage.run(stage.a.stop())
     stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the failed probe")

@@ -239,7 +239,7 @@ def test_no_instance_is_unavailable(stage: Stage) -> None:
 
     status, headers, answer = complete(stage)
 
-    assert (status, headers["retry-after"], answer["error"]["type"]) == (503, "1", "server_error")
+    assert (status, headers["retry-after"], answer["error"]["type"]) == (503, "5", "server_error")
 
 
 def test_time_out_is_a_gateway_time_out(make_stage: Callable[..., Stage]) -> None:

@@ -175,12 +175,16 @@ def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make
 def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., Stage]) -> None:
     """And the connection is kept for the next request, as the body was read whole."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
-    stage.registry.set_state("a", InstanceState.DOWN)
+
+    async def set_state(state: InstanceState) -> None:
+        stage.registry.set_state("a", state)
+
+    stage.run(set_state(InstanceState.DOWN))
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
         assert read_answer(sock).startswith(b"HTTP/1.1 503")
-        stage.registry.set_state("a", InstanceState.READY)
+        stage.run(set_state(InstanceState.READY))
         sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 

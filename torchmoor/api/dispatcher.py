@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
+from torchmoor.api.retry_budget import RetryBudget
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
@@ -17,16 +18,17 @@ from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
 from torchmoor.routing.random import RandomChoice
-from torchmoor.routing.sessions import SessionId, find_roomiest, rendezvous
+from torchmoor.routing.sessions import SessionId, find_roomiest, place_of, rendezvous
 from torchmoor.routing.strategy import RouteRequest, Strategy
 from torchmoor.routing.waiting import Ticket, WaitingBytes, WaitingQueue
-from torchmoor.settings import LateBindingSettings, VariantSettings
+from torchmoor.settings import LateBindingSettings, RecoverySettings, VariantSettings
 
 SESSION = "session"
 SESSION_FAILOVER = "session-failover"
 SESSION_ROOM = "session-room"
 
 _SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
+NONE_READY_S = 5  # in Retry-After: an instance that is started again takes some seconds; one that is busy, one
 
 
 class Choice:
@@ -92,6 +94,9 @@ class Dispatcher:
         late_binding: LateBindingSettings | None,
         waiting_bytes: WaitingBytes,
         rng: Random,
+        *,
+        recovery: RecoverySettings,
+        are_journaled: bool,
     ) -> None:
         self.variant = variant
         self.name = variant.name.encode()
@@ -103,7 +108,9 @@ class Dispatcher:
         self.queue: WaitingQueue[Applicant] | None = None
         if late_binding is not None:
             self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
+        self.retries = RetryBudget(fraction=recovery.retry_fraction, burst=recovery.retry_burst)
         self._registry = registry
+        self._are_journaled = are_journaled
         self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
         self._choices: dict[tuple[str, str], Choice] = {}
         registry.listen(self._on_change)
@@ -118,8 +125,8 @@ class Dispatcher:
     def choose(self, applicant: Applicant) -> Choice | None:
         """The instance for a request, or None if none can take it now.
 
-        A session's requests go to the instance that opened it; while that one is not ready, to the one that all
-        proxies agree on.
+        A session's requests go to the instance that opened it; while that one does not take them, to the one that
+        all proxies agree on.
         """
         request, pool = applicant.route_request, self.variant.pool
         if applicant.session is not None:
@@ -141,11 +148,22 @@ class Dispatcher:
     def _find_holder(self, session: SessionId, excluded: frozenset[str]) -> Instance | None:
         """The instance that serves a session, busy or not."""
         home = self.variant.pool.find(session.instance)
-        # A draining instance still serves the sessions that it holds.
-        if home is not None and home.state in _SERVING and home.name not in excluded:
+        if home is not None and (home.state not in _SERVING or home.name in excluded):
+            home = None
+        if home is not None and self._keeps(home, session):
             return home
-        others = (instance for instance in self.variant.pool.members if instance.name not in excluded)
-        return rendezvous(session.text, others)
+        others = (i for i in self.variant.pool.members if i is not home and i.name not in excluded)
+        return rendezvous(session.text, others) or home
+
+    def _keeps(self, home: Instance, session: SessionId) -> bool:
+        """True if a session is served by its own instance although others might.
+
+        With a journal any instance can, so one that drains or fails hands its sessions over, and one that comes back
+        takes them back by and by. Without, nobody else knows them.
+        """
+        if not self._are_journaled:
+            return True
+        return home.is_ready and (home.share == 1.0 or place_of(session.text) < home.share)
 
     def choice_of(self, instance: Instance, reason: str) -> Choice:
         """The Choice of an instance for a reason, made once."""
@@ -178,7 +196,7 @@ class Dispatcher:
         holder = None if session is None else self._find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if not ready and holder is None:
-            raise self._refusal("No instance of the endpoint is ready. Try again later.")
+            raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
         if self.queue is None or (holder is None and excluded.issuperset(ready)):
             raise self._refusal("All instances of the endpoint are busy. Try again later.")
         ticket: Ticket[Applicant] = Ticket(
@@ -196,9 +214,9 @@ class Dispatcher:
         """What a request is told that has waited in vain."""
         return self._refusal("No instance of the endpoint was free in time. Try again later.")
 
-    def _refusal(self, message: str) -> ServiceUnavailable:
+    def _refusal(self, message: str, *, retry_after_s: int = 1) -> ServiceUnavailable:
         self.metrics.no_capacity += 1
-        return ServiceUnavailable(message)
+        return ServiceUnavailable(message, retry_after_s=retry_after_s)
 
     def leave(self, ticket: Ticket[Applicant]) -> None:
         """A request waits no longer."""

@@ -6,6 +6,7 @@ Owns no connection; all calls are made on the proxy's event loop.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import count
 from random import Random
 
@@ -14,6 +15,7 @@ from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.validation import SESSION_ID_MEMBER
 from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Endpoint, Registry
 from torchmoor.routing.random import choose_weighted
 from torchmoor.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
@@ -24,17 +26,38 @@ MAX_REMEMBERED_IDS = 4096
 
 
 class Gateway:
-    """Finds the dispatcher for a request of any dialect."""
+    """Finds the dispatcher for a request of any dialect.
 
-    def __init__(self, settings: ProxySettings, registry: Registry, rng: Random, cancellations: Cancellations) -> None:
+    suspect: told of an instance that seems to be dead, so that it is asked at once.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        registry: Registry,
+        rng: Random,
+        cancellations: Cancellations,
+        recovery: Recovery,
+        suspect: Callable[[Instance], None],
+    ) -> None:
         self.settings = settings
         self.registry = registry
         self.cancellations = cancellations
+        self.recovery = recovery
+        self.suspect = suspect
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self._rng = rng
         self._dispatchers = {
             endpoint.name: [
-                Dispatcher(registry, variant, endpoint.settings.late_binding, self.waiting_bytes, rng)
+                Dispatcher(
+                    registry,
+                    variant,
+                    endpoint.settings.late_binding,
+                    self.waiting_bytes,
+                    rng,
+                    recovery=settings.recovery,
+                    are_journaled=settings.sessions.are_journaled,
+                )
                 for variant in endpoint.variants
             ]
             for endpoint in registry.endpoints()

@@ -79,6 +79,7 @@ class Invocation:
         "_ticket",
         "_lease",
         "_num_resets",
+        "_has_failed",
         "_sent_at",
         "_expected",
     )
@@ -119,6 +120,7 @@ class Invocation:
         self._ticket: Ticket[Applicant] | None = None
         self._lease: Lease | None = None
         self._num_resets = 0
+        self._has_failed = False  # the chosen instance, this request
         self._sent_at = 0.0
         self._expected: Expectation | None = None  # what KV_AWARE believes to be held of the prompt
         lines = [
@@ -236,8 +238,10 @@ class Invocation:
         if status >= 400 and can_replay:
             code = find_field(headers, ERROR_HEADER)
             is_without_worker = code is None and status in TORCHSERVE_BUSY
+            if is_without_worker:
+                self._note_failure(is_dead=True)
             if (is_without_worker and self._is_repeatable) or (code in REFUSED_FOR_NOW and self.session is None):
-                other = self._find_other()
+                other = self._find_other(is_counted=True)
                 if other is not None:
                     return other
         if self._expected is not None:
@@ -261,16 +265,18 @@ class Invocation:
         assert self.choice is not None
         instance = self.choice.instance
         if loss is Loss.TIMEOUT:
+            self._note_failure(is_dead=False)
             return self.fail(self.timeout_error())
         if loss is Loss.UNREACHABLE:
-            # A reset says nothing of the instance: it may be one worker, or one request. A process that is gone
-            # refuses the next connection.
             self.gateway.report_unreachable(instance)
+        else:
+            # A reset alone condemns nobody: it may be one worker, or one request. A probe will tell.
+            self._note_failure(is_dead=True)
         is_safe = loss is Loss.UNREACHABLE or (self._is_repeatable and self._num_resets < MAX_RESETS)
         if loss is Loss.RESET:
             self._num_resets += 1
         if can_replay and is_safe:
-            other = self._find_other()
+            other = self._find_other(is_counted=loss is not Loss.UNREACHABLE)
             if other is not None:
                 return other
         return self.fail(ServiceUnavailable("The instance that was to answer is gone. Try again later."))
@@ -300,6 +306,14 @@ class Invocation:
             metrics.count_status(self.status)
         if outcome is Outcome.BROKEN:
             metrics.mid_stream_errors += 1
+            self._note_failure(is_dead=True)
+        elif (
+            outcome is Outcome.ANSWERED
+            and self.choice is not None
+            and self.choice.instance.breaker.num_failures
+            and not self._has_failed
+        ):
+            self.gateway.recovery.on_answered(self.choice.instance)
         if access_log.isEnabledFor(logging.DEBUG):
             self._log(outcome, now)
 
@@ -340,14 +354,31 @@ class Invocation:
             lease.release()
             self.dispatcher.on_free(lease.instance)
 
-    def _find_other(self) -> Instance | Waiting | None:
-        """Lease another instance instead of the chosen one, or wait for it; None if there is none: nothing changes."""
+    def _note_failure(self, *, is_dead: bool) -> None:
+        """The chosen instance has failed this request. is_dead: perhaps it has no worker any more, or is gone."""
         assert self.choice is not None
+        instance = self.choice.instance
+        self._has_failed = True
+        self.gateway.recovery.on_failed(instance)
+        if is_dead:
+            self.gateway.suspect(instance)
+
+    def _find_other(self, *, is_counted: bool) -> Instance | Waiting | None:
+        """Lease another instance instead of the chosen one, or wait for it; None if there is none: nothing changes.
+
+        is_counted: the chosen one may have worked on the request, so the budget for that is asked.
+        """
+        assert self.choice is not None
+        if is_counted and not self.dispatcher.retries.try_take(self.metrics.invocations):
+            self.metrics.retries_refused += 1
+            return None
         request = self.route_request
         self.route_request = replace(request, excluded=request.excluded | {self.choice.instance.name})
         choice = self.dispatcher.choose(self)
         if choice is not None:
             is_turn = self.session is not None
+            self._has_failed = False
+            self.metrics.retries += 1
             self._take(choice if is_turn else self.dispatcher.choice_of(choice.instance, RETRY))
             return choice.instance
         try:
@@ -355,6 +386,8 @@ class Invocation:
         except ServiceUnavailable:
             self.route_request = request
             return None
+        self._has_failed = False
+        self.metrics.retries += 1
         before, self._lease = self._lease, None
         self._release(before)
         return WAITING

@@ -1,14 +1,16 @@
 """Whether instances are ready, by asking them.
 
 TorchServe's /ping says yes before the model is loaded and for minutes after a crash, so readiness is a READY worker
-in `GET /models/{model}` on the management port. An instance without one is asked /ping. A "no" counts at once; no
-answer counts when it has come several times in a row, because declaring an instance dead costs its sessions.
+in `GET /models/{model}` on the management port. An instance without one is asked /ping. A "no" counts at once, and so
+does a refused connection, behind which there is no process any more; no answer counts when it has come several times
+in a row, because moving an instance's sessions costs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
 
 import aiohttp
@@ -21,11 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class HealthChecker:
-    """Probes every registered instance, often while it is not ready and seldom while it is."""
+    """Probes every registered instance, often while it is not ready or not answering and seldom while it is.
 
-    def __init__(self, registry: Registry, settings: HealthSettings) -> None:
+    on_tick: called as often as instances are looked at.
+    """
+
+    def __init__(self, registry: Registry, settings: HealthSettings, on_tick: Callable[[], None]) -> None:
         self._registry = registry
         self._settings = settings
+        self._on_tick = on_tick
         self._next_probe: dict[str, float] = {}
         self._unanswered: dict[str, int] = {}
         self._probes: set[asyncio.Task[None]] = set()
@@ -59,6 +65,7 @@ class HealthChecker:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            self._on_tick()
             self.start_due_probes(loop.time())
             await asyncio.sleep(self._settings.starting_interval_s)
 
@@ -70,14 +77,27 @@ class HealthChecker:
             del self._next_probe[gone]
             self._unanswered.pop(gone, None)
         for instance in instances:
-            is_due = self._next_probe.get(instance.name, 0.0) <= now or not instance.is_ready
-            if instance.state is InstanceState.DRAINING or instance.name in self._probing or not is_due:
-                continue
-            self._next_probe[instance.name] = now + self._settings.ready_interval_s
-            self._probing.add(instance.name)
-            task = asyncio.create_task(self._probe(instance))
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
+            is_due = (
+                instance.state is not InstanceState.READY
+                or self._next_probe.get(instance.name, 0.0) <= now
+                or self._unanswered.get(instance.name, 0) > 0
+            )
+            if is_due:
+                self._next_probe[instance.name] = now + self._settings.ready_interval_s
+                self._start_probe(instance)
+
+    def suspect(self, instance: Instance) -> None:
+        """Something speaks against an instance: ask it now."""
+        if instance.state is InstanceState.READY and self._client is not None:
+            self._start_probe(instance)
+
+    def _start_probe(self, instance: Instance) -> None:
+        if instance.state is InstanceState.DRAINING or instance.name in self._probing:
+            return
+        self._probing.add(instance.name)
+        task = asyncio.create_task(self._probe(instance))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
 
     async def _probe(self, instance: Instance) -> None:
         try:
@@ -105,6 +125,8 @@ class HealthChecker:
             url = f"http://{instance.host}:{instance.management_port}/models/{instance.model}"
             async with self._client.get(url) as answer:
                 return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
+        except aiohttp.ClientConnectorError as error:
+            return False if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, OSError, TimeoutError):
             return None
         except ValueError:

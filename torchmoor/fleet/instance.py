@@ -11,7 +11,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from torchmoor.settings import ALL_TRAFFIC
+from torchmoor.fleet.breaker import Breaker, BreakerState
+from torchmoor.settings import ALL_TRAFFIC, RecoverySettings
 
 
 class InstanceState(Enum):
@@ -63,6 +64,7 @@ class Instance:
     capacity: the most invocations that routing sends there at a time. Without late binding sticky ones are not held
     back by it: they can go nowhere else, and the handler refuses what it cannot take.
     session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
+    breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
     """
 
@@ -79,6 +81,8 @@ class Instance:
         "state",
         "outstanding",
         "session_room",
+        "breaker",
+        "share",
         "on_load",
         "idle",
     )
@@ -109,13 +113,23 @@ class Instance:
         self.state = state
         self.outstanding = 0
         self.session_room: int | None = None
+        self.breaker = Breaker(RecoverySettings())
+        self.share = 1.0
         self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
 
     @property
     def is_ready(self) -> bool:
-        """True if new work may be sent there."""
-        return self.state is InstanceState.READY
+        """True if new work may be sent there; while its breaker is half open, that is one request at a time."""
+        if self.state is not InstanceState.READY:
+            return False
+        breaker = self.breaker.state
+        return breaker is BreakerState.CLOSED or (breaker is BreakerState.HALF_OPEN and self.outstanding == 0)
+
+    @property
+    def load(self) -> int:
+        """Outstanding invocations, as much more as its share is less."""
+        return self.outstanding if self.share == 1.0 else int(self.outstanding / self.share)
 
     def lease(self) -> Lease:
         """Hold one outstanding invocation until the response body has ended."""

@@ -153,6 +153,10 @@ class Registry:
         if state is InstanceState.DOWN:
             instance.session_room = None
             instance.close_idle()
+        self.refresh(instance)
+
+    def refresh(self, instance: Instance) -> None:
+        """What routing reads of an instance has changed: tell everybody."""
         self.variant_of(instance).pool.update(instance)
         self._tell(instance)
 

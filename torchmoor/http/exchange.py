@@ -427,6 +427,11 @@ class Exchange:
         else:
             self._fail(Loss.TIMEOUT)
 
+    def on_target_down(self, target: Target) -> None:
+        """The target was found dead: what it has not answered is not waited for."""
+        if self._target is target and (self._upstream is not None or self._connecting is not None):
+            self._fail(Loss.UNREACHABLE if self._upstream is None else Loss.RESET)
+
     def fault(self, refusal: Reply) -> None:
         """The rest of the request cannot be understood, or we failed: answer so, or abort if it is too late."""
         self._detach()

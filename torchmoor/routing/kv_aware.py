@@ -134,7 +134,7 @@ class KvAware:
         best = pool.find_least_outstanding(request.excluded)
         if best is None:
             return None
-        cost, reason = float(best.outstanding), LEAST_OUTSTANDING
+        cost, reason = float(best.load), LEAST_OUTSTANDING
         for name, num_blocks in self.index.matches(self._chain_of(request)).items():
             instance = pool.find(name)
             if (
@@ -144,7 +144,7 @@ class KvAware:
                 or name in request.excluded
             ):
                 continue
-            cost_here = instance.outstanding - num_blocks * self._block_bytes / self._bytes_per_request
+            cost_here = instance.load - num_blocks * self._block_bytes / self._bytes_per_request
             if cost_here < cost:
                 best, cost, reason = instance, cost_here, REASON
         return Pick(best, reason)

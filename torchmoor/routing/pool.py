@@ -1,9 +1,10 @@
 """The instances of one variant, kept in order of their load, so that choosing takes the same time for 3 and for 1,000.
 
 An instance is *open* if new work may be sent there: it is ready and has fewer outstanding invocations than its
-capacity. Rules, kept by `update`, which must be called after every change of an instance's load or state:
+capacity. Its *load* is their number, more while it gets only a share of the usual work. Rules, kept by `update`, which
+must be called after every change of an instance's load or state:
 
-    an open instance stands in the level of its outstanding count, behind those that came to that level before it
+    an open instance stands in the level of its load, behind those that came to that level before it
     an instance that is not open stands in no level
     the ring holds every instance, open or not, and changes only when one is added or removed
 """
@@ -22,12 +23,21 @@ MAX_RANDOM_TRIES = 4
 
 
 class Candidate(Protocol):
-    """An instance as routing sees it. session_room: sessions that it can still take; None if that is not known."""
+    """An instance as routing sees it. session_room: sessions that it can still take; None if that is not known.
+
+    share: of the usual work, that it shall get; less than 1.0 for one that has just come back.
+    """
 
     name: str
     capacity: int
     outstanding: int
     session_room: int | None
+    share: float
+
+    @property
+    def load(self) -> int:
+        """Outstanding invocations, as much more as its share is less."""
+        ...
 
     @property
     def is_ready(self) -> bool:
@@ -74,7 +84,7 @@ class Pool(Generic[C]):
         """Put an instance where its load and state say; one that was removed is left alone."""
         if instance.outstanding < instance.capacity and instance.is_ready:
             if self._members.get(instance.name) is instance:
-                self._set_level(instance, instance.outstanding)
+                self._set_level(instance, instance.load)
         elif instance.name in self._level_of and self._members.get(instance.name) is instance:
             self._set_level(instance, None)
 
@@ -125,7 +135,7 @@ class Pool(Generic[C]):
         return self._members.get(name)
 
     def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:
-        """The open instance with the fewest outstanding invocations.
+        """The open instance with the least load.
 
         Ties go to the one that has stood at that load the longest, so that equal load spreads.
         """
@@ -172,7 +182,7 @@ class Pool(Generic[C]):
         """Raise RuntimeError unless every instance stands where the rules say."""
         placed = {name: level for level, found in enumerate(self._levels) for name in found}
         right = {
-            instance.name: instance.outstanding
+            instance.name: instance.load
             for instance in self._members.values()
             if instance.is_ready and instance.outstanding < instance.capacity
         }

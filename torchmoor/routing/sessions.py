@@ -96,16 +96,23 @@ def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
     return max((instance for instance in instances if instance.is_ready), key=weight, default=None)
 
 
+def place_of(session_id: str) -> float:
+    """A number from 0 to 1 that is the session's own: which sessions come first, in every proxy."""
+    return int.from_bytes(blake2b(session_id.encode(), digest_size=7).digest(), "big") / (1 << 56)
+
+
 def find_roomiest(pool: Pool[C], excluded: frozenset[str]) -> C | None:
-    """Where a new session goes: to the open instance with the most session room, then the fewest outstanding.
+    """Where a new session goes: to the open instance with the most session room, then the least load.
 
     Rooms within an eighth of the most count as equal, else one free place more would outweigh any load. An instance
-    whose room is not known yet counts as the roomiest. None if nobody's room is known: then load decides alone.
+    whose room is not known yet counts as the roomiest; of one that comes back only its share of the room counts. None
+    if nobody's room is known: then load decides alone.
     """
     instances = [instance for instance in pool.open_instances if instance.name not in excluded]
-    most = max((instance.session_room for instance in instances if instance.session_room is not None), default=None)
-    if most is None:
+    rooms = {i.name: i.session_room * i.share for i in instances if i.session_room is not None}
+    if not rooms:
         return None
+    most = max(rooms.values())
     enough = most - most // 8
-    roomy = [instance for instance in instances if instance.session_room is None or instance.session_room >= enough]
-    return min(roomy, key=lambda instance: (instance.outstanding, -(instance.session_room or 0)))
+    roomy = [instance for instance in instances if rooms.get(instance.name, enough) >= enough]
+    return min(roomy, key=lambda instance: (instance.load, -rooms.get(instance.name, 0)))

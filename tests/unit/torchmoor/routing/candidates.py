@@ -15,6 +15,11 @@ class FakeCandidate:
     capacity: int = 4
     session_room: int | None = None
     is_ready: bool = True
+    share: float = 1.0
+
+    @property
+    def load(self) -> int:
+        return int(self.outstanding / self.share)
 
 
 def pool_of(*candidates: FakeCandidate) -> Pool[FakeCandidate]:

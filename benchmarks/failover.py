@@ -1,0 +1,140 @@
+"""What do clients notice when one of three instances dies? `make bench NAME=failover`
+
+Conversations about pictures, turns streamed and whole in closed loops, through the proxy to real TorchServe with a
+journal in a directory. In the middle of each round one instance gets a signal:
+
+    kill      SIGKILL to its JVM: the whole instance is gone, and is started again under its name
+    worker    SIGKILL to its Python worker: TorchServe lives, and starts another worker
+    hang      SIGSTOP to its JVM: connections stay open and nothing answers; SIGCONT at the round's end
+
+Afterwards every session is asked again about its picture, once while the instance is away and once when it is back,
+and the journal is read: each turn that a client has got whole must stand there once, with the answer that it got.
+
+    sessions_lost, turns_lost      over all rounds; must be 0
+    failed_before_first_byte       requests that failed although the client had got nothing; must be 0
+    detect_s                       from the SIGKILL of a JVM until its instance is chosen no more; the largest
+"""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from failover_load import Asked, Conversation, make_conversations
+from fleet import Fleet, running_fleet
+from report import ROOT, parse_options, print_report
+
+FAULTS = ("kill", "worker", "hang")
+NUM_INSTANCES = 3
+NUM_SESSIONS = 18
+BEFORE_S = 4.0
+AFTER_S = 12.0
+RETURN_TIMEOUT_S = 120.0
+POLL_S = 0.02
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="one round of each fault", rounds=3)
+    with tempfile.TemporaryDirectory(prefix="torchmoor-journal-") as folder:
+        journal = Path(folder)
+        checkpoint = ROOT / "models" / "tiny-llava"
+        arguments = ("--journal", journal.as_uri())
+        with running_fleet(checkpoint, num_instances=NUM_INSTANCES, arguments=arguments) as fleet:
+            rows = [
+                run_round(fleet, journal, fault, f"llava-{(number + shift) % NUM_INSTANCES}")
+                for number in range(options.rounds)
+                for shift, fault in enumerate(FAULTS)
+            ]
+    detected = [row["detect_s"] for row in rows if row["fault"] == "kill"]
+    ratios = {
+        "sessions_lost": sum(row["sessions_lost"] for row in rows),
+        "turns_lost": sum(row["turns_lost"] for row in rows),
+        "failed_before_first_byte": sum(row["failed_before_byte"] for row in rows),
+        "detect_s": None if None in detected else max(detected),
+    }
+    print_report(
+        "failover", rows, ratios, save=options.save, instances=NUM_INSTANCES, sessions=NUM_SESSIONS, journal="directory"
+    )
+
+
+def run_round(fleet: Fleet, journal: Path, fault: str, victim: str) -> dict[str, Any]:
+    """One fault of one instance under load, and what became of everything."""
+    chats = make_conversations(fleet.runtime, NUM_SESSIONS)
+    for chat in chats:
+        chat.open()
+    jvm, worker = fleet.processes(victim)
+    stop = threading.Event()
+    threads = [threading.Thread(target=chat.run, args=(stop,)) for chat in chats]
+    for thread in threads:
+        thread.start()
+    time.sleep(BEFORE_S)
+    struck_at = time.monotonic()
+    os.kill(worker if fault == "worker" else jvm, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
+    try:
+        away_at = wait_for_state(fleet, victim, is_ready=False, until=struck_at + AFTER_S)
+        time.sleep(max(0.0, struck_at + AFTER_S - time.monotonic()))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        lost = [chat for chat in chats if not chat.is_alive()]
+    finally:
+        stop.set()
+        if fault == "hang":
+            os.kill(jvm, signal.SIGCONT)
+    back_at = wait_for_state(fleet, victim, is_ready=True, until=time.monotonic() + RETURN_TIMEOUT_S)
+    lost += [chat for chat in chats if chat not in lost and not chat.is_alive()]
+    row = {
+        "fault": fault,
+        "sessions_lost": len(lost),
+        "turns_lost": sum(chat.num_turns_lost(journal) for chat in chats),
+        **summarize(chats, struck_at),
+        "detect_s": None if away_at is None else away_at - struck_at,
+        "back_s": None if back_at is None else back_at - struck_at,
+    }
+    for chat in chats:
+        chat.close()
+    print(
+        "  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    )
+    for chat in chats:
+        for asked in chat.asked:
+            if asked.failure:
+                print(
+                    f"  {asked.began - struck_at:+.2f} s, after {asked.took_s:.2f} s: {asked.instance} {asked.failure}"
+                )
+    return row
+
+
+def summarize(chats: Sequence[Conversation], struck_at: float) -> dict[str, Any]:
+    """Counts of turns, and the slowest of them that had not ended when the instance was struck."""
+    asked = [asked for chat in chats for asked in chat.asked]
+    failed = [a for a in asked if a.failure]
+    return {
+        "turns": len(asked),
+        "failed_before_byte": sum(not a.has_bytes for a in failed),
+        "failed_after_byte": sum(a.has_bytes for a in failed),
+        "slowest_before_s": max(a.took_s for a in asked if _ended(a) < struck_at),
+        "slowest_after_s": max(a.took_s for a in asked if _ended(a) >= struck_at),
+    }
+
+
+def _ended(asked: Asked) -> float:
+    return asked.began + asked.took_s
+
+
+def wait_for_state(fleet: Fleet, name: str, *, is_ready: bool, until: float) -> float | None:
+    """When the proxy came to call the instance ready, or not ready; None if it did not."""
+    while (now := time.monotonic()) < until:
+        (instance,) = [instance for instance in fleet.instances() if instance["name"] == name]
+        if (instance["state"] == "ready") is is_ready:
+            return now
+        time.sleep(POLL_S)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Conversations about pictures in closed loops, and what became of each of their requests.
+
+Nothing is sent a second time here: what the proxy does not repeat itself counts as failed.
+"""
+
+import base64
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from botocore.eventstream import EventStreamBuffer
+from report import ROOT
+
+SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
+TIMEOUT_S = 90.0
+PAUSE_S = 0.1  # between an answer and the next question
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request.
+
+    failure: "" or what the client was told; has_bytes: some of the answer had come before that. num_context: tokens of
+    the whole prompt, by the answer's receipt.
+    """
+
+    invocation_id: str
+    began: float
+    took_s: float
+    instance: str = ""
+    answer: str = ""
+    num_context: int = 0
+    failure: str = ""
+    has_bytes: bool = False
+
+
+@dataclass
+class Conversation:
+    """One session and its requests, in order."""
+
+    runtime: str
+    image: str
+    questions: list[tuple[str, str]]  # with the right answers
+    is_streamed: bool
+    id: str = ""
+    asked: list[Asked] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Start the session with its picture."""
+        data = base64.b64encode((SAMPLES / self.image).read_bytes()).decode()
+        kind = "jpeg" if self.image.endswith("jpg") else self.image.rpartition(".")[2]
+        body = {"type": "start_session", "image": f"data:image/{kind};base64,{data}"}
+        _, status, headers, content = _post(self.runtime, "invocations", "NEW_SESSION", str(uuid4()), body)
+        if status != 200:
+            raise SystemExit(f"a session could not be opened: {status} {content!r}")
+        self.id = headers["x-amzn-sagemaker-new-session-id"].partition(";")[0]
+
+    def ask(self, question: str = "") -> Asked:
+        """One turn, streamed or not: the next question, if none is given."""
+        question = question or self.questions[len(self.asked) % len(self.questions)][0]
+        asked = _ask_streamed(self, question) if self.is_streamed else _ask_whole(self, question)
+        self.asked.append(asked)
+        return asked
+
+    def run(self, stop: threading.Event) -> None:
+        """Ask until told to stop."""
+        while not stop.is_set():
+            self.ask()
+            stop.wait(PAUSE_S)
+
+    def close(self) -> None:
+        """End the session."""
+        _post(self.runtime, "invocations", self.id, str(uuid4()), {"type": "close_session"})
+
+    def is_alive(self) -> bool:
+        """Ask about the picture once more: is the answer right, and the conversation longer than ever before?
+
+        Asked is for a color: that the small model answers rightly however long it has talked.
+        """
+        longest = max(asked.num_context for asked in self.asked)
+        question, right = next(item for item in self.questions if item[0].startswith("What color"))
+        asked = self.ask(question)
+        if asked.answer == right and asked.num_context > longest:
+            return True
+        print(f"{self.image} {self.id[:12]}: {asked}, after {longest} tokens of {len(self.asked)} turns")
+        return False
+
+    def num_turns_lost(self, journal: Path) -> int:
+        """Acknowledged turns that are not in the journal exactly once, with the answer that the client got."""
+        recorded: dict[str, list[str]] = {}
+        for path in (journal / self.id).glob("[0-9]" * 8):
+            event = json.loads(path.read_bytes())
+            if event["kind"] == "turn":
+                recorded.setdefault(event["invocation_id"], []).append(event["answer"])
+        return sum(recorded.get(a.invocation_id) != [a.answer] for a in self.asked if not a.failure)
+
+
+def make_conversations(runtime: str, number: int) -> list[Conversation]:
+    """Not opened yet; every other one streams."""
+    questions: dict[str, list[tuple[str, str]]] = {}
+    for sample in json.loads((SAMPLES / "questions.json").read_text()):
+        questions.setdefault(sample["image"], []).append((sample["question"], sample["answer"]))
+    images = list(questions)
+    return [
+        Conversation(runtime, images[i % len(images)], questions[images[i % len(images)]], is_streamed=bool(i % 2))
+        for i in range(number)
+    ]
+
+
+def _post(
+    runtime: str, operation: str, session: str, invocation_id: str, body: dict[str, Any]
+) -> tuple[float, int, dict[str, str], bytes]:
+    """The moment at which the head came, status, headers, body. Raises OSError, HTTPException."""
+    connection = HTTPConnection(urlsplit(runtime).netloc, timeout=TIMEOUT_S)
+    try:
+        connection.request("POST", f"/endpoints/llava/{operation}", json.dumps(body), _fields(session, invocation_id))
+        answer = connection.getresponse()
+        head_at = time.monotonic()
+        return head_at, answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def _fields(session: str, invocation_id: str) -> dict[str, str]:
+    return {
+        "Content-Type": "application/json",
+        "X-Amzn-SageMaker-Session-Id": session,
+        "amz-sdk-invocation-id": invocation_id,
+    }
+
+
+def _ask_whole(chat: Conversation, question: str) -> Asked:
+    invocation_id, began = str(uuid4()), time.monotonic()
+    body = {"type": "send_text_prompt", "prompt_text": question}
+    try:
+        _, status, headers, content = _post(chat.runtime, "invocations", chat.id, invocation_id, body)
+    except (OSError, HTTPException) as error:
+        return Asked(invocation_id, began, time.monotonic() - began, failure=repr(error))
+    took_s, instance = time.monotonic() - began, headers.get("x-torchmoor-instance", "")
+    if status != 200:
+        return Asked(invocation_id, began, took_s, instance, failure=f"{status} {content[:300]!r}")
+    num_context = int(headers.get("x-torchmoor-context-tokens", "0"))  # 0: answered from the journal
+    return Asked(invocation_id, began, took_s, instance, json.loads(content)["response_text"], num_context)
+
+
+def _ask_streamed(chat: Conversation, question: str) -> Asked:
+    invocation_id, began = str(uuid4()), time.monotonic()
+    body = json.dumps({"type": "send_text_prompt", "prompt_text": question, "stream": True})
+    connection = HTTPConnection(urlsplit(chat.runtime).netloc, timeout=TIMEOUT_S)
+    instance, num_context, pieces, failure = "", 0, [], ""
+    try:
+        fields = _fields(chat.id, invocation_id)
+        connection.request("POST", "/endpoints/llava/invocations-response-stream", body, fields)
+        answer = connection.getresponse()
+        instance = answer.getheader("x-torchmoor-instance", "")
+        if answer.status != 200:
+            failure = f"{answer.status} {answer.read(300)!r}"
+        else:
+            num_context = int(answer.getheader("x-torchmoor-context-tokens", "0"))
+            frames = EventStreamBuffer()
+            while piece := answer.read1(65536):
+                frames.add_data(piece)
+                for frame in frames:
+                    if frame.headers[":message-type"] == "event":
+                        pieces.append(frame.payload)
+                    else:
+                        failure = f"{frame.headers[':exception-type']} {frame.payload[:300]!r}"
+    except (OSError, HTTPException) as error:
+        failure = repr(error)
+    finally:
+        connection.close()
+    took_s, text = time.monotonic() - began, b"".join(pieces).decode()
+    return Asked(invocation_id, began, took_s, instance, text, num_context, failure, has_bytes=bool(pieces))

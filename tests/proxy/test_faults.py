@@ -1,0 +1,261 @@
+"""Instances that die, hang, fail or are drained: what becomes of their requests and sessions, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
+from torchmoor.fleet.breaker import BreakerState
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.routing.sessions import place_of
+from torchmoor.settings import HealthSettings, RecoverySettings, TimeoutSettings
+
+OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.1)
+
+
+async def silent(request: Received, wire: Wire) -> None:
+    """Hang until the proxy gives up."""
+    await wire.until_closed()
+
+
+async def dying(request: Received, wire: Wire) -> None:
+    wire.reset()
+
+
+def hang(stage: Stage, fake: FakeInstance, behave: Behaviour = silent) -> None:
+    """From now on neither requests nor probes of the instance are answered."""
+    fake.behave = behave
+    stage.instance(fake.name).management_port = fake.port
+
+
+def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) -> socket.socket:
+    """Send a request; the answer is read later."""
+    sock = stage.socket()
+    stage.close_later(sock)
+    line = f"X-Amzn-SageMaker-Session-Id: {session}\r\n" if session else ""
+    path = "invocations-response-stream" if stream else "invocations"
+    sock.sendall(f"POST /endpoints/llava/{path} HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 2\r\n\r\n{{}}".encode())
+    return sock
+
+
+def admin(stage: Stage, method: str, path: str) -> tuple[int, dict[str, object]]:
+    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=10)
+    stage.close_later(connection)
+    connection.request(method, path, headers={"Connection": "close"})
+    answer = connection.getresponse()
+    return answer.status, json.load(answer)
+
+
+def instance_of(answer: bytes) -> str:
+    """Which instance answered; it answered well."""
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return answer.partition(b"x-torchmoor-instance: ")[2].partition(b"\r\n")[0].decode()
+
+
+def test_requests_of_an_instance_that_hangs_go_elsewhere(make_stage: Callable[..., Stage]) -> None:
+    """As soon as probes have gone unanswered, and not only when their own time is over."""
+    stage = make_stage(health=OFTEN, are_journaled=True)
+    hang(stage, stage.a)
+
+    answer = read_answer(invoke(stage, session=make_session_id("a")))
+
+    assert instance_of(answer) == "b"
+    assert b"session-failover" in answer
+    assert stage.instance("a").state is InstanceState.DOWN
+    stage.instance("a").management_port = None
+
+
+def test_stream_of_an_instance_that_hangs_ends_with_an_error(make_stage: Callable[..., Stage]) -> None:
+    """A client that has got bytes is told at once that no more will come."""
+    stage = make_stage(health=OFTEN, are_journaled=True)
+
+    async def half(request: Received, wire: Wire) -> None:
+        if request.path.startswith("/models"):
+            await wire.until_closed()
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"The ")
+        await wire.until_closed()
+
+    sock = invoke(stage, session=make_session_id("a"), stream=True)
+    hang(stage, stage.a, half)
+    answer = b""
+    while b"ModelStreamError" not in answer:
+        piece = sock.recv(65536)
+        assert piece, "the answer ended in silence"
+        answer += piece
+        if instance_of(answer) == "b":
+            pytest.fail("the request was answered before the instance hung")
+
+    assert len(stage.a.received) > 0
+    assert [r for r in stage.b.received if r.path.startswith("/predictions")] == []
+    stage.instance("a").management_port = None
+
+
+def test_reset_makes_the_proxy_ask_the_instance_at_once(make_stage: Callable[..., Stage]) -> None:
+    """It is down long before its next probe would have been due."""
+    stage = make_stage(are_journaled=True)
+
+    async def worker_gone(request: Received, wire: Wire) -> None:
+        if request.path.startswith("/models"):
+            await wire.answer(body=b'[{"workers": [{"status": "UNLOADING"}]}]')
+        else:
+            wire.reset()
+
+    hang(stage, stage.a, worker_gone)
+
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
+
+    stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the verdict of a probe")
+    stage.instance("a").management_port = None
+
+
+def test_instance_that_fails_requests_gets_no_more(make_stage: Callable[..., Stage]) -> None:
+    """Its probes are good, its answers are not: after some failures in a row it is left alone, and then tried again."""
+    recovery = RecoverySettings(max_failures=2, min_open_s=0.3, slow_start_s=0.05)
+    stage = make_stage(health=OFTEN, recovery=recovery, are_journaled=True)
+    stage.a.behave = dying
+    session = make_session_id("a")
+    for _ in range(2):
+        assert instance_of(read_answer(invoke(stage, session=session))) == "b"
+    assert stage.instance("a").breaker.state is BreakerState.OPEN
+    row = admin(stage, "GET", "/instances")[1]["instances"][0]  # type: ignore[index]
+    assert (row["breaker"], row["failures_in_a_row"]) == ("open", 2)
+    num_tried = len(stage.a.received)
+
+    assert instance_of(read_answer(invoke(stage, session=session))) == "b"
+
+    assert len(stage.a.received) == num_tried
+    stage.a.behave = answering()
+    stage.until(lambda: stage.instance("a").breaker.state is BreakerState.HALF_OPEN, "the time for a trial")
+    assert instance_of(read_answer(invoke(stage, session=session))) == "a"
+    assert stage.instance("a").breaker.state is BreakerState.CLOSED
+    stage.until(lambda: stage.instance("a").share == 1.0, "its full share")
+
+
+def test_timeouts_open_the_breaker(make_stage: Callable[..., Stage]) -> None:
+    """A worker that hangs behind a healthy TorchServe is found so."""
+    stage = make_stage(
+        recovery=RecoverySettings(max_failures=1),
+        timeouts=TimeoutSettings(model_timeout_s=0.1, sweep_interval_s=0.02),
+    )
+    stage.a.behave = stage.b.behave = silent
+
+    read_answer(invoke(stage, session=make_session_id("a")))
+
+    assert stage.instance("a").breaker.state is BreakerState.OPEN
+    assert stage.instance("b").breaker.num_failures == 0
+
+
+def test_errors_of_the_handler_are_answers(make_stage: Callable[..., Stage]) -> None:
+    """A bad request must not cut an instance off from everybody else's."""
+    stage = make_stage(recovery=RecoverySettings(max_failures=1))
+    stage.a.behave = stage.b.behave = refusing(500, "InternalError", "the model's own fault")
+
+    assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 424")
+
+    assert [stage.instance(name).breaker.num_failures for name in "ab"] == [0, 0]
+
+
+def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
+    """When too many requests were sent again, the next one is told of the first instance's refusal."""
+    stage = make_stage(recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001, max_failures=99))
+    stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")
+
+    for num_asked in (2, 3):
+        assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 503")
+        assert len(stage.a.received + stage.b.received) == num_asked
+
+    metrics = stage.proxy.gateway.dispatchers()[0].metrics
+    assert (metrics.retries, metrics.retries_refused) == (1, 2)
+
+
+def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
+    """Nothing was sent, so nothing is done twice."""
+    stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
+    stage.proxy.gateway.dispatchers()[0].retries.try_take(0)
+    stage.run(stage.a.stop())
+
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
+
+
+class Hold:
+    """Holds the requests of an instance until it is let go."""
+
+    def __init__(self) -> None:
+        self.is_reached = self.is_let_go = False
+
+    async def __call__(self, request: Received, wire: Wire) -> None:
+        self.is_reached = True
+        while not self.is_let_go:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await wire.answer()
+
+
+def test_drained_instance_hands_its_sessions_over(make_stage: Callable[..., Stage]) -> None:
+    """With a journal: what runs there ends there, the next turn goes elsewhere, and after a resume it returns."""
+    stage = make_stage(are_journaled=True, health=OFTEN, recovery=RecoverySettings(slow_start_s=0.05))
+    session = make_session_id("a")
+    stage.a.behave = hold = Hold()
+    running = invoke(stage, session=session)
+    stage.until(lambda: hold.is_reached, "the running turn")
+
+    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "draining", "outstanding": 1})
+
+    assert instance_of(read_answer(invoke(stage, session=session))) == "b"
+    assert instance_of(read_answer(invoke(stage))) == "b"
+    hold.is_let_go = True
+    assert instance_of(read_answer(running)) == "a"
+    assert admin(stage, "POST", "/instances/a/resume")[0] == 200
+    stage.until(lambda: stage.instance("a").is_ready and stage.instance("a").share == 1.0, "its return")
+    assert instance_of(read_answer(invoke(stage, session=session))) == "a"
+
+
+def test_drained_instance_keeps_its_sessions_without_a_journal(stage: Stage) -> None:
+    """Nobody else knows them."""
+    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
+    assert instance_of(read_answer(invoke(stage))) == "b"
+
+
+def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[..., Stage]) -> None:
+    """There is nobody to hand them over to."""
+    stage = make_stage(are_journaled=True, names=("a",))
+    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+
+    assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "a"
+    assert b"\r\nretry-after: 5\r\n" in read_answer(invoke(stage)).lower()
+
+
+def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
+    """An unknown instance, one that is down, and the end of a drain that is none."""
+    assert admin(stage, "POST", "/instances/x/drain")[0] == 404
+    assert admin(stage, "POST", "/instances/a/resume")[0] == 409
+
+    async def stop() -> None:
+        stage.registry.set_state("a", InstanceState.DOWN)
+
+    stage.run(stop())
+    assert admin(stage, "POST", "/instances/a/drain")[0] == 409
+
+
+def test_sessions_return_by_and_by(make_stage: Callable[..., Stage]) -> None:
+    """A session goes home to an instance that has come back when its place among all is below that one's share."""
+    stage = make_stage(are_journaled=True)
+    sessions = [make_session_id("a", nonce=f"{letter * 16}") for letter in "abcdefghijkl"]
+    at_home = []
+    for share in (0.1, 0.5, 1.0):
+        stage.instance("a").share = share
+        homes = [instance_of(read_answer(invoke(stage, session=session))) for session in sessions]
+        assert homes == ["a" if place_of(session) < share else "b" for session in sessions]
+        at_home.append(homes.count("a"))
+
+    assert at_home == sorted(at_home)
+    assert at_home[0] < at_home[1] < at_home[2] == len(sessions)

@@ -1,0 +1,187 @@
+"""The breaker's states, the share of an instance that comes back, and both applied to a variant's instances."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.breaker import Breaker, BreakerState
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.recovery import Recovery
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.slow_start import share_after
+from torchmoor.settings import EndpointSettings, RecoverySettings, VariantSettings
+
+SETTINGS = RecoverySettings(max_failures=3, min_open_s=2, max_open_s=8, slow_start_s=10, least_share=0.1)
+
+
+def fail(breaker: Breaker, times: int = 1, *, now: float = 0.0, may_open: bool = True) -> BreakerState:
+    for _ in range(times):
+        breaker.on_failure(now, may_open=may_open)
+    return breaker.state
+
+
+def test_breaker_opens_after_failures_in_a_row() -> None:
+    """A success between starts the count again."""
+    breaker = Breaker(SETTINGS)
+
+    assert fail(breaker, 2) is BreakerState.CLOSED
+    breaker.on_success()
+    assert fail(breaker, 2) is BreakerState.CLOSED
+    assert fail(breaker) is BreakerState.OPEN
+
+
+def test_breaker_that_may_not_open_opens_as_soon_as_it_may() -> None:
+    """The failures are counted all the same."""
+    breaker = Breaker(SETTINGS)
+
+    assert fail(breaker, 9, may_open=False) is BreakerState.CLOSED
+    assert fail(breaker) is BreakerState.OPEN
+
+
+def test_open_breaker_tries_again_after_an_interval_that_doubles() -> None:
+    """2, 4, 8 and again 8 seconds; further failures while it is open do not prolong it."""
+    breaker = Breaker(SETTINGS)
+    fail(breaker, 3, now=100)
+    now = 100.0
+
+    for interval in (2, 4, 8, 8):
+        fail(breaker, now=now + 1)
+        assert not breaker.tick(now + interval - 0.1)
+        assert breaker.tick(now + interval)
+        assert breaker.state is BreakerState.HALF_OPEN
+        assert not breaker.tick(now + interval)
+        now += interval
+        assert fail(breaker, now=now) is BreakerState.OPEN
+
+
+@pytest.mark.parametrize("is_half_open", [False, True])
+def test_success_closes_the_breaker_and_forgets_the_intervals(is_half_open: bool) -> None:
+    """Whatever answers is alive, also while nothing should have been sent there."""
+    breaker = Breaker(SETTINGS)
+    fail(breaker, 3)
+    breaker.tick(2)
+    fail(breaker, now=2)
+    if is_half_open:
+        breaker.tick(6)
+
+    breaker.on_success()
+
+    assert (breaker.state, breaker.num_failures) == (BreakerState.CLOSED, 0)
+    fail(breaker, 3, now=10)
+    assert breaker.tick(12)
+
+
+def test_share_grows_from_the_least_to_all() -> None:
+    """Evenly, and it never leaves that range."""
+    shares = [share_after(elapsed, duration_s=10, least=0.1) for elapsed in (-1, 0, 5, 10, 11)]
+
+    assert shares == [0.1, 0.1, 0.55, 1.0, 1.0]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(number: int, clock: Clock) -> tuple[Registry, Recovery, list[Instance]]:
+    """So many ready instances of one variant, with breakers of SETTINGS."""
+    registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
+    recovery = Recovery(registry, SETTINGS, clock=clock)
+    instances = [start(registry, f"i{index}") for index in range(number)]
+    return registry, recovery, instances
+
+
+def start(registry: Registry, name: str) -> Instance:
+    instance = Instance(name=name, endpoint="llava", model="llava", port=1)
+    registry.add(instance)
+    registry.set_state(name, InstanceState.READY)
+    return instance
+
+
+def ready_names(registry: Registry) -> list[str]:
+    pool = registry.variant_of(registry.instances()[0]).pool
+    pool.check_integrity()
+    return sorted(instance.name for instance in pool.open_instances)
+
+
+def test_instance_whose_answers_fail_gets_one_trial_at_a_time() -> None:
+    """None while its breaker is open, one request when it is half open, its share once that was answered."""
+    clock = Clock()
+    registry, recovery, (bad, _) = make(2, clock)
+    for _ in range(3):
+        recovery.on_failed(bad)
+    assert ready_names(registry) == ["i1"]
+
+    clock.now = 2.0
+    recovery.tick()
+
+    assert ready_names(registry) == ["i0", "i1"]
+    with bad.lease():
+        assert ready_names(registry) == ["i1"]
+    recovery.on_answered(bad)
+    with bad.lease():
+        assert ready_names(registry) == ["i0", "i1"]
+        assert (bad.share, bad.load) == (0.1, 10)
+    clock.now = 12.0
+    recovery.tick()
+    assert bad.share == 1.0
+    recovery.on_failed(bad)
+    recovery.on_answered(bad)
+    assert bad.share == 1.0
+
+
+def test_at_most_half_of_the_instances_are_cut_off() -> None:
+    """If all fail the cause is elsewhere; one alone is never cut off."""
+    registry, recovery, instances = make(3, Clock())
+    for instance in instances:
+        for _ in range(9):
+            recovery.on_failed(instance)
+    assert ready_names(registry) == ["i1", "i2"]
+
+    alone_registry, alone_recovery, (alone,) = make(1, Clock())
+    for _ in range(9):
+        alone_recovery.on_failed(alone)
+    assert ready_names(alone_registry) == ["i0"]
+
+
+def test_instance_that_was_down_comes_back_slowly() -> None:
+    """Also if it was started again, and so is another object; one that starts for the first time does not."""
+    clock = Clock()
+    registry, recovery, (first, second) = make(2, clock)
+    assert first.share == second.share == 1.0
+
+    registry.set_state("i0", InstanceState.DOWN)
+    registry.set_state("i0", InstanceState.READY)
+    again = start(registry, "i1")
+
+    assert (first.share, again.share) == (0.1, 0.1)
+    clock.now = 5.0
+    recovery.tick()
+    assert first.share == again.share == 0.55
+    registry.set_state("i0", InstanceState.DOWN)
+    clock.now = 6.0
+    recovery.tick()
+    assert (first.share, round(again.share, 2)) == (0.55, 0.64)
+    registry.set_state("i0", InstanceState.READY)
+    assert first.share == 0.1
+
+
+def test_instance_that_goes_down_starts_with_a_closed_breaker() -> None:
+    """Probes have judged it, and will judge it again."""
+    registry, recovery, (bad, _) = make(2, Clock())
+    for _ in range(3):
+        recovery.on_failed(bad)
+
+    registry.set_state("i0", InstanceState.DOWN)
+
+    assert bad.breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("wrong", [{"max_failures": 0}, {"min_open_s": 100}, {"least_share": 2}, {"retry_fraction": 2}])
+def test_bad_settings_are_refused(wrong: dict[str, int]) -> None:
+    """ConfigError names the key."""
+    with pytest.raises(ConfigError, match=r"recovery\."):
+        RecoverySettings(**wrong)  # type: ignore[arg-type]

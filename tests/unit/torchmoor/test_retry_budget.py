@@ -1,0 +1,20 @@
+"""How many requests may be sent a second time."""
+
+from torchmoor.api.retry_budget import RetryBudget
+
+
+def test_budget_is_a_burst_then_a_fraction_of_the_requests() -> None:
+    """Once the burst is spent, one retry for every five requests."""
+    budget = RetryBudget(fraction=0.2, burst=3)
+
+    assert [budget.try_take(10) for _ in range(4)] == [True, True, True, False]
+    assert not budget.try_take(14)
+    assert budget.try_take(15)
+    assert not budget.try_take(15)
+
+
+def test_budget_is_bounded() -> None:
+    """A long time without retries does not save up for more than the burst."""
+    budget = RetryBudget(fraction=0.2, burst=3)
+
+    assert [budget.try_take(1_000_000) for _ in range(4)] == [True, True, True, False]

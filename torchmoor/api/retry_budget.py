@@ -1,0 +1,32 @@
+"""How many requests may be sent a second time: a fraction of all, so that an outage does not double the load.
+
+budget = RetryBudget(fraction=0.2, burst=100)
+budget.try_take(metrics.invocations)
+"""
+
+from __future__ import annotations
+
+
+class RetryBudget:
+    """One variant's. It is full at first: the death of one instance with all that it was doing costs about `burst`."""
+
+    __slots__ = ("_fraction", "_burst", "_left", "_num_seen")
+
+    def __init__(self, *, fraction: float, burst: int) -> None:
+        self._fraction = fraction
+        self._burst = burst
+        self._left = float(burst)
+        self._num_seen = 0
+
+    def try_take(self, num_requests: int) -> bool:
+        """Count one retry, unless there were too many. num_requests: all that ever came."""
+        earned = self._fraction * (num_requests - self._num_seen)
+        self._num_seen = num_requests
+        self._left = min(float(self._burst), self._left + earned)
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+    def __repr__(self) -> str:
+        return f"<RetryBudget {self._left:.1f} of {self._burst} left>"
