@@ -80,7 +80,7 @@ class Proxy:
             stack.callback(self._close_idle)
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
-            collector = MetricsCollector(self.registry, self.gateway.metrics.values())
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers())
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             admin = AdminServer(self.registry, collector, scraper, listen.host, listen.admin_port)
             await stack.enter_async_context(admin)
