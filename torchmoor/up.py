@@ -59,6 +59,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     check_host(options.host, is_open=options.is_open)
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
+        endpoints=tuple(
             EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
             for name in options.endpoints
         ),
