@@ -121,10 +121,10 @@ class Benchmark:
     def __init__(self, checkpoint: Path, size: Size, vllm: Path | None, stack: ExitStack, *, quick: bool) -> None:
         self._size = size
         self._prompts = Prompts(checkpoint, size)
-        self._dtypes = ("float32",) if quick else ("float32", "bfloat16")
-        self._sequential = {dtype: Sequential(checkpoint, dtype) for dtype in self._dtypes}
+        self._counts = {"float32": STREAMS} if quick else {"float32": STREAMS, "bfloat16": (1, 8, 16)}
+        self._sequential = {dtype: Sequential(checkpoint, dtype) for dtype in self._counts}
         self._manager = TransformersManager(self._sequential["float32"])
-        self._engines = {dtype: TorchmoorEngine(checkpoint, dtype) for dtype in self._dtypes}
+        self._engines = {dtype: TorchmoorEngine(checkpoint, dtype) for dtype in self._counts}
         for engine in self._engines.values():
             stack.callback(engine.stop)
         self._served = Served(stack.enter_context(running_fleet(checkpoint, MODEL_DTYPE="float32")))
@@ -134,34 +134,38 @@ class Benchmark:
         self.figures: dict[tuple[str, str, int], list[float]] = defaultdict(list)  # (arm, dtype, streams), a round
         self.num_compared = 0
         self.is_equal = True
+        self._served.ask(self._prompts.questions[:8], size.new)  # Java compiles what it has run a while
         self._alone = self._sequential["float32"].generate(self._prompts.ids, size.new).tokens
 
     def run_round(self) -> None:
         """Every arm once, the baselines between the arms that they are compared with."""
         ids, new = self._prompts.ids, self._size.new
-        for dtype in self._dtypes:
-            self._note("sequential", dtype, 1, self._sequential[dtype].generate(ids[:2], new))
-            for count in STREAMS:
-                self._note("torchmoor", dtype, count, self._engines[dtype].generate(ids[:count], new), self._alone)
+        for dtype, counts in self._counts.items():
+            self._note("sequential", dtype, 1, self._sequential[dtype].generate(ids[:1], new))
+            for count in counts:
+                if count != NUM_FOLLOWERS:
+                    self._note("torchmoor", dtype, count, self._engines[dtype].generate(ids[:count], new), self._alone)
             self._follow_up(dtype)
         self._note("manager", "float32", 8, self._manager.generate(ids[:8], new))
         self._serve()
         self._gaps()
         if self._vllm:
-            for count in STREAMS:
-                self._note("vllm", "bfloat16", count, self._vllm.generate(ids[:count], new))
-            first = self._vllm.generate(ids[:NUM_FOLLOWERS], new).tokens
-            second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first, strict=False)]
+            self._note("vllm", "bfloat16", 1, self._vllm.generate(ids[:1], new))
+            first = self._vllm.generate(ids[:NUM_FOLLOWERS], new)
+            second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first.tokens, strict=False)]
+            self._note("vllm", "bfloat16", NUM_FOLLOWERS, first)
             self._note("vllm follow-up", "bfloat16", NUM_FOLLOWERS, self._vllm.generate(second, new, is_fresh=False))
 
     def _follow_up(self, dtype: str) -> None:
+        """Eight conversations of two turns, the caches kept in between."""
         ids, new, engine = self._prompts.ids[:NUM_FOLLOWERS], self._size.new, self._engines[dtype]
         caches = engine.open(len(ids))
-        first = engine.follow_up(ids, new, caches).tokens
-        second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first, strict=True)]
+        first = engine.follow_up(ids, new, caches)
+        second = [self._prompts.follow_up(p, a) for p, a in zip(ids, first.tokens, strict=True)]
         answers = engine.follow_up(second, new, caches)
         engine.close(caches)
-        alone = self._sequential[dtype].generate(second[:2], new)
+        alone = self._sequential[dtype].generate(second[:1], new)
+        self._note("torchmoor", dtype, NUM_FOLLOWERS, first, self._alone)
         self._note("torchmoor follow-up", dtype, NUM_FOLLOWERS, answers, alone.tokens)
         self._note("sequential follow-up", dtype, 1, alone)
 
@@ -183,6 +187,7 @@ class Benchmark:
         """alone: what the first of these prompts are answered one by one; compared in float32 only, since near-ties
         fall either way in 16 bits."""
         self.figures[arm, dtype, count].append(answers.cpu_token_ms)
+        print(f"{arm} {dtype} {count}: {answers.cpu_token_ms:.1f} CPU ms a token", file=sys.stderr)
         if alone is not None and dtype == "float32":
             both = min(len(alone), len(answers.tokens))
             self._compare(alone[:both], answers.tokens[:both])

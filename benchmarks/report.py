@@ -32,7 +32,7 @@ def parse_options(description: str | None, *, quick: str, rounds: int = 5) -> ar
     if options.rounds is None:
         options.rounds = 1 if options.quick else rounds
     if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     if options.save and options.quick:
         parser.error("--save is for whole runs; a quick one's figures mean little")
     return options

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from handlers.errors import ConfigError
+from handlers.settings import PumpSettings
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ def _check_lengths(settings: Mapping[str, _Said]) -> None:
 
 def _within_the_batch(said: _Said, pump: Mapping[str, Any]) -> _Said:
     """No more requests than the archive's own limit, which its batchSize was chosen for."""
-    limit = pump.get("max_in_flight")
+    limit = pump.get("max_in_flight", PumpSettings().max_in_flight)
     if not isinstance(limit, int) or said.value <= limit:
         return said
     logger.warning("limit lowered to what the archive carries name=%s from=%d to=%d", said.name, said.value, limit)

@@ -22,6 +22,7 @@ class ModelSettings:
     revision: str = ""  # of a checkpoint on the hub: a branch, tag or commit
     dtype: str = "auto"  # auto: float32 on CPU, the checkpoint's own type on a GPU
     attention: str = "auto"  # of the vision tower (the decoder has its own, see models/attention.py)
+    compile: str = "off"  # layers: torch.compile between the attention calls; for GPUs, on a CPU it is slower
     tensor_parallel: int = 1  # devices that the model is spread over
     cache_dir: str = "~/.cache/torchmoor"  # where checkpoints of S3 are kept; the hub has its own, HF_HOME
     max_download_bytes: int = 500 << 30
@@ -36,6 +37,8 @@ class ModelSettings:
         if self.attention not in ("auto", "sdpa", "eager", "flash_attention_2"):
             known = "auto, sdpa, eager or flash_attention_2"
             raise ConfigError(f"handler.model.attention must be {known}, not {self.attention!r}")
+        if self.compile not in ("off", "layers"):
+            raise ConfigError(f"handler.model.compile must be off or layers, not {self.compile!r}")
         _positive("model", self, "max_download_bytes", "connect_timeout_s", "read_timeout_s")
         if self.tensor_parallel != 1:
             raise ConfigError(
@@ -113,7 +116,7 @@ class RequestSettings:
 class EngineSettings:
     max_rows: int = 32  # sequences in one step
     prefill_chunk: int = 512  # prompt tokens in one step, beside the decoding rows
-    max_stretch: float = 2.0  # how many times longer a step may take because it carries prompt tokens, too
+    max_stretch: float = 1.7  # how many times longer a step may take because it carries prompt tokens, too
     max_prompt_tokens: int = 0  # of a conversation with its question; 0: what the model reads
     max_context_tokens: int = 0  # the same with the answer; 0: what the model reads
     max_new_tokens: int = 256  # of an answer, unless the client asks for another number
@@ -150,7 +153,17 @@ class PumpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalSettings:
-    url: str = "off"  # file:///a/directory that the instances share; off: a session ends with its worker
+    # file:///a/directory, redis://host:port/db, s3://bucket/prefix, ...; off: a session ends with its worker. It may
+    # have a password in it, so it is not shown.
+    url: str = field(default="off", repr=False)
+    connect_timeout_s: float = 2.0  # to the server of Redis or S3
+    timeout_s: float = 10.0  # of an operation; an image of intake.max_bytes must come through in that time
+    max_in_flight: int = 32  # operations at once, of all of the worker's threads
+    claim_s: int = 3600  # how long the outcome of an opening is remembered under its invocation id
+    max_replays: int = 16  # answers of a session that are kept to be given again
+
+    def __post_init__(self) -> None:
+        _positive("journal", self, "connect_timeout_s", "timeout_s", "max_in_flight", "claim_s", "max_replays")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

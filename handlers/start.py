@@ -10,7 +10,6 @@ import torch
 
 from handlers.adapter import Pump
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import open_journal
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
@@ -19,6 +18,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.errors import ConfigError, OutOfMemory
+from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
@@ -36,7 +36,8 @@ def start_chat(
     archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
     """
-    settings = load_settings(understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive)), environ)
+    told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
+    settings = load_settings(told, environ)
     num_rows = config.get("batchSize", 1)
     if num_rows <= settings.pump.max_in_flight:
         raise ConfigError(
@@ -46,7 +47,8 @@ def start_chat(
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     checkpoint = find_checkpoint(settings.model, archive, environ)
-    model = load_model(checkpoint, device, settings.model.dtype, settings.model.attention)
+    own = settings.model
+    model = load_model(checkpoint, device, own.dtype, attention=own.attention, is_compiled=own.compile == "layers")
     scheduler = Scheduler(settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch))
     try:
         runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
@@ -54,14 +56,14 @@ def start_chat(
         raise ConfigError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=lambda: os._exit(1))
     ids = SessionIds.from_environment(environ)
-    journal = open_journal(settings.journal.url)
+    journal = open_journal(settings.journal, settings.session.tombstone_s)
     service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
 
 
 def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
-    """How much device memory keys and values get: what the settings say, else what this worker's part of the GPU leaves.
+    """Device memory for keys and values: what the settings say, else what this worker's part of the GPU leaves.
 
     Raises ConfigError if that is nothing.
     """

@@ -5,6 +5,7 @@ python scripts/build_archives.py --only llava    one of them
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -81,7 +82,8 @@ def build(archive: Archive, files: dict[str, Path], store: Path) -> Path:
             *("--handler", str(archive.entry_file), "--config-file", str(archive.config_file)),
             *("--extra-files", str(stage), "--export-path", temporary),
         ]
-        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
+        own = {**os.environ, "TMPDIR": temporary}  # the archiver works in a folder there that it names after the model
+        subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL, env=own)
         return (Path(temporary) / f"{archive.name}.mar").rename(store / f"{archive.name}.mar")
 
 

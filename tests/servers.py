@@ -55,7 +55,8 @@ class RedisServer:
     def start(self) -> None:
         """Returns when it answers. After a `kill` it comes back with what it had."""
         acl = self.folder / "users.acl"
-        acl.write_text(f"user default off\nuser {self.user} on >{self.password} ~* &* +@all\n")
+        # Redis 7.0 loads its append-only file with the rights of the default user, so that one keeps them, though off.
+        acl.write_text(f"user default off ~* &* +@all\nuser {self.user} on >{self.password} ~* &* +@all\n")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
@@ -115,7 +116,7 @@ class LossyProxy:
     """Stands between a client and a server. Once `is_losing` is set, it drops one answer and its connection."""
 
     def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
+        self.target_port = port  # of connections that are yet to come
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.is_losing = threading.Event()
@@ -134,7 +135,7 @@ class LossyProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
+            server = socket.create_connection(("127.0.0.1", self.target_port))
             for source, sink, is_answer in ((client, server, False), (server, client, True)):
                 threading.Thread(target=self._pass_on, args=(source, sink, is_answer), daemon=True).start()
 

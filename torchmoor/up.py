@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
 JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
+DEVICE_FRACTION = "TORCHMOOR_HANDLER_SESSION_DEVICE_FRACTION"
+USABLE_FRACTION = 0.85  # of a GPU, for all instances on it together; what the handlers take when they are alone
 DEFAULT_ENDPOINT = "llava"
 
 
@@ -77,7 +80,8 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         start_timeout_s=options.start_timeout_s,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal}
+    launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
@@ -85,7 +89,6 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
         starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -117,6 +120,14 @@ def plan(endpoints: Sequence[str], num_instances: int, gpus: Sequence[str]) -> l
         Launch(f"{endpoint}-{i}", endpoint, f"{endpoint}.mar", gpus[number % len(gpus)] if gpus else None)
         for number, (endpoint, i) in enumerate(wanted)
     ]
+
+
+def share_gpus(launches: Sequence[Launch], environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells instances that share a GPU how much of it is theirs; nothing if the operator has said so."""
+    most = max(Counter(launch.gpu for launch in launches if launch.gpu is not None).values(), default=1)
+    if most == 1 or DEVICE_FRACTION in environ:
+        return {}
+    return {DEVICE_FRACTION: f"{USABLE_FRACTION / most:.3f}"}
 
 
 def find_gpus(environ: Mapping[str, str]) -> list[str]:

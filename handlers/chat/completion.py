@@ -79,7 +79,7 @@ class Completion(Generation):
             raise InvalidRequest(
                 "parameters.truncate cannot be used with images in 'inputs'", param="parameters.truncate"
             )
-        return [TextPart(truncated(model, text, limit)) for text in texts]
+        return [TextPart(truncated(model, text, limit, is_raw=True)) for text in texts]
 
     def _load(self, references: Sequence[ImageReference]) -> None:
         self._loaded = self._parts.load_images(self._scope, references, self._reply)
@@ -94,3 +94,8 @@ class Completion(Generation):
         for loaded in self._loaded:
             self._parts.images.release(loaded.image, is_kept=True)
         self._cache.pool.unpin(self._cache)
+
+
+def texts_of(*groups: Sequence[Part]) -> list[str]:
+    """The texts among the parts, in order."""
+    return [part.text for parts in groups for part in parts if isinstance(part, TextPart)]

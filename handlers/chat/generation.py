@@ -22,12 +22,21 @@ from handlers.chat.images import Image, ImageStore, Tier
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters
 from handlers.chat.reply import Reply
+from handlers.chat.room import Room
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.kv_cache import BLOCK, SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
-from handlers.errors import ClientGone, ContextTooLong, HandlerError, InternalError, InvalidRequest, TurnTimedOut
+from handlers.errors import (
+    ClientGone,
+    ContextTooLong,
+    HandlerError,
+    InternalError,
+    InvalidRequest,
+    OutOfMemory,
+    TurnTimedOut,
+)
 from handlers.models.text import TextModel
 from handlers.settings import EngineSettings, SessionSettings
 
@@ -55,6 +64,7 @@ class GenerationParts:
     model: TextModel
     engine: Engine
     images: ImageStore
+    room: Room
     preparing: Executor  # for answers that need no images fetched, and for the ends of all
     loading: Executor  # for answers that bring images, which may be slow to fetch, or must take in a whole session
     counters: Counters
@@ -101,6 +111,9 @@ class Generation(ABC):
         self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
         self._detokenizer = Detokenizer(parts.model.tokenizer, parameters.stop)
         self._pinned: list[Image] = []
+        self._prompt: Prompt | None = None
+        self._is_using_room = False
+        self._kept = 0
         self._tokens: list[Token] = []
         self._receipt: dict[str, str] = {}
 
@@ -126,6 +139,11 @@ class Generation(ABC):
 
     def _schedule(self, *, is_slow: bool) -> None:
         """Begin. A slow image server holds up only other answers that are slow to begin."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_using_room = True
+            self._parts.room.enter()
         self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
 
     def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
@@ -147,7 +165,9 @@ class Generation(ABC):
             sequence, preparation = self._sequence, self._preparation
         if sequence is not None:
             self._parts.engine.cancel(sequence, error)
-        elif preparation is not None and preparation.cancel():  # it had not begun
+        elif self._parts.room.try_remove(self._try_again) or (
+            preparation is not None and preparation.cancel()  # it had not begun
+        ):
             self._fail(error)
 
     def _raise_if_stopped(self) -> None:
@@ -158,19 +178,25 @@ class Generation(ABC):
 
     def _prepare(self) -> None:
         """Everything that must be known before the first token."""
-        self._begun = time.monotonic()
-        self._parts.counters.observe("queue", self._begun - self._received)
         try:
             self._raise_if_stopped()
-            prompt = self._compose()
-            self._raise_if_stopped()
-            sequence = self._make_sequence(prompt)
+            if self._prompt is None:
+                self._begun = time.monotonic()
+                self._parts.counters.observe("queue", self._begun - self._received)
+                self._prompt = self._compose()
+                self._raise_if_stopped()
+            sequence = self._make_sequence(self._prompt)
             with self._lock:
                 self._raise_if_stopped()
                 self._sequence = sequence
                 self._parts.engine.submit(sequence)
         except AnsweredBefore as answered:
             self._answer_again(answered.text)
+        except OutOfMemory as error:
+            if self._prompt is None:
+                self._fail(error)
+            else:
+                self._wait_for_room(error)
         except HandlerError as error:
             self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
         except Exception:
@@ -196,8 +222,7 @@ class Generation(ABC):
             "X-Torchmoor-Context-Tokens": str(len(keys)),
             "X-Torchmoor-Queue-Ms": f"{(self._begun - self._received) * 1000:.1f}",
         }
-        self._parts.counters.add("tokens_prefilled", len(keys) - kept)
-        self._parts.counters.add("tokens_reused", kept)
+        self._kept = kept
         params = self._parameters.sampling(max_new_tokens)
         return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event)
 
@@ -213,6 +238,12 @@ class Generation(ABC):
         limit = self._parts.engine_settings.max_prompt_tokens
         return min(limit or self.max_context - 1, self.max_context - 1)
 
+    @property
+    def _max_bytes(self) -> int:
+        """Device memory that the conversation and its answer may take."""
+        capacity = self._cache.pool.capacity_bytes
+        return min(capacity, self._parts.session_settings.max_session_bytes or capacity)
+
     def _max_new_tokens(self, num_prompt_tokens: int) -> int:
         settings = self._parts.engine_settings
         if num_prompt_tokens > self.max_prompt:
@@ -226,8 +257,10 @@ class Generation(ABC):
                 f"an answer may have at most {settings.max_new_tokens_limit} tokens, not {wanted}; ask for fewer"
             )
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
-        num_bytes = self._cache.pool.shape.num_bytes(num_prompt_tokens + max_new_tokens)
-        limit = min(self._cache.pool.capacity_bytes, self._parts.session_settings.max_session_bytes or num_bytes)
+        limit, shape = self._max_bytes, self._cache.pool.shape
+        if self._parameters.max_new_tokens is None:  # nobody asked for so long an answer
+            max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
+        num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:
             raise ContextTooLong(
                 f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
@@ -241,6 +274,9 @@ class Generation(ABC):
         """One more token, or the end. False ends the generation here."""
         if event.token_id is None:
             error = event.error
+            if isinstance(error, OutOfMemory) and self._sequence is not None and not self._sequence.output:
+                self._wait_for_room(error)
+                return False
             self._fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
         assert self._sequence is not None
@@ -256,6 +292,10 @@ class Generation(ABC):
             ttft_s = self._first_token_at - self._received
             self._receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
             self._parts.counters.observe("ttft", ttft_s)
+            self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
+            self._parts.counters.add("tokens_reused", self._kept)
+            self._sequence.images.clear()  # they have been read
+            self._unpin()
         token = Token(event.token_id, text, event.logprob, is_special)
         if not self._is_streaming:
             self._tokens.append(token)
@@ -269,6 +309,24 @@ class Generation(ABC):
         if self._is_streaming:
             self._show(token, None)
         return True
+
+    def _wait_for_room(self, error: OutOfMemory) -> None:
+        """What this answer holds is in the way of others, and theirs in its own: begin again after one of them is over,
+        or end with the error if there is none."""
+        self._unpin()
+        self._cache.drop()
+        with self._lock:
+            self._sequence = None
+            self._is_using_room = False
+        if not self._parts.room.try_wait(self._try_again):
+            self._is_using_room = True
+            self._fail(error)
+        elif self._stopped is not None and self._parts.room.try_remove(self._try_again):
+            self._fail(self._stopped)
+
+    def _try_again(self) -> None:
+        self._is_using_room = True
+        self._run_on(self._parts.preparing, self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
@@ -339,9 +397,14 @@ class Generation(ABC):
                 return
             self._is_over = True
         self._parts.counters.add(outcome)
-        for image in self._pinned:
-            self._parts.images.unpin(image)
+        self._unpin()
         self._release()
+        if self._is_using_room:
+            self._parts.room.leave()
+
+    def _unpin(self) -> None:
+        while self._pinned:
+            self._parts.images.unpin(self._pinned.pop())
 
 
 class AnsweredBefore(Exception):

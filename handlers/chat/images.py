@@ -53,6 +53,7 @@ class _Entry:
     key: int
     features: Tensor | None = None
     num_tokens: int = 0
+    num_bytes: int = 0  # of its features, wherever they are
     encoded: bytes | None = None
     num_holders: int = 0
     num_pins: int = 0
@@ -107,6 +108,11 @@ class ImageStore:
             entry = self._known.get((scope, digest))
             if entry is not None:
                 self._hold(entry)
+                try:
+                    self._keep_encoded(entry, encoded)  # whoever brought it before may have left no bytes here
+                except OutOfMemory:
+                    self._let_go(entry, is_kept=True)
+                    raise
                 self._counters.add("images_shared")
                 return Image(entry.key, digest, entry.num_tokens)
         picture = self._decode(encoded)
@@ -157,6 +163,8 @@ class ImageStore:
             with entry.computing:
                 if entry.features is not None:
                     return entry.features, Tier.FEATURES
+                with self._lock:  # rather than find after the work that there is no room for its result
+                    self._make_room(entry.num_bytes, entry)
                 encoded, tier = entry.encoded, Tier.HOST
                 if encoded is None:
                     encoded, tier = fetch(), Tier.JOURNAL
@@ -201,7 +209,7 @@ class ImageStore:
         with self._lock:
             self._make_room(features.nbytes, entry)
             self._set_features(entry, features)
-            entry.num_tokens = len(features)
+            entry.num_tokens, entry.num_bytes = len(features), features.nbytes
         return features
 
     def _make_room(self, num_bytes: int, but: _Entry) -> None:
@@ -227,6 +235,8 @@ class ImageStore:
     def _keep_encoded(self, entry: _Entry, encoded: bytes) -> None:
         """Keep the bytes on the host, if there is room. Raises OutOfMemory if there is not and no journal has them."""
         if entry.encoded is not None or not entry.num_holders:
+            return
+        if self._is_durable and len(encoded) > self.max_host_bytes:
             return
         others = (e for e in list(self._entries.values()) if e.encoded is not None)
         while self._is_durable and self.host_bytes + len(encoded) > self.max_host_bytes:

@@ -5,28 +5,36 @@ turn catches up with the journal like any session that has fallen behind, so reb
 Blocks on the journal: worker threads only, never the engine's or TorchServe's.
 """
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from handlers.chat.images import Image, ImageStore
-from handlers.chat.journal import Event, EventTaken, Journal, JournalClosed
 from handlers.chat.sessions import Session, SessionStore
+from handlers.chat.wire import Caller
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
+from handlers.journal.event import Event
+from handlers.journal.journal import EventTaken, Journal, JournalClosed
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
+KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice: the first word counts
 
 
 class SessionRecorder:
-    """What sessions and their journal have in common."""
+    """What sessions and their journal have in common.
 
-    def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore) -> None:
+    max_replays: of a session, how many requests are remembered so that they are not done twice.
+    """
+
+    def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int) -> None:
         self._journal = journal
         self._store = store
         self._images = images
+        self._max_replays = max_replays
 
     def is_known(self, session_id: str) -> bool:
         """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
@@ -54,6 +62,7 @@ class SessionRecorder:
                 events = self._journal.read(session.id.text, session.num_events)
             for event in events:
                 self._apply(session, event)
+                self._remember(session, event)
                 session.num_events += 1
         return len(events)
 
@@ -75,7 +84,6 @@ class SessionRecorder:
             used.append(image)
         messages = [*session.messages, question_message(event.question, len(used)), answer_message(event.answer)]
         self._store.commit(session, messages, used)
-        session.last_invocation_id = event.invocation_id
 
     def _take_in(self, session: Session, names: Sequence[str]) -> list[Image]:
         """Pictures that another worker recorded, for the session's next question."""
@@ -102,9 +110,12 @@ class SessionRecorder:
 
         Hold `session.recording` over this and the change to the session that the event stands for.
         """
-        if self._journal is None:
-            return
         with session.recording:
+            self._write(session, event, encoded_images)
+            self._remember(session, event)
+
+    def _write(self, session: Session, event: Event, encoded_images: Sequence[bytes]) -> None:
+        if self._journal is not None:
             try:
                 with _translated():
                     for data in encoded_images:
@@ -115,6 +126,44 @@ class SessionRecorder:
                 raise
             session.num_events += 1
 
+    def _remember(self, session: Session, event: Event) -> None:
+        """What was done for a client's invocation id. Its texts are the conversation's own, so this costs no copy."""
+        if event.invocation_id and event.kind != "open":
+            session.replays.append(event)
+            del session.replays[: -self._max_replays]
+
+    def find_answer(self, session: Session, invocation_id: str, question: str) -> str | None:
+        """The answer that this request has got already, if it is one that the client sends again.
+
+        Catch up first. The question is compared too: a client that gives all it asks one id does not get one answer.
+        """
+        for event in reversed(session.replays):
+            if event.kind == "turn" and (event.invocation_id, event.question) == (invocation_id, question):
+                return event.answer
+        return None
+
+    def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
+        """True if this request added these images already, and the client sends it again. Catch up first."""
+        done = (event for event in session.replays if event.kind == "images")
+        return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
+
+    def claim_opening(self, caller: Caller, invocation_id: str, images: tuple[str, ...], session_id: str) -> str:
+        """The session that an opening is answered with: this one, or the one that the same request, which the client
+        has sent again, opened before, perhaps on another instance.
+
+        Call it when the opening is recorded, so that what another instance answers with is there. If the answer is
+        another session, `discard` this one. Raises JournalUnavailable.
+        """
+        if self._journal is None or not invocation_id:
+            return session_id
+        with _translated():
+            first = self._journal.claim(
+                _name("opening", caller.endpoint, caller.principal, invocation_id, *images), session_id
+            )
+            if first != session_id and self._journal.claim(_name("fate", first), KEPT) != KEPT:
+                return session_id  # its client left before it had the answer, so it was deleted
+        return first
+
     def close(self, session_id: str) -> None:
         """Delete the session's journal; that it was closed is remembered until it expires."""
         if self._journal is not None:
@@ -122,10 +171,12 @@ class SessionRecorder:
                 self._journal.close(session_id)
 
     def discard(self, session_id: str) -> None:
-        """Delete the journal of a session whose opening is undone."""
+        """Delete the journal of a session whose opening is undone, unless the client, who sent its request again, was
+        answered with this very session elsewhere. Raises JournalUnavailable."""
         if self._journal is not None:
             with _translated():
-                self._journal.delete(session_id)
+                if self._journal.claim(_name("fate", session_id), DISCARDED) == DISCARDED:
+                    self._journal.delete(session_id)
 
     def sweep(self, expired_before: int) -> None:
         """Delete journals of sessions that expired before this time."""
@@ -143,6 +194,11 @@ def question_message(text: str, num_images: int) -> dict[str, Any]:
 
 def answer_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
+def _name(*parts: str) -> str:
+    """One name of several texts, in which none can pass for another's end."""
+    return json.dumps(parts)
 
 
 def digests(images: Sequence[Image]) -> tuple[str, ...]:

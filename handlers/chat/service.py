@@ -18,10 +18,10 @@ from handlers.chat.dialects import parse
 from handlers.chat.generation import GenerationParts, LoadedImage
 from handlers.chat.images import ImageStore
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Event, Journal
 from handlers.chat.messages import ImageReference
 from handlers.chat.recorder import SessionRecorder, digests
 from handlers.chat.reply import Reply
+from handlers.chat.room import Room
 from handlers.chat.session_id import SessionId, SessionIds
 from handlers.chat.sessions import Session, SessionStore, sharing_scope
 from handlers.chat.turn import Turn
@@ -36,7 +36,9 @@ from handlers.chat.wire import (
     Status,
 )
 from handlers.engine.engine import Engine
-from handlers.errors import HandlerError, InternalError, InvalidRequest, SessionLost
+from handlers.errors import HandlerError, InternalError, InvalidRequest, SessionLost, TurnConflict
+from handlers.journal.event import Event
+from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
 from handlers.settings import HandlerSettings
 
@@ -80,13 +82,14 @@ class ChatService:
             self._counters,
         )
         self.store = SessionStore(settings.session, ids, engine.runner.pool, self.images, wall)
-        self._recorder = SessionRecorder(journal, self.store, self.images)
+        self._recorder = SessionRecorder(journal, self.store, self.images, settings.journal.max_replays)
         self._parts = GenerationParts(
             engine_settings=settings.engine,
             session_settings=settings.session,
             model=model,
             engine=engine,
             images=self.images,
+            room=Room(),
             preparing=self._preparing,
             loading=self._loading,
             counters=self._counters,
@@ -202,15 +205,25 @@ class ChatService:
             self._let_go(loaded)
             raise
         try:
-            self._add(session, "open", loaded)
+            self._add(session, "open", loaded, command.invocation_id)
+            first = self._recorder.claim_opening(
+                command.caller, command.invocation_id, digests([item.image for item in loaded]), session.id.text
+            )
         except Exception:
             self._discard(session)
             raise
-        reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
-        self._counters.add("sessions_opened")
-        stamp = _stamp(session.id)
+        sid = session.id
+        if first == session.id.text:
+            reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
+            self._counters.add("sessions_opened")
+        else:  # a request that is sent again gets the session that it opened the first time, perhaps elsewhere
+            self._discard(session)
+            again = self._ids.verify(first, endpoint, principal)
+            assert again is not None
+            sid = again
+        stamp = _stamp(sid)
         headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
-        reply.finish({**JSON, **headers}, json.dumps({"session_id": session.id.text}).encode())
+        reply.finish({**JSON, **headers}, json.dumps({"session_id": sid.text}).encode())
 
     def _discard(self, session: Session) -> None:
         """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
@@ -221,15 +234,29 @@ class ChatService:
     def _add_images(self, command: AddImages, reply: Reply) -> None:
         session = self._find(command)
         loaded = self._load_images(session.scope, command.images, reply)
-        try:
-            self._recorder.catch_up(session)
-        except HandlerError:
-            self._let_go(loaded)
-            raise
-        self._add(session, "images", loaded)
+        images = digests([item.image for item in loaded])
+        with session.recording:
+            try:
+                self._recorder.catch_up(session)
+            except HandlerError:
+                self._let_go(loaded)
+                raise
+            if self._recorder.has_added(session, command.invocation_id, images):
+                self._let_go(loaded)
+            else:
+                self._add_once(session, loaded, command.invocation_id)
         reply.finish(JSON, json.dumps({"success": True, "images": len(command.images)}).encode())
 
-    def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage]) -> None:
+    def _add_once(self, session: Session, loaded: Sequence[LoadedImage], invocation_id: str) -> None:
+        """Add images; fine also if another instance, which got the same request, was faster."""
+        try:
+            self._add(session, "images", loaded, invocation_id)
+        except TurnConflict:
+            self._recorder.catch_up(session)
+            if not self._recorder.has_added(session, invocation_id, digests([item.image for item in loaded])):
+                raise
+
+    def _add(self, session: Session, kind: str, loaded: Sequence[LoadedImage], invocation_id: str) -> None:
         """Give images to a session, in memory and in its journal. Raises TurnConflict, the session's end, ..."""
         images = [item.image for item in loaded]
         with session.recording:  # no turn may take up an image that is not recorded
@@ -239,7 +266,7 @@ class ChatService:
                 self._let_go(loaded)
                 raise
             try:
-                event = Event(kind=kind, images=digests(images))
+                event = Event(kind=kind, images=digests(images), invocation_id=invocation_id)
                 self._recorder.record(session, event, [item.encoded for item in loaded])
             except Exception:
                 self.store.drop_images(session, images)

@@ -26,8 +26,11 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     """A body that is an image: opens a session, or joins the one that the header names."""
     header_id = incoming.headers.get(SESSION_HEADER)
     if header_id == NEW_SESSION:
-        return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None)
-    return AddImages(caller=incoming.caller, session_id=_session_id(header_id, None), images=(image,))
+        return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
+    session_id = _session_id(header_id, None)
+    return AddImages(
+        caller=incoming.caller, session_id=session_id, images=(image,), invocation_id=incoming.invocation_id
+    )
 
 
 def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
@@ -46,7 +49,9 @@ def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
     if kind == "add_images":
         if not images:
             raise InvalidRequest("add_images needs an image: give 'path', 'image' or 'images'")
-        return AddImages(caller=incoming.caller, session_id=session_id, images=images)
+        return AddImages(
+            caller=incoming.caller, session_id=session_id, images=images, invocation_id=incoming.invocation_id
+        )
     return _parse_ask(incoming, body, session_id, images)
 
 
@@ -95,7 +100,7 @@ def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None)
     ttl_s = body.get("ttl_s")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
         raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
-    return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s)
+    return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
 
 
 def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...]) -> Ask:

@@ -1,9 +1,9 @@
 """The sessions that this worker holds: their order of turns, their ends, and what each may take.
 
 The contract: a session ends by close or expiry and by nothing else. While a turn has it, its KV cache is pinned;
-between turns the cache may be evicted for others (see handlers/engine/kv_cache.py) and its images' features may be given up
-(see handlers/chat/images.py), which costs its next turn time and nothing else. When a session has ended and its last
-turn is over, it holds nothing any more.
+between turns the cache may be evicted for others (see handlers/engine/kv_cache.py) and its images' features may be
+given up (see handlers/chat/images.py), which costs its next turn time and nothing else. When a session has ended and
+its last turn is over, it holds nothing any more.
 
 All methods may be called from any thread.
 """
@@ -27,6 +27,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
+from handlers.journal.event import Event
 from handlers.settings import SessionSettings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Session:
     turn: "Turn | None" = None  # the running one; it pins the session
     waiting: "deque[Turn]" = field(default_factory=deque)
     num_events: int = 0  # how much of its journal this session has seen
-    last_invocation_id: str = ""  # of the last finished turn
+    replays: list[Event] = field(default_factory=list)  # the last requests that were done, to be known if they return
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     last_used: float = 0.0
     end: SessionGone | None = None  # why it is over, once it is

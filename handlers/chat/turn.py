@@ -9,12 +9,13 @@ from typing import Any
 
 from handlers.chat.generation import AnsweredBefore, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.images import Image
-from handlers.chat.journal import Event
 from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
+from handlers.engine.kv_cache import BLOCK
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
+from handlers.journal.event import Event
 from handlers.models.text import TextModel
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
@@ -95,12 +96,19 @@ class Turn(Generation):
         if self._parts.session_settings.overflow == "drop_oldest":
             num_turns = len(self._messages) // 2
             num_dropped = 0
-            while len(ids) > self.max_prompt and num_dropped < num_turns:
+            limit = self._max_prompt_with_answer()
+            while len(ids) > limit and num_dropped < num_turns:
                 num_dropped = min(num_dropped + DROP_STEP, num_turns)
                 ids = self._parts.model.render(without_oldest(self._messages, num_dropped), sizes)
             if num_dropped:
                 self._receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
         return Prompt(ids, images)
+
+    def _max_prompt_with_answer(self) -> int:
+        """How long the conversation may be without cutting its answer short, for which half the room is enough."""
+        room = min(self.max_context, self._max_bytes // self._cache.pool.shape.block_bytes * BLOCK)
+        wanted = self._parameters.max_new_tokens or self._parts.engine_settings.max_new_tokens
+        return min(self.max_prompt, room - min(wanted, room // 2))
 
     def _fetch(self, image: Image) -> bytes:
         own = next((item.encoded for item in self._own_images if item.image == image), None)
@@ -108,11 +116,9 @@ class Turn(Generation):
 
     def _raise_if_answered(self) -> None:
         """A question that a client sends again, because it did not hear of the answer, is not asked twice."""
-        ask, session = self._ask, self._session
-        if ask.invocation_id and ask.invocation_id == session.last_invocation_id:
-            question, answer = session.messages[-2:]
-            if question["content"][-1]["text"] == self._text:
-                raise AnsweredBefore(answer["content"][0]["text"])
+        answer = self._recorder.find_answer(self._session, self._ask.invocation_id, self._text)
+        if answer is not None:
+            raise AnsweredBefore(answer)
 
     def _question_text(self) -> str:
         limits = self._parts.engine_settings
@@ -136,7 +142,6 @@ class Turn(Generation):
                 raise TurnConflict(CONFLICT)
             self._recorder.record(session, event, [loaded.encoded for loaded in self._own_images])
             self._store.commit(session, [*self._messages, answer_message(text)], self._new_images)
-            session.last_invocation_id = self._ask.invocation_id
         self._own_images = []
 
     def _release(self) -> None:
@@ -153,9 +158,11 @@ def without_oldest(messages: Sequence[dict[str, Any]], num_turns: int) -> list[d
     return [{**left[0], "content": [*images, *left[0]["content"]]}, *left[1:]]
 
 
-def truncated(model: TextModel, text: str, max_tokens: int | None) -> str:
-    """The text's last tokens, if it has more than so many."""
+def truncated(model: TextModel, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
+    """The text's last tokens, if it has more than so many. is_raw: with its special tokens, which mean something."""
     if max_tokens is None:
         return text
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return text if len(ids) <= max_tokens else str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=True))
+    if len(ids) <= max_tokens:
+        return text
+    return str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=not is_raw))

@@ -47,6 +47,7 @@ class OpenSession:
     caller: Caller
     images: tuple[ImageReference, ...]
     ttl_s: int | None
+    invocation_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class AddImages:
     caller: Caller
     session_id: str
     images: tuple[ImageReference, ...]
+    invocation_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,6 +196,7 @@ class Engine:
         else:
             answer = InternalError("the model failed on this conversation; see the worker's log")
         self._forget(sequence)
+        sequence.cache.drop()  # what it stored may be the reason
         self._guard(lambda: sequence.on_event(TokenEvent(None, error=answer)))
 
     def _deliver(self, sequence: Sequence, token: int, logprob: float) -> None:

@@ -103,7 +103,6 @@ class BlockPool:
             cache.truncate(cache.length)
             if cache.table:
                 self._idle[cache] = None
-                self._idle.move_to_end(cache)
 
     def take(self, count: int, after: int | None) -> list[int]:
         """Hold `count` free blocks, evicting idle caches if need be. Raises OutOfMemory if they are not to be had."""

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from handlers.engine.kv_cache import BlockPool, CacheShape, SequenceCache
 from handlers.engine.scheduler import Work
-from handlers.models.attention import PackedBatch, Part, Rows
+from handlers.models.attention import PackedBatch, Part, Rows, in_place
 from handlers.models.text import TextModel
 
 
@@ -44,15 +44,14 @@ class ModelRunner:
 
     def _pack(self, batch: Sequence[Work]) -> PackedBatch:
         """Where in storage the batch's tokens go, and where what they attend to is."""
-        parts = [_part(work.sequence.cache, len(work.tokens)) for work in batch]
-        slots = torch.cat(
-            [w.sequence.cache.slots[p.length - p.num_tokens : p.length] for w, p in zip(batch, parts, strict=True)]
-        )
-        rows = None
-        num_rows = next((i for i, part in enumerate(parts) if part.num_tokens > 1), len(parts))
-        if self._is_row_batched and num_rows > 1:
-            rows = _rows([w.sequence.cache.slots[: p.length] for w, p in zip(batch[:num_rows], parts, strict=False)])
-        return PackedBatch(self.pool.storage, slots, parts, rows)
+        ends = [work.sequence.cache.length + len(work.tokens) for work in batch]
+        slots = [w.sequence.cache.slots[end - len(w.tokens) : end] for w, end in zip(batch, ends, strict=True)]
+        num_rows = 0
+        if self._is_row_batched:
+            num_rows = next((i for i, work in enumerate(batch) if len(work.tokens) > 1), len(batch))
+        rows = [w.sequence.cache.slots[:end] for w, end in zip(batch[:num_rows], ends, strict=False)]
+        parts = [_part(work.sequence.cache, len(work.tokens)) for work in batch[num_rows:]]
+        return PackedBatch(self.pool.storage, torch.cat(slots), parts, _rows(rows) if rows else None)
 
     def _embed(self, batch: Sequence[Work]) -> Tensor:
         """(T, hidden size): embedded token ids, with image features where an image stands."""
@@ -78,8 +77,9 @@ def cache_shape(model: TextModel) -> CacheShape:
 
 def _part(cache: SequenceCache, num_tokens: int) -> Part:
     length = cache.length + num_tokens
-    context = cache.slots[:length] if cache.run is None else slice(cache.run, cache.run + length)
-    return Part(num_tokens, length, context)
+    if cache.run is None:
+        return Part(num_tokens, length, cache.slots[:length])
+    return Part(num_tokens, length, in_place(cache.pool.storage, cache.run, length))
 
 
 def _rows(slots: list[Tensor]) -> Rows:

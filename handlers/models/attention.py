@@ -24,24 +24,26 @@ class Part:
     """One sequence's share of a packed step.
 
     num_tokens: how many of the step's tokens are its own; length: its stored positions, these included.
-    context: where in storage they are, oldest first: a range read in place, or (length,) int64 to be gathered.
+    context: where they are stored, oldest first: `in_place` where they lie side by side, else (length,) int64 slots,
+    which are gathered in each layer.
     """
 
     num_tokens: int
     length: int
-    context: slice | Tensor
+    context: Sequence[Tensor] | Tensor
 
-    def visible(self, sliding_window: int | None) -> slice | Tensor:
-        """The context without what lies before every window."""
-        first = max(0, self.length - (sliding_window + self.num_tokens - 1)) if sliding_window else 0
-        if isinstance(self.context, slice):
-            return slice(self.context.start + first, self.context.stop)
-        return self.context[first:]
+
+def in_place(storage: Tensor, first: int, length: int) -> Sequence[Tensor]:
+    """Views of the slots from `first` on, made once a step for all layers: the keys of layer 0, its values, ...
+
+    Each is (1, kv heads, length, head size).
+    """
+    return storage[:, :, None, :, first : first + length].flatten(0, 1).unbind(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The leading parts of a step that have one token each, to be computed in one call.
+    """Sequences of one token each, to be computed in one call.
 
     slots: (rows, longest) int64, where in storage their positions are, shorter rows filled up with their own first
     slot (the rest of the storage may hold no numbers at all).
@@ -57,7 +59,7 @@ class PackedBatch:
     """A step as attention sees it.
 
     storage: (layers, 2, kv heads, slots, head size); slots: (T,) int64, where the step's own tokens go.
-    parts: in packed order; rows: None to compute each part by itself.
+    rows: the sequences at the beginning of the step that are computed together, if any; parts: all others, in order.
     """
 
     storage: Tensor
@@ -104,19 +106,20 @@ def ragged_attention(
     keys, values = batch.storage[module.layer_idx]
     keys.index_copy_(1, batch.slots, key[0])
     values.index_copy_(1, batch.slots, value[0])
-    outputs, start, parts = [], 0, batch.parts
+    outputs = []
     if batch.rows is not None:
-        start = len(batch.rows.slots)
-        outputs.append(_attend_rows(query[:, :, :start], keys, values, batch.rows, scaling, sliding_window))
-        parts = parts[start:]
-    for part in parts:
-        own = query[:, :, start : start + part.num_tokens]
-        start += part.num_tokens
-        context = part.visible(sliding_window)
-        if isinstance(context, slice):
-            stored = keys[None, :, context], values[None, :, context]
+        num_rows = len(batch.rows.slots)
+        outputs.append(_attend_rows(query[:, :, :num_rows], keys, values, batch.rows, scaling, sliding_window))
+        query = query[:, :, num_rows:]
+    for part, own in zip(batch.parts, query.split([part.num_tokens for part in batch.parts], dim=2), strict=True):
+        visible = min(part.length, sliding_window + part.num_tokens - 1) if sliding_window else part.length
+        if isinstance(part.context, Tensor):
+            slots = part.context[-visible:]
+            stored = keys.index_select(1, slots)[None], values.index_select(1, slots)[None]
         else:
-            stored = keys.index_select(1, context)[None], values.index_select(1, context)[None]
+            stored = part.context[2 * module.layer_idx], part.context[2 * module.layer_idx + 1]
+            if visible < part.length:
+                stored = stored[0][:, :, -visible:], stored[1][:, :, -visible:]
         outputs.append(_attend(own, *stored, scaling, sliding_window))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 

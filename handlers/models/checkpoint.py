@@ -88,7 +88,8 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
         raise
     except Exception as exc:  # huggingface_hub's, its HTTP client's and the file system's own
         place = "the cache, and HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the Hugging Face hub"
-        raise ConfigError(f"{name} cannot be had from {place}: {type(exc).__name__}: {exc}") from exc
+        reason = str(exc).strip().partition("\n")[0]
+        raise ConfigError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
     return Path(folder)
 
 

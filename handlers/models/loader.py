@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging as transformers_logging
 
 from handlers.errors import ConfigError
+from handlers.models.compiled import compile_layers
 from handlers.models.llava import LlavaModel
 from handlers.models.llava_next import LlavaNextModel
 from handlers.models.memory import check_fits
@@ -29,11 +30,14 @@ SEEING: dict[str, type[LlavaModel]] = {
 }
 
 
-def load_model(path: Path, device: torch.device, dtype: str, attention: str = "auto") -> TextModel:
+def load_model(
+    path: Path, device: torch.device, dtype: str, *, attention: str = "auto", is_compiled: bool = False
+) -> TextModel:
     """The model in `path`, ready on `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
+    is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
     Only safetensors weights are read, never pickled ones. Raises ConfigError if the directory is no checkpoint, one
     that does not fit the device, or one of a model that would not compute here what it computes in transformers.
     """
@@ -41,20 +45,22 @@ def load_model(path: Path, device: torch.device, dtype: str, attention: str = "a
         raise ConfigError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
     try:
-        return _load(path, device, dtype, attention)
+        return _load(path, device, dtype, attention, is_compiled)
     except ConfigError:
         raise
     except Exception as exc:  # transformers and safetensors have errors of every kind; TorchServe wants one
         raise ConfigError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
-def _load(path: Path, device: torch.device, dtype: str, attention: str) -> TextModel:
+def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     can_see = hasattr(config, "vision_config")
     if can_see and config.model_type not in SEEING:
         known = ", ".join(SEEING)
         raise ConfigError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
     kind = _choose_type(dtype, device, config)
+    if is_compiled and device.type == "cpu" and kind is torch.float32:
+        raise ConfigError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
     model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)
@@ -70,6 +76,8 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str) -> TextM
     else:
         loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
     loaded.pack_weights()
+    if is_compiled:
+        compile_layers(loaded.decoder)
     probe.check(loaded)
     return loaded
 

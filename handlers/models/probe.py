@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ConfigError
-from handlers.models.attention import PackedBatch, Part
+from handlers.models.attention import PackedBatch, Part, in_place
 from handlers.models.text import TextModel
 
 _LENGTHS = (5, 9)  # two sequences, of which each step computes a part
@@ -62,7 +62,7 @@ class Probe:
             ).to(model.device)
             last = torch.tensor([len(part) for part in ids]).cumsum(0).sub(1).to(model.device)
             parts = [
-                Part(len(part), start + len(part), slice(o, o + start + len(part)))
+                Part(len(part), start + len(part), in_place(storage, o, start + len(part)))
                 for o, part in zip(offsets, ids, strict=True)
             ]
             logits = model.forward(model.embed(torch.cat(ids)), positions, PackedBatch(storage, slots, parts), last)

@@ -33,4 +33,4 @@ class Processor:
         return cls(tokenizer, images, str(tokenizer.convert_ids_to_tokens(image_token_id)), template)
 
     def apply_chat_template(self, messages: Sequence[dict[str, Any]], **options: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)
+        return self.tokenizer.apply_chat_template(messages, **{"chat_template": self.chat_template, **options})

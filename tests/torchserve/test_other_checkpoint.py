@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.servers import run_s3
 from tests.torchserve.conftest import ROOT, Fleet, run_fleet
@@ -40,6 +41,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             "HF_MODEL_ID": f"s3://{BUCKET}/models/tiny",
             "SM_NUM_GPUS": "0",
             "DTYPE": "float32",
+            "MAX_INPUT_LENGTH": "150",
+            "MAX_TOTAL_TOKENS": "200",
             "TORCHMOOR_HANDLER_MODEL_CACHE_DIR": str(folder / "cache"),
         }
         with run_fleet(*store, run_dir=folder / "run", log=folder / "up.log", environment=environment) as running:
@@ -61,6 +64,22 @@ def test_a_checkpoint_in_s3_serves_by_configuration_alone(fleet: Fleet) -> None:
     )
 
     assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
+
+
+def test_its_limits_are_those_of_the_environment(fleet: Fleet) -> None:
+    """A question over MAX_INPUT_LENGTH is refused with the number."""
+    client = fleet.client()
+    opened = client.invoke_endpoint(
+        EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
+    )
+
+    with pytest.raises(ClientError, match="150"):
+        client.invoke_endpoint(
+            EndpointName="llava",
+            SessionId=opened["NewSessionId"].partition(";")[0],
+            ContentType="application/json",
+            Body=json.dumps({"type": "send_text_prompt", "prompt_text": "What color is the circle? " * 40}),
+        )
 
 
 def test_a_configuration_that_cannot_be_served_ends_up_with_its_reason(archives: Path, tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[2]
 NEVER = [
     ("torchmoor", {"torch", "transformers", "ts", "handlers", "scripts", "benchmarks", "tests"}),
     ("handlers", {"torchmoor", "scripts", "benchmarks", "tests"}),
+    ("handlers.journal", {"ts", "torch", "transformers", "handlers.adapter", "handlers.chat", "handlers.engine"}),
     ("handlers.engine", {"ts", "handlers.adapter", "handlers.chat", "handlers.many", "http.server", "aiohttp"}),
+    ("handlers.engine", {"handlers.journal"}),
     ("handlers.chat", {"ts", "handlers.adapter", "http.server", "aiohttp"}),
     ("handlers.many", {"ts", "handlers.adapter", "http.server", "aiohttp"}),
-    ("handlers.models", {"ts", "handlers.chat", "handlers.engine", "handlers.adapter"}),
+    ("handlers.models", {"handlers.journal", "ts", "handlers.chat", "handlers.engine", "handlers.adapter"}),
     ("torchmoor.routing", {"socket", "asyncio", "time", "datetime", "pathlib", "os", "io", "aiohttp", "httptools"}),
     ("torchmoor.http", {"torchmoor.routing", "torchmoor.fleet", "torchmoor.api", "torchmoor.app", "aiohttp"}),
     ("torchmoor.fleet", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli", "torchmoor.http"}),

@@ -13,7 +13,7 @@ from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
 from torchmoor.metrics import InvocationMetrics
-from torchmoor.routing.kv_aware import KvAware
+from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
 from torchmoor.routing.random import RandomChoice
@@ -61,6 +61,11 @@ class Applicant(Protocol):
     @property
     def principal(self) -> bytes:
         """Whose request it is, for taking turns."""
+        ...
+
+    @property
+    def body_bytes(self) -> int:
+        """The declared length of its body; 0 if it has none."""
         ...
 
     @property
@@ -120,6 +125,7 @@ class Dispatcher:
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
         if applicant.opens_session:
+            self.variant.opens_sessions = True
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
@@ -151,18 +157,18 @@ class Dispatcher:
 
     # What instances hold
 
-    def on_sent(self, applicant: Applicant, instance: Instance) -> int | None:
-        """A request goes to an instance. Returns when KV_AWARE had last sent its beginning there, for on_receipt."""
+    def on_sent(self, applicant: Applicant, instance: Instance) -> Expectation | None:
+        """A request goes to an instance. Returns what KV_AWARE believes to be held of it there, for on_receipt."""
         if applicant.opens_session and instance.session_room:
             instance.session_room -= 1
         if self._kv is None or applicant.session is not None:
             return None
-        return self._kv.index.record(instance.name, self._kv.chain_of(applicant.route_request))
+        return self._kv.record(applicant.route_request, instance.name, body_bytes=applicant.body_bytes)
 
-    def on_receipt(self, instance: Instance, sent_before: int, *, num_kept: int) -> None:
-        """An answer tells how many tokens of a prompt that was sent there before the instance still held."""
-        if self._kv is not None and num_kept <= 0:
-            self._kv.index.forget_unused_since(instance.name, sent_before)
+    def on_receipt(self, instance: Instance, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
+        """An answer tells how many of the prompt's tokens the instance held."""
+        if self._kv is not None:
+            self._kv.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
 
     # Waiting
 

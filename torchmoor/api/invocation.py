@@ -22,6 +22,7 @@ from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import WAITING, Answer, Deadlines, Loss, Outcome, Waiter, Waiting
 from torchmoor.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.http.message import Headers, Reply, Request
+from torchmoor.routing.kv_aware import Expectation
 from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest
 from torchmoor.routing.waiting import Ticket
@@ -79,7 +80,7 @@ class Invocation:
         "_lease",
         "_num_resets",
         "_sent_at",
-        "_sent_before",
+        "_expected",
     )
 
     def __init__(
@@ -119,7 +120,7 @@ class Invocation:
         self._lease: Lease | None = None
         self._num_resets = 0
         self._sent_at = 0.0
-        self._sent_before: int | None = None  # when KV_AWARE had sent the prompt's beginning there; None: never
+        self._expected: Expectation | None = None  # what KV_AWARE believes to be held of the prompt
         lines = [
             b"%b: %b\r\n" % field
             for field in fields
@@ -181,10 +182,14 @@ class Invocation:
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
     @property
+    def body_bytes(self) -> int:
+        """The declared length, 0 if there is none."""
+        return self.request.content_length or 0
+
+    @property
     def num_waiting_bytes(self) -> int:
         """The declared length; a body without one is taken up to a limit only while it waits."""
-        length = self.request.content_length
-        return (length or 0) if not self.request.is_chunked else MAX_WAITING_CHUNKED_BYTES
+        return MAX_WAITING_CHUNKED_BYTES if self.request.is_chunked else self.body_bytes
 
     def go(self, choice: Choice) -> None:
         """An instance is free: take it."""
@@ -235,7 +240,7 @@ class Invocation:
                 other = self._find_other()
                 if other is not None:
                     return other
-        if self._sent_before is not None:
+        if self._expected is not None:
             self._read_receipt(headers)
         answer = self.answer(status, reason, headers)
         if answer is not None:
@@ -247,9 +252,9 @@ class Invocation:
         assert self.choice is not None
         num_context = find_field(headers, CONTEXT_TOKENS) or b""
         num_prefill = find_field(headers, PREFILL_TOKENS) or b""
-        if self._sent_before is not None and num_context.isdigit() and num_prefill.isdigit():
-            num_kept = int(num_context) - int(num_prefill)
-            self.dispatcher.on_receipt(self.choice.instance, self._sent_before, num_kept=num_kept)
+        if self._expected is not None and num_context.isdigit() and num_prefill.isdigit():
+            num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
+            self.dispatcher.on_receipt(self.choice.instance, self._expected, num_kept=num_kept, num_tokens=num_tokens)
 
     def on_lost(self, loss: Loss, *, can_replay: bool) -> Instance | Reply | Waiting:
         """Go elsewhere if that cannot do the work twice, else say what happened."""
@@ -327,7 +332,7 @@ class Invocation:
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
         self._release(before)
-        self._sent_before = self.dispatcher.on_sent(self, choice.instance)
+        self._expected = self.dispatcher.on_sent(self, choice.instance)
 
     def _release(self, lease: Lease | None) -> None:
         """Give a lease back; what waits may go on."""

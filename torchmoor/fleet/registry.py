@@ -17,15 +17,19 @@ logger = logging.getLogger(__name__)
 
 
 class Variant:
-    """A variant of an endpoint: its settings, and its instances in order of their load."""
+    """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    __slots__ = ("settings", "name", "endpoint", "pool")
+    opens_sessions: a client has opened one, so that it matters how many more its instances can take.
+    """
+
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions")
 
     def __init__(self, endpoint: str, settings: VariantSettings) -> None:
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
         self.pool: Pool[Instance] = Pool()
+        self.opens_sessions = False
 
     def __repr__(self) -> str:
         return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
@@ -132,7 +136,7 @@ class Registry:
             raise UnknownInstance(name)
         endpoint = self._endpoints[instance.endpoint]
         endpoint.instances.remove(instance)
-        self._pool_of(instance).remove(instance)
+        self.variant_of(instance).pool.remove(instance)
         instance.close_idle()
         self._tell(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
@@ -149,10 +153,11 @@ class Registry:
         if state is InstanceState.DOWN:
             instance.session_room = None
             instance.close_idle()
-        self._pool_of(instance).update(instance)
+        self.variant_of(instance).pool.update(instance)
         self._tell(instance)
 
-    def _pool_of(self, instance: Instance) -> Pool[Instance]:
+    def variant_of(self, instance: Instance) -> Variant:
+        """The variant whose model an instance serves."""
         variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
         assert variant is not None  # checked when the instance was added
-        return variant.pool
+        return variant

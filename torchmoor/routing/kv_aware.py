@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import islice
+from typing import NamedTuple
 
 from torchmoor.routing.least_outstanding import REASON as LEAST_OUTSTANDING
 from torchmoor.routing.pool import C, Pool
 from torchmoor.routing.strategy import Pick, RouteRequest
 
 REASON = "kv-aware"
+MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always held
 MAX_HOLDERS = 16  # instances compared, those with the longest match first
 
 
@@ -29,6 +31,13 @@ def chain(body: bytes, block_bytes: int) -> list[int]:
         value = hash((value, body[end - block_bytes : end]))
         hashes.append(value)
     return hashes
+
+
+class Held(NamedTuple):
+    """What an instance was believed to hold of a chain: so many blocks, last used at a count of requests."""
+
+    num_blocks: int
+    used_at: int
 
 
 class PrefixIndex:
@@ -55,22 +64,22 @@ class PrefixIndex:
                     break
         return found
 
-    def record(self, name: str, hashes: list[int]) -> int | None:
-        """An instance was sent this chain. Returns when it had been used there last, None if it was not held."""
+    def record(self, name: str, hashes: list[int]) -> Held | None:
+        """An instance was sent this chain. Returns what it held of it before, None if nothing."""
         blocks = self._blocks.setdefault(name, OrderedDict())
         self._now += 1
-        used_before: int | None = None
-        for value in reversed(hashes):
+        held: Held | None = None
+        for number in range(len(hashes), 0, -1):
+            value = hashes[number - 1]
             if value in blocks:
-                if used_before is None:
-                    used_before = blocks[value]
+                held = held or Held(number, blocks[value])
             else:
                 self._holders.setdefault(value, {})[name] = None
             blocks[value] = self._now
             blocks.move_to_end(value)
         while len(blocks) > self._max_blocks:
             self._drop(name, blocks.popitem(last=False)[0])
-        return used_before
+        return held
 
     def forget_unused_since(self, name: str, when: int) -> None:
         """What was used at `when` is gone from the instance, and so is, most likely, all that was not used since."""
@@ -98,6 +107,13 @@ class PrefixIndex:
             raise RuntimeError(f"an instance has more than {self._max_blocks} blocks")
 
 
+class Expectation(NamedTuple):
+    """The share of a prompt that an instance should hold, and when it was used there last."""
+
+    share: float
+    used_at: int
+
+
 class KvAware:
     """Weighs what an instance holds of a prompt against how busy it is.
 
@@ -119,7 +135,7 @@ class KvAware:
         if best is None:
             return None
         cost, reason = float(best.outstanding), LEAST_OUTSTANDING
-        for name, num_blocks in self.index.matches(self.chain_of(request)).items():
+        for name, num_blocks in self.index.matches(self._chain_of(request)).items():
             instance = pool.find(name)
             if (
                 instance is None
@@ -133,6 +149,20 @@ class KvAware:
                 best, cost, reason = instance, cost_here, REASON
         return Pick(best, reason)
 
-    def chain_of(self, request: RouteRequest) -> list[int]:
-        """The request's blocks."""
+    def record(self, request: RouteRequest, name: str, *, body_bytes: int) -> Expectation | None:
+        """A request with a body of so many bytes goes to an instance. Returns what should be held of it there."""
+        held = self.index.record(name, self._chain_of(request))
+        if held is None:
+            return None
+        return Expectation(held.num_blocks * self._block_bytes / max(body_bytes, len(request.prefix)), held.used_at)
+
+    def check(self, name: str, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
+        """An instance's answer tells how many of the prompt's tokens it still held.
+
+        Much less than expected: that beginning was evicted, and so was, most likely, all that was used no later.
+        """
+        if num_kept < num_tokens * expected.share * MIN_KEPT:
+            self.index.forget_unused_since(name, expected.used_at)
+
+    def _chain_of(self, request: RouteRequest) -> list[int]:
         return chain(request.prefix[: self.num_prefix_bytes], self._block_bytes)

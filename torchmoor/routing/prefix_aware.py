@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import islice
 
 from torchmoor.routing.pool import C, Pool
 from torchmoor.routing.strategy import Pick, RouteRequest
@@ -28,15 +29,13 @@ class PrefixAware:
         if least is None:
             return None
         if least.outstanding < self._threshold:
-            for number, instance in enumerate(pool.walk(self._key(request))):
+            for number, instance in enumerate(islice(pool.walk(self._key(request)), MAX_WALKED)):
                 if (
                     instance.outstanding < min(self._threshold, instance.capacity)
                     and instance.is_ready
                     and instance.name not in request.excluded
                 ):
                     return Pick(instance, REASON if number == 0 else OVERFLOW)
-                if number + 1 == MAX_WALKED:
-                    break
         return Pick(least, OVERFLOW)
 
     def _key(self, request: RouteRequest) -> int:

@@ -12,7 +12,6 @@ from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from handlers.chat.intake import ImageIntake
-from handlers.chat.journal import Journal
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
 from handlers.chat.session_id import SessionIds
@@ -21,12 +20,14 @@ from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner
 from handlers.engine.scheduler import Scheduler
+from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
 from handlers.settings import (
     EngineSettings,
     HandlerSettings,
     IntakeSettings,
+    JournalSettings,
     PumpSettings,
     RequestSettings,
     SessionSettings,
@@ -192,20 +193,32 @@ def endless_llava(tiny_llava: LlavaModel) -> EndlessModel:
     return EndlessModel(tiny_llava)
 
 
-@pytest.fixture(scope="session")
-def reference(one_thread: None) -> Callable[..., str]:
-    """What transformers alone answers: (messages, images, max_new_tokens) -> text, greedy, without a session."""
-    processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
-    model = AutoModelForImageTextToText.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
+class Reference:
+    """What transformers alone answers, greedy, without a session."""
 
-    def generate(messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
-        text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        inputs = processor(text=text, images=images or None, return_tensors="pt", add_special_tokens=False)
+    def __init__(self) -> None:
+        self._processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
+        loader = AutoModelForImageTextToText
+        self._model = loader.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
+
+    def __call__(self, messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
+        """The answer to a conversation."""
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self.complete(text, images, max_new_tokens, adds_special=False)
+
+    def complete(self, text: str, images: list[Image.Image], max_new_tokens: int, *, adds_special: bool = True) -> str:
+        """What follows a raw prompt, in which `<image>` stands for an image."""
+        inputs = self._processor(text=text, images=images or None, return_tensors="pt", add_special_tokens=adds_special)
         with torch.inference_mode():
-            output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
-        return str(processor.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+            output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
+        start = inputs["input_ids"].shape[1]
+        return str(self._processor.tokenizer.decode(output[0, start:], skip_special_tokens=True))
 
-    return generate
+
+@pytest.fixture(scope="session")
+def reference(one_thread: None) -> Reference:
+    """Call it with (messages, images, max_new_tokens)."""
+    return Reference()
 
 
 def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
@@ -215,6 +228,7 @@ def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
         "request": RequestSettings,
         "engine": EngineSettings,
         "pump": PumpSettings,
+        "journal": JournalSettings,
     }
     return HandlerSettings(**{name: kinds[name](**values) for name, values in groups.items()})
 
@@ -228,10 +242,14 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
     services: list[ChatService] = []
 
     def make(
-        model: Any = tiny_llava, instance: str = "local", journal: Journal | None = None, **groups: dict[str, Any]
+        model: Any = tiny_llava,
+        instance: str = "local",
+        journal: Journal | None = None,
+        journal_settings: Mapping[str, Any] | None = None,
+        **groups: dict[str, Any],
     ) -> Client:
         groups["session"] = {"kv_bytes": 64 << 20, **groups.get("session", {})}
-        settings = make_settings(**groups)
+        settings = make_settings(**groups, journal=dict(journal_settings or {}))
         scheduler = Scheduler(
             settings.engine.max_rows, Pace(settings.engine.prefill_chunk, settings.engine.max_stretch)
         )
@@ -252,6 +270,11 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
         if status["turns"]["in_progress"] or store._ending or service._engine.scheduler.all():
             problems.append(f"left behind: {status['turns']} {store._ending} {service._engine.scheduler}")
         problems += [repr(s) for s in store._sessions.values() if s.turn is not None or s.waiting]
+        pool = service._engine.runner.pool
+        problems += [f"pinned: {s!r}" for s in store._sessions.values() if s.cache.table and s.cache not in pool._idle]
+        room = service._parts.room
+        if room._num_using or room._waiting:
+            problems.append(repr(room))
         if service._engine._samplers:
             problems.append(f"samplers left: {service._engine._samplers}")
     assert not problems

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from handlers.chat.intake import ImageIntake
+from handlers.engine.kv_cache import BLOCK
+from handlers.engine.runner import cache_shape
 from handlers.errors import ImageUnreachable
 
 NUM = 16
@@ -45,7 +47,7 @@ class Hold:
         self._may_go_on = threading.Event()
         model.before_step = self._before_step
 
-    def _before_step(self, embeds: torch.Tensor, parts: Any) -> None:
+    def _before_step(self, embeds: torch.Tensor, batch: Any) -> None:
         if not self._may_go_on.is_set():
             self.is_reached.set()
             assert self._may_go_on.wait(30)
@@ -115,7 +117,7 @@ def test_follow_up_prefills_its_own_tokens_only(client: Any, red: Any) -> None:
     assert second < contexts[1] - contexts[0] + 3  # the question, its frame and the answer's last token
     assert float(receipts[0]["X-Torchmoor-Ttft-Ms"]) > 0
     assert int(receipts[0]["X-Torchmoor-Generated-Tokens"]) >= 1
-    assert settled(client)["images"] == {"received": 1, "fetched": 0, "encoded": 1}
+    assert settled(client)["images"] == {"received": 1, "fetched": 0, "encoded": 1, "shared": 0, "demoted": 0}
 
 
 def test_interleaved_sessions_keep_their_images_apart(make_client: Any, reference: Any, red: Any, blue: Any) -> None:
@@ -134,21 +136,30 @@ def test_interleaved_sessions_keep_their_images_apart(make_client: Any, referenc
             histories[i].append(reply_of(found))
 
 
-def bytes_per_image(model: Any) -> int:
-    """Pixels and features of one image in float32."""
+def features_bytes(model: Any) -> int:
+    """Features of one image in float32."""
     config = model.model.config
-    features = config.image_seq_length * config.text_config.hidden_size
-    return 4 * (3 * int(config.vision_config.image_size) ** 2 + int(features))
+    return 4 * int(config.image_seq_length) * int(config.text_config.hidden_size)
 
 
-def test_demoted_session_answers_the_same(
+def kv_bytes(model: Any, num_tokens: int) -> int:
+    """Of the KV blocks that so many tokens take."""
+    return cache_shape(model).num_bytes(num_tokens)
+
+
+def holds_nothing(client: Any) -> bool:
+    """True if neither blocks nor images are held any more."""
+    memory = settled(client)["memory"]
+    return not (memory["kv_bytes"] or memory["features_bytes"] or memory["host_bytes"])
+
+
+def test_session_that_lost_its_cache_answers_the_same(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """A session that lost its cache to others computes it again from its image's features, not from the picture."""
-    one = bytes_per_image(tiny_llava)
-    longer = {"max_new_tokens": 50}  # two blocks are reserved for it, more than one of the caches leaves
-    client = make_client(session={"budget_bytes": 2 * one + 2 * 64 * tiny_llava.bytes_per_token})
+    """Keys and values that others' took the room of are computed again from the image's features, not the picture."""
+    client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 150)})
     first, second = client.open(data_url(red)), client.open(data_url(blue))
+    longer = {"max_new_tokens": 50}  # two sessions with room for it do not fit at once
     answers = [
         client.answer(first, "what is it?", parameters=longer),
         client.answer(second, "what is it?", parameters=longer),
@@ -160,7 +171,7 @@ def test_demoted_session_answers_the_same(
     messages = [question("what is it?", 1), reply_of(answers[0]), question("which colour?")]
     assert again.json["response_text"] == reference(messages, [red], 50)
     status = settled(client)
-    assert status["sessions"]["demoted"] >= 1
+    assert status["memory"]["kv_evicted"] >= 1
     assert status["images"]["encoded"] == 2
 
 
@@ -381,7 +392,7 @@ def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_l
     assert json.loads(error)["error"]["code"] == "SessionClosed"
     assert (waiting.wait().status, waiting.error) == (410, "SessionClosed")
     assert client.ask(sid, "three").wait().error == "SessionClosed"
-    assert client.service.store.used_bytes == 0
+    assert holds_nothing(client)
 
 
 @pytest.mark.parametrize("form", ["tgi", "lmi"])
@@ -415,7 +426,7 @@ def test_expiry_lets_a_running_answer_finish(make_client: Any, endless_llava: An
     assert (late.status, late.error) == (410, "SessionExpired")
     assert running.wait().status == 200
     assert (waiting.wait().status, waiting.error) == (410, "SessionExpired")
-    assert client.service.store.used_bytes == 0
+    assert holds_nothing(client)
 
 
 def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,8 +457,8 @@ def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any,
     cache = client.service.store._sessions[bad].cache
     expected = client.answer(client.open(data_url(blue)), "one", **SHORT)
 
-    def raise_for_bad(embeds: Any, parts: Any) -> None:
-        if any(part is cache for part, _ in parts):
+    def raise_for_bad(embeds: Any, batch: Any) -> None:
+        if cache.table and cache.table[0] in (batch.slots // BLOCK).tolist():
             raise RuntimeError("boom")
 
     endless_llava.before_step = raise_for_bad
@@ -455,7 +466,7 @@ def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any,
     assert (failed.wait().status, failed.error) == (500, "InternalError")
     assert "boom" not in failed.body.decode()
     assert fine.wait().json["response_text"] == expected
-    endless_llava.before_step = lambda embeds, parts: None
+    endless_llava.before_step = lambda embeds, batch: None
 
     assert client.ask(bad, "two", **SHORT).wait().status == 200
     assert len(client.service.store._sessions[bad].messages) == 2
@@ -549,39 +560,53 @@ def test_too_many_new_tokens_are_refused(client: Any) -> None:
     assert "max_new_tokens" in answer.json["error"]["message"]
 
 
-def test_lack_of_memory_is_507_and_harms_nobody(make_client: Any, tiny_llava: Any) -> None:
-    """A turn that does not fit is refused; what it had cached before is still there."""
-    client = make_client(session={"budget_bytes": 2 * 64 * tiny_llava.bytes_per_token})
+def test_turn_that_can_never_fit_is_refused_at_once(make_client: Any, tiny_llava: Any) -> None:
+    """It would wait for ever; what its session has cached before is still there."""
+    client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 128)})
     sid = client.open()
     client.answer(sid, "hello", parameters={"max_new_tokens": 4})
 
     refused = client.ask(sid, "hello again", parameters={"max_new_tokens": 500}).wait()
     fits = client.ask(sid, "hello again", parameters={"max_new_tokens": 4}).wait()
 
-    assert (refused.status, refused.error) == (507, "OutOfMemory")
-    assert "Retry-After" in refused.headers
+    assert (refused.status, refused.error) == (400, "ContextTooLong")
     assert (fits.status, fits.headers["X-Torchmoor-Cache-Tier"]) == (200, "kv")
 
 
-def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any) -> None:
-    """507 for the image's bytes, 429 beyond max_sessions, and nothing is left behind."""
-    client = make_client(session={"budget_bytes": 1000})
+@pytest.mark.parametrize("tier", ["features_bytes", "host_bytes"])
+def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any, tier: str) -> None:
+    """507 for the image's bytes, and nothing is left behind."""
+    client = make_client(session={tier: 100})
+
+    answer = client.call({"type": "start_session", "path": data_url(red)})
+
+    assert (answer.status, answer.error) == (507, "OutOfMemory")
+    assert "Retry-After" in answer.headers
+    assert len(client.service.store) == 0
+    assert holds_nothing(client)
+
+
+def test_opening_beyond_the_limit_is_overload(make_client: Any, red: Any) -> None:
+    """429 beyond max_sessions; the picture that came with it is let go of, and a close makes room."""
+    client = make_client(session={"max_sessions": 1})
+    sid = client.open()
     opening = {"type": "start_session", "path": data_url(red)}
 
     answer = client.call(opening)
 
-    assert (answer.status, answer.error) == (507, "OutOfMemory")
-    assert len(client.service.store) == 0
-    crowded = make_client(session={"max_sessions": 1})
-    crowded.open()
-    answer = crowded.call(opening)
     assert (answer.status, answer.error) == (429, "Overloaded")
+    assert holds_nothing(client)
+    client.call({"type": "close_session", "session_id": sid})
+    assert client.call(opening).status == 200
 
 
-@pytest.mark.parametrize("place", ["preprocess", "encode_image"])
 @pytest.mark.parametrize(
-    ("failure", "code"),
-    [(torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemory"), (RuntimeError("secret"), "InternalError")],
+    ("place", "failure", "code"),
+    [
+        ("encode_image", torch.OutOfMemoryError("CUDA out of memory"), "OutOfMemory"),
+        ("encode_image", RuntimeError("secret"), "InternalError"),
+        ("preprocess", RuntimeError("secret"), "InternalError"),
+    ],
 )
 def test_image_that_the_device_cannot_take_fails_its_opening(
     make_client: Any, endless_llava: Any, red: Any, place: str, failure: Exception, code: str
@@ -615,7 +640,7 @@ def test_client_that_leaves_before_its_id_leaves_no_session(client: Any, red: An
     client.service.stop()
 
     assert len(client.service.store) == 0
-    assert client.service.store.used_bytes == 0
+    assert len(client.service.images) == 0
 
 
 @pytest.mark.parametrize(
@@ -675,19 +700,27 @@ def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
     assert client.ask(sid, "hi", headers=alice, **SHORT).wait().status == 200
 
 
-def test_status_tells_what_the_worker_holds(client: Any, red: Any) -> None:
+def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: Any) -> None:
     """Counts and bytes for the proxy and for operators."""
     sid = client.open(data_url(red))
     client.answer(sid, "what?", **SHORT)
 
     status = settled(client)
 
-    store = client.service.store
+    settings = client.service.store.settings
     assert status["instance"] == "local"
     assert status["session_ids"] == [sid]
-    assert status["sessions"]["open"] == status["sessions"]["opened"] == 1
-    assert status["sessions"]["bytes"] == store.used_bytes > 0
-    assert status["sessions"]["budget_bytes"] == store.settings.budget_bytes
+    assert status["sessions"] == {"open": 1, "max": 1024, "opened": 1, "closed": 0, "adopted": 0}
+    context = len(client.service.store._sessions[sid].cache.tokens)
+    assert status["memory"] == {
+        "kv_bytes": kv_bytes(tiny_llava, context),
+        "kv_capacity_bytes": client.service._engine.runner.pool.capacity_bytes,
+        "kv_evicted": 0,
+        "features_bytes": features_bytes(tiny_llava),
+        "features_capacity_bytes": settings.features_bytes,
+        "host_bytes": len(base64.b64decode(data_url(red).partition(",")[2])),
+        "host_capacity_bytes": settings.host_bytes,
+    }
     assert status["turns"] == {
         "running": 0,
         "waiting": 0,
@@ -703,29 +736,34 @@ def test_status_tells_what_the_worker_holds(client: Any, red: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any, seed: int) -> None:
-    """Opens, asks, closes, expiries and clients that leave, in any order: everyone else is answered, nothing is kept.
+def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any, blue: Any, seed: int) -> None:
+    """Opens, asks, closes, expiries, completions and clients that leave, in any order: everyone else is answered,
+    nothing is kept.
 
-    The budget has room for a few caches only, so demotion and 507 take part.
+    Blocks are short for three conversations and features for three pictures, so eviction and waiting take part all the
+    time.
     """
     rng = random.Random(seed)
-    image = data_url(red)
-    budget = 8 * bytes_per_image(endless_llava) + 6 * 64 * endless_llava.bytes_per_token
+    images = [data_url(picture) for picture in (red, blue, red.rotate(90), blue.resize((90, 90)))]
     client = make_client(
         endless_llava,
-        session={"budget_bytes": budget, "max_sessions": 6, "max_waiting_turns": 2},
+        session={
+            "kv_bytes": kv_bytes(endless_llava, 300),
+            "features_bytes": 2 * features_bytes(endless_llava),
+            "max_sessions": 6,
+            "max_waiting_turns": 2,
+        },
         engine={"max_rows": 3, "prefill_chunk": 24},
     )
     wall = client.service._wall
     sessions: list[str] = []
     kept: list[Any] = []
-    left: list[Any] = []
 
-    for _ in range(80):
-        action = rng.choice(["open", "ask", "ask", "ask", "leave", "close", "add", "later"])
+    for _ in range(100):
+        action = rng.choice(["open", "ask", "ask", "ask", "leave", "complete", "close", "add", "later"])
+        image = rng.choice(images)
         if action == "open" or not sessions:
-            body = {"type": "start_session", "image": image, "ttl_s": rng.choice([20, 1000])}
-            answer = client.call(body)
+            answer = client.call({"type": "start_session", "image": image, "ttl_s": rng.choice([20, 1000])})
             if answer.status == 200:
                 sessions.append(answer.json["session_id"])
         elif action in ("ask", "leave"):
@@ -735,7 +773,10 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
             exchange = client.ask(rng.choice(sessions), "what is it?", stream=rng.random() < 0.5, **fields)
             if action == "leave":
                 exchange.reply.cancel()
-            (left if action == "leave" else kept).append(exchange)
+            kept.append(exchange)
+        elif action == "complete":
+            content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "what is it?"}]
+            kept.append(client.send({"messages": [{"role": "user", "content": content}], "max_tokens": 20}))
         elif action == "close":
             kept.append(client.send({"type": "close_session", "session_id": rng.choice(sessions)}))
         elif action == "add":
@@ -744,7 +785,6 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
             wall.advance(rng.choice([1, 10]))
         if rng.random() < 0.2 and kept:
             rng.choice(kept).reply.cancel()
-        client.service.store.check_integrity()
 
     for exchange in kept:
         if not exchange.reply.is_cancelled:
@@ -756,4 +796,5 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
     client.service._preparing.shutdown()
     turns = settled(client)["turns"]
     assert (turns["running"], turns["waiting"], turns["in_progress"]) == (0, 0, 0)
-    assert client.service.store.used_bytes == 0
+    memory = settled(client)["memory"]
+    assert memory["host_bytes"] == 0

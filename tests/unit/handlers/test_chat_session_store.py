@@ -1,14 +1,17 @@
-"""The session store: lives, budget, demotion, turns."""
+"""The session store: lives, turns, and what sessions hold of the pool's blocks and of the pictures."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image as Pillow
 
+from handlers.chat.counters import Counters
+from handlers.chat.images import Image, ImageStore
 from handlers.chat.session_id import SessionIds
-from handlers.chat.sessions import Session, SessionImage, SessionStore
-from handlers.engine.kv_cache import CacheShape, SequenceCache
+from handlers.chat.sessions import Session, SessionStore, sharing_scope
+from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
     HandlerError,
     InvalidRequest,
@@ -22,8 +25,7 @@ from handlers.errors import (
 from handlers.settings import SessionSettings
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))
-BLOCK_BYTES = SHAPE.num_bytes(1)
-IMAGE_BYTES = 3 * 8 * 8 * 4 + 5 * 4 * 4
+FEATURES_BYTES = 5 * 4 * 4
 IDS = SessionIds({"k0": b"k" * 32}, "local")
 
 
@@ -37,6 +39,10 @@ class FakeTurn:
         self.stopped_by = error
 
 
+def new_turn() -> Any:
+    return FakeTurn()
+
+
 class Stores:
     """Makes stores that are audited at the end of the test."""
 
@@ -44,9 +50,19 @@ class Stores:
         self.clock = clock
         self.made: list[SessionStore] = []
 
-    def __call__(self, **settings: Any) -> SessionStore:
-        values = {"budget_bytes": 1 << 20, "ttl_s": 100, "tombstone_s": 3600, **settings}
-        store = SessionStore(SessionSettings(**values), IDS, self.clock)
+    def __call__(self, *, capacity: int = 64, **settings: Any) -> SessionStore:
+        """capacity: of the pool, in blocks."""
+        images = ImageStore(
+            1 << 20,
+            1 << 20,
+            False,
+            lambda encoded: Pillow.new("RGB", (2, 2), (encoded[0], 0, 0)),
+            lambda picture: torch.zeros(5, 4),
+            Counters(),
+        )
+        pool = BlockPool(SHAPE, capacity * SHAPE.block_bytes)
+        values = {"ttl_s": 100, "tombstone_s": 3600, **settings}
+        store = SessionStore(SessionSettings(**values), IDS, pool, images, self.clock)
         self.made.append(store)
         return store
 
@@ -60,25 +76,41 @@ def new_store(clock: Any) -> Iterator[Stores]:
 
 
 def opened(store: SessionStore, ttl_s: float = 100) -> Session:
-    return store.open(SequenceCache(SHAPE), ttl_s, "e", "p")
+    return store.open(ttl_s, "e", "p")
 
 
 def get(store: SessionStore, session: Session) -> Session:
     return store.get(session.id.text, "e", "p")
 
 
-def image(key: int = -1) -> SessionImage:
-    return SessionImage(key, f"{key}", torch.zeros(1, 3, 8, 8), torch.zeros(5, 4))
+def image(store: SessionStore, colour: int = 1) -> Image:
+    """A picture that is held once, for the session that it is given to."""
+    return store._images.take_in(sharing_scope("e", "p"), bytes([colour]))
+
+
+def held_bytes(store: SessionStore) -> int:
+    """What the store's sessions hold in pool and images."""
+    return store._pool.used_bytes + store._images.features_bytes + store._images.host_bytes
+
+
+def dequeue(store: SessionStore, session: Session, turn: Any) -> Any:
+    """The turn that follows."""
+    return store.dequeue(session, turn)
+
+
+def begin_turn(store: SessionStore, session: Session, num_tokens: int) -> Any:
+    """A turn that computes a conversation of so many positions, unlike any other session's."""
+    turn: Any = FakeTurn()
+    assert store.enqueue(session, turn)
+    session.cache.truncate(0)
+    session.cache.reserve(num_tokens)
+    session.cache.advance([hash(session.id.text), *range(1, num_tokens)])
+    return turn
 
 
 def run_turn(store: SessionStore, session: Session, num_tokens: int) -> None:
     """A turn from beginning to end that leaves this many positions in the cache."""
-    turn: Any = FakeTurn()
-    assert store.enqueue(session, turn)
-    store.reserve(session, num_tokens)
-    session.cache.truncate(0)
-    session.cache.advance(list(range(num_tokens)))
-    assert store.dequeue(session, turn) is None
+    assert store.dequeue(session, begin_turn(store, session, num_tokens)) is None
 
 
 def test_open_session_is_found(new_store: Stores) -> None:
@@ -96,7 +128,7 @@ def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
     """Use does not prolong a session; at its expiry it is gone and its memory is free."""
     store = new_store()
     session = opened(store, 100)
-    store.add_images(session, [image()])
+    store.add_images(session, [image(store)])
 
     clock.advance(99)
     assert get(store, session) is session
@@ -105,7 +137,7 @@ def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
         get(store, session)
 
     assert len(store) == 0
-    assert store.used_bytes == 0
+    assert held_bytes(store) == 0
 
 
 def test_expired_sessions_go_without_being_asked_for(new_store: Stores, clock: Any) -> None:
@@ -119,7 +151,7 @@ def test_expired_sessions_go_without_being_asked_for(new_store: Stores, clock: A
     store.expire()
 
     assert store.session_ids() == [keep.id.text]
-    assert store.used_bytes == 0
+    assert held_bytes(store) == 0
 
 
 def test_closed_and_expired_differ_and_are_forgotten(new_store: Stores, clock: Any) -> None:
@@ -244,17 +276,20 @@ def test_sessions_are_limited(new_store: Stores, clock: Any) -> None:
     assert len(store) == 2
 
 
-def test_bytes_are_those_of_the_tensors(new_store: Stores) -> None:
-    """used_bytes is the formula's sum of pixels, features and cache blocks."""
+def test_a_session_holds_its_blocks_and_its_images_until_it_ends(new_store: Stores) -> None:
+    """Closing gives back all of it, and nothing of what another session holds, too."""
     store = new_store()
-    session = opened(store)
+    session, other = opened(store), opened(store)
+    store.add_images(session, [image(store, 1), image(store, 2)])
+    store.add_images(other, [image(store, 1)])
+    run_turn(store, session, 2 * BLOCK + 1)
+    assert store._pool.num_used == 3
+    assert store._images.features_bytes == 2 * FEATURES_BYTES
 
-    store.add_images(session, [image(-1), image(-2)])
-    assert store.used_bytes == 2 * IMAGE_BYTES
-    run_turn(store, session, 65)
-    assert store.used_bytes == 2 * IMAGE_BYTES + 2 * BLOCK_BYTES
     store.close(session)
-    assert store.used_bytes == 0
+
+    assert store._pool.num_used == 0
+    assert store._images.features_bytes == FEATURES_BYTES
 
 
 def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None:
@@ -263,137 +298,94 @@ def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None
     session = opened(store)
     turn: Any = FakeTurn()
     store.enqueue(session, turn)
-    store.reserve(session, 1000)
-    assert store.used_bytes == SHAPE.num_bytes(1000)
+    session.cache.reserve(40 * BLOCK)
+    assert store._pool.num_used == 40
 
     session.cache.advance([1, 2, 3])
     store.dequeue(session, turn)
 
-    assert store.used_bytes == BLOCK_BYTES
+    assert store._pool.num_used == 1
     assert session.cache.tokens == [1, 2, 3]
 
 
-def test_failed_trim_keeps_the_larger_cache(new_store: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device without room for the smaller copy must not leave the session pinned for ever."""
-    store = new_store()
-    session = opened(store)
-    turn: Any = FakeTurn()
-    store.enqueue(session, turn)
-    store.reserve(session, 1000)
-
-    def no_memory(*args: Any, **kwargs: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", no_memory)
-        session.cache.advance([1])
-        store.dequeue(session, turn)
-
-    assert session.turn is None
-    assert store.used_bytes == SHAPE.num_bytes(1000)
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate")])
-def test_device_without_memory_is_out_of_memory(
-    new_store: Stores, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """A reservation within the budget that the device cannot keep is a 507, and counts nothing."""
-    store = new_store()
-    session = opened(store)
-    turn: Any = FakeTurn()
-    store.enqueue(session, turn)
-
-    def no_memory(*args: Any, **kwargs: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", no_memory)
-        with pytest.raises(OutOfMemory) as caught:
-            store.reserve(session, 10)
-    store.dequeue(session, turn)
-
-    assert caught.value.status == 507
-    assert store.used_bytes == 0
-
-
-def test_least_recently_used_idle_sessions_are_demoted_first(new_store: Stores, clock: Any) -> None:
-    """Under pressure idle caches go, oldest use first, just as many as are needed; their images stay."""
-    store = new_store(budget_bytes=6 * BLOCK_BYTES + 3 * IMAGE_BYTES)
+def test_least_recently_used_idle_sessions_lose_their_cache_first(new_store: Stores, clock: Any) -> None:
+    """Under pressure idle caches go, the one whose last turn is longest ago first, just as many as are needed; images
+    stay."""
+    store = new_store(capacity=6)
     sessions = [opened(store) for _ in range(3)]
     for i, session in enumerate(sessions):
-        store.add_images(session, [image(-1 - i)])
-        clock.advance(1)
-        run_turn(store, session, 128)
-    clock.advance(1)
-    get(store, sessions[0])  # used again: now the second is the oldest
-    newcomer = opened(store)
+        store.add_images(session, [image(store, i)])
+        run_turn(store, session, 2 * BLOCK)
+    run_turn(store, sessions[0], 2 * BLOCK)  # used again: now the second is the oldest
 
-    run_turn(store, newcomer, 64)
+    run_turn(store, opened(store), BLOCK)
 
-    assert [s.cache.length for s in sessions] == [128, 0, 128]
+    assert [s.cache.length for s in sessions] == [2 * BLOCK, 0, 2 * BLOCK]
     assert all(s.pending_images for s in sessions)
-    assert store.num_demoted == 1
+    assert store._pool.num_evicted == 1
 
 
-def test_pinned_sessions_are_never_demoted(new_store: Stores, clock: Any) -> None:
+def test_pinned_sessions_never_lose_their_cache(new_store: Stores) -> None:
     """A session with a turn keeps its cache, even if it is the oldest."""
-    store = new_store(budget_bytes=3 * BLOCK_BYTES)
+    store = new_store(capacity=3)
     pinned, idle, newcomer = (opened(store) for _ in range(3))
-    run_turn(store, pinned, 64)
-    clock.advance(1)
-    run_turn(store, idle, 64)
+    run_turn(store, pinned, BLOCK)
+    run_turn(store, idle, BLOCK)
     turn: Any = FakeTurn()
     store.enqueue(pinned, turn)
 
-    run_turn(store, newcomer, 128)
+    run_turn(store, newcomer, 2 * BLOCK)
 
-    assert pinned.cache.length == 64
+    assert pinned.cache.length == BLOCK
     assert idle.cache.length == 0
     store.dequeue(pinned, turn)
 
 
+def test_a_session_stays_pinned_while_turns_wait(new_store: Stores) -> None:
+    """Between two of its turns that follow one another nobody takes its cache."""
+    store = new_store(capacity=2)
+    session = opened(store)
+    first = begin_turn(store, session, 2 * BLOCK)
+    second: Any = FakeTurn()
+    store.enqueue(session, second)
+    assert dequeue(store, session, first) is second
+
+    with pytest.raises(OutOfMemory):
+        opened(store).cache.reserve(1)
+
+    assert session.cache.length == 2 * BLOCK
+    store.dequeue(session, second)
+
+
 def test_out_of_memory_changes_nothing(new_store: Stores) -> None:
     """What cannot fit even without the idle caches is refused before any of them is given up."""
-    store = new_store(budget_bytes=3 * BLOCK_BYTES)
+    store = new_store(capacity=3)
     idle, asking = opened(store), opened(store)
-    run_turn(store, idle, 64)
-    run_turn(store, asking, 64)
-    turn: Any = FakeTurn()
-    store.enqueue(asking, turn)
+    run_turn(store, idle, BLOCK)
+    turn = begin_turn(store, asking, BLOCK)
 
-    with pytest.raises(OutOfMemory):
-        store.reserve(asking, 64 * 4)
+    with pytest.raises(OutOfMemory) as caught:
+        asking.cache.reserve(4 * BLOCK)
 
-    assert (idle.cache.length, asking.cache.length) == (64, 64)
-    assert store.used_bytes == 2 * BLOCK_BYTES
-    assert store.num_demoted == 0
+    assert caught.value.status == 507
+    assert (idle.cache.length, asking.cache.length) == (BLOCK, BLOCK)
+    assert store._pool.num_used == 2
+    assert store._pool.num_evicted == 0
     store.dequeue(asking, turn)
-
-
-def test_image_that_does_not_fit_is_refused(new_store: Stores) -> None:
-    """The budget holds for images too, and a refused one leaves no trace."""
-    store = new_store(budget_bytes=IMAGE_BYTES)
-    session = opened(store)
-    store.add_images(session, [image(-1)])
-
-    with pytest.raises(OutOfMemory):
-        store.add_images(session, [image(-2)])
-
-    assert [i.key for i in session.pending_images] == [-1]
-    assert store.used_bytes == IMAGE_BYTES
 
 
 def test_images_of_a_session_are_limited(new_store: Stores) -> None:
     """Images of earlier questions count as well as those that wait for the next one."""
     store = new_store(max_images=2)
     session = opened(store)
-    first = image(-1)
+    first, second, third = (image(store, i) for i in range(3))
     store.add_images(session, [first])
     store.commit(session, [], [first])
 
     with pytest.raises(InvalidRequest):
-        store.add_images(session, [image(-2), image(-3)])
-    store.add_images(session, [image(-2)])
+        store.add_images(session, [second, third])
+    store.add_images(session, [second])
+    store._images.release(third)  # what was refused is the caller's still
 
     assert len(session.images) + len(session.pending_images) == 2
 
@@ -402,7 +394,7 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
     """A turn takes the images that were there when it began; later ones stay pending through its commit."""
     store = new_store()
     session = opened(store)
-    mine, later = image(-1), image(-2)
+    mine, later = image(store, 1), image(store, 2)
     turn: Any = FakeTurn()
     store.enqueue(session, turn)
     store.add_images(session, [mine])
@@ -413,46 +405,49 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
 
     assert session.images == [mine]
     assert session.pending_images == [later]
-    assert store.used_bytes == 2 * IMAGE_BYTES
 
 
-def test_what_is_committed_is_counted_unless_the_session_is_over(new_store: Stores) -> None:
+def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -> None:
     """Another request may bring a session up to date while its turn fails, or just after its end."""
     store = new_store()
     session, ended = opened(store), opened(store)
+    mine, gone = image(store, 1), image(store, 2)
+    store.add_images(session, [mine])
+    store.add_images(ended, [gone])
 
-    store.commit(session, [{"role": "user"}], [image()])
+    store.commit(session, [{"role": "user"}], [mine])
     store.close(ended)
-    store.commit(ended, [{"role": "user"}], [image()])
+    store.commit(ended, [{"role": "user"}], [gone])
 
-    assert store.used_bytes == IMAGE_BYTES
-    assert ended.images == []
+    assert store._images.features_bytes == FEATURES_BYTES
+    assert (session.images, ended.images) == ([mine], [])
 
 
 def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
-    """Only those that came with the question go, and their bytes with them; equal ones of others stay."""
+    """Only those that came with the question go; an equal one that came before stays, and so do its features."""
     store = new_store()
     session = opened(store)
-    early, mine = image(-1), image(-1)
+    early, mine = image(store, 1), image(store, 1)
     store.add_images(session, [early])
     store.add_images(session, [mine])
 
     store.drop_images(session, [mine])
 
     assert session.pending_images == [early]
-    assert store.used_bytes == IMAGE_BYTES
+    assert store._images.features_bytes == FEATURES_BYTES
+    store.drop_images(session, [early])
+    assert held_bytes(store) == 0
 
 
 def test_turns_wait_in_order(new_store: Stores) -> None:
     """One turn at a time; the end of one hands the session to the one that came first."""
     store = new_store()
     session = opened(store)
-    first, second, third = (FakeTurn() for _ in range(3))
-    turns: list[Any] = [first, second, third]
+    _, second, third = turns = [new_turn() for _ in range(3)]
 
     assert [store.enqueue(session, turn) for turn in turns] == [True, False, False]
-    assert store.dequeue(session, turns[0]) is second
-    assert store.dequeue(session, turns[1]) is third
+    assert dequeue(store, session, turns[0]) is second
+    assert dequeue(store, session, turns[1]) is third
     assert store.dequeue(session, turns[2]) is None
     assert session.turn is None
 
@@ -470,8 +465,8 @@ def test_waiting_turns_are_bounded(new_store: Stores) -> None:
     assert store.dequeue(session, turns[1]) is None
     assert store.enqueue(session, turns[3]) is False
 
-    assert store.dequeue(session, turns[0]) is turns[2]
-    assert store.dequeue(session, turns[2]) is turns[3]
+    assert dequeue(store, session, turns[0]) is turns[2]
+    assert dequeue(store, session, turns[2]) is turns[3]
     assert store.dequeue(session, turns[3]) is None
 
 
@@ -479,8 +474,7 @@ def test_dequeue_of_a_turn_that_is_over_does_nothing(new_store: Stores) -> None:
     """A second end of one turn must not end its successor."""
     store = new_store()
     session = opened(store)
-    first, second = FakeTurn(), FakeTurn()
-    turns: list[Any] = [first, second]
+    _, second = turns = [new_turn() for _ in range(2)]
     for turn in turns:
         store.enqueue(session, turn)
 
@@ -495,30 +489,24 @@ def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: S
     """A close is felt at once by the turn; tensors go, and are counted, until the turn lets go of them."""
     store = new_store()
     session = opened(store)
-    store.add_images(session, [image()])
-    turn = FakeTurn()
-    running: Any = turn
-    store.enqueue(session, running)
-    store.reserve(session, 64)
+    store.add_images(session, [image(store)])
+    turn = begin_turn(store, session, 1)
 
     store.close(session)
 
     assert isinstance(turn.stopped_by, SessionClosed)
     assert len(store) == 0
-    assert store.used_bytes == IMAGE_BYTES + BLOCK_BYTES
+    assert (store._pool.num_used, store._images.features_bytes) == (1, FEATURES_BYTES)
     store.check_integrity()
-    store.dequeue(session, running)
-    assert store.used_bytes == 0
+    store.dequeue(session, turn)
+    assert held_bytes(store) == 0
 
 
 def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> None:
     """Nobody can join an expired session, but the answer that is under way is not cut."""
     store = new_store()
     session = opened(store, 10)
-    turn = FakeTurn()
-    running: Any = turn
-    store.enqueue(session, running)
-    store.reserve(session, 64)
+    turn = begin_turn(store, session, 1)
 
     clock.advance(10)
     store.expire()
@@ -529,73 +517,70 @@ def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> N
     other: Any = FakeTurn()
     with pytest.raises(SessionExpired):
         store.enqueue(session, other)
-    assert store.used_bytes == BLOCK_BYTES
-    store.dequeue(session, running)
-    assert store.used_bytes == 0
+    assert store._pool.num_used == 1
+    store.dequeue(session, turn)
+    assert held_bytes(store) == 0
 
 
 def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_store: Stores) -> None:
     """Turns that wait when the session ends come up one by one, so that each can be told; then the memory goes."""
     store = new_store()
     session = opened(store)
-    first, second = FakeTurn(), FakeTurn()
-    turns: list[Any] = [first, second]
-    for turn in turns:
-        store.enqueue(session, turn)
-    store.reserve(session, 64)
+    first = begin_turn(store, session, 1)
+    second: Any = FakeTurn()
+    store.enqueue(session, second)
 
     store.close(session)
-    assert store.dequeue(session, turns[0]) is second
+    assert dequeue(store, session, first) is second
     store.check_integrity()
-    assert store.dequeue(session, turns[1]) is None
+    assert store.dequeue(session, second) is None
 
-    assert store.used_bytes == 0
+    assert held_bytes(store) == 0
     assert not store._ending
 
 
 def test_ended_session_takes_no_images(new_store: Stores) -> None:
-    """An image that was loaded while its session ended is refused, not leaked."""
+    """An image that was loaded while its session ended is refused and still its loader's, to be let go of."""
     store = new_store()
     session = opened(store)
     store.close(session)
+    late = image(store)
 
     with pytest.raises(SessionClosed):
-        store.add_images(session, [image()])
+        store.add_images(session, [late])
 
-    assert store.used_bytes == 0
+    store._images.release(late)
+    assert held_bytes(store) == 0
 
 
 def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
     """A session whose id nobody was told is not remembered as closed."""
     store = new_store()
     session = opened(store)
-    store.add_images(session, [image()])
+    store.add_images(session, [image(store)])
 
     store.discard(session)
 
     assert len(store) == 0
-    assert store.used_bytes == 0
+    assert held_bytes(store) == 0
     assert not store._tombstones
 
 
-def test_audit_finds_bytes_that_nobody_counted(clock: Any) -> None:
-    """check_integrity compares the count with the tensors."""
-    store = SessionStore(SessionSettings(), IDS, clock)
-    session = opened(store)
-    session.pending_images.append(image())
+def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:
+    """check_integrity compares what the images count with what the sessions have."""
+    store = Stores(clock)()
+    image(store)
 
-    with pytest.raises(RuntimeError, match="counts 0 bytes"):
+    with pytest.raises(RuntimeError, match="held or pinned by nobody"):
         store.check_integrity()
 
 
-def test_audit_finds_a_broken_budget(clock: Any) -> None:
-    """check_integrity compares the count with the budget."""
-    store = SessionStore(SessionSettings(budget_bytes=1), IDS, clock)
-    session = opened(store)
-    session.pending_images.append(image())
-    store._account(session)
+def test_audit_finds_blocks_that_no_session_holds(clock: Any) -> None:
+    """check_integrity compares the pool's count with the sessions' tables."""
+    store = Stores(clock)()
+    store._pool.take(1, None)
 
-    with pytest.raises(RuntimeError, match="budget"):
+    with pytest.raises(RuntimeError, match="holders"):
         store.check_integrity()
 
 

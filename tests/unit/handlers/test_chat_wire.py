@@ -38,14 +38,14 @@ def test_sample_opens_with_a_path() -> None:
     """The AWS sample's start_session, without any header."""
     opened = command({"type": "start_session", "path": URL})
 
-    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=None)
+    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=None, invocation_id="")
 
 
 def test_open_with_header() -> None:
     """The runtime API's NEW_SESSION header goes with the sample's body."""
     opened = parse(Incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))
 
-    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=60)
+    assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=60, invocation_id="")
 
 
 def test_open_with_several_images() -> None:
@@ -57,7 +57,9 @@ def test_open_with_several_images() -> None:
 
 def test_guide_opens_without_an_image() -> None:
     """AWS's guide opens with nothing but a requestType."""
-    assert command({"requestType": "NEW_SESSION"}) == OpenSession(caller=NOBODY, images=(), ttl_s=None)
+    assert command({"requestType": "NEW_SESSION"}) == OpenSession(
+        caller=NOBODY, images=(), ttl_s=None, invocation_id=""
+    )
     assert command({"requestType": "NEW_SESSION", "image": URL}).images == (URL,)
 
 
@@ -69,8 +71,8 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
     opened = parse(Incoming({**headers, SESSION: "NEW_SESSION"}, b"\x89PNG"))
     added = parse(Incoming({**headers, SESSION: "s"}, b"\x89PNG"))
 
-    assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None)
-    assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",))
+    assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
+    assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",), invocation_id="")
 
 
 def test_raw_image_without_a_session_is_refused() -> None:

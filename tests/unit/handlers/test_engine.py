@@ -1,18 +1,21 @@
-"""The engine with the tiny checkpoint: batches, failures, cancellation, deadlines."""
+"""The engine with the tiny checkpoint: batches, shared memory, failures, cancellation, deadlines."""
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.runner import ModelRunner
+from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
-from handlers.engine.sequence import FinishReason, SamplingParams, Sequence, TokenEvent
+from handlers.engine.sequence import FinishReason, ImageSpan, SamplingParams, Sequence, TokenEvent
 from handlers.errors import HandlerError, InternalError, OutOfMemory, TurnTimedOut
+from handlers.models.attention import PackedBatch, Part, in_place
 from handlers.models.llava import LlavaModel
 
 FOREVER = float("inf")
@@ -20,29 +23,36 @@ DEADLINE_S = 30.0
 
 
 class Generation:
-    """One sequence and what came of it."""
+    """One sequence and what came of it; like a turn it pins its cache until it is over.
+
+    cache: one that an earlier turn left; kept: how much of the prompt it has, or shares.
+    """
 
     def __init__(
         self,
-        model: Any,
+        engine: Engine,
         prompt: list[int],
         max_new_tokens: int = 12,
         deadline: float = FOREVER,
         stop_after: int | None = None,
+        cache: SequenceCache | None = None,
+        images: list[ImageSpan] | None = None,
         **params: Any,
     ) -> None:
         self.events: list[TokenEvent] = []
+        self.cache = cache or SequenceCache(engine.runner.pool)
         self._stop_after = stop_after
         self._changed = threading.Condition()
-        cache = SequenceCache(ModelRunner(model).cache_shape)
-        cache.reserve(len(prompt) + max_new_tokens)
-        self.sequence = Sequence(
-            prompt, [], cache, SamplingParams(max_new_tokens=max_new_tokens, **params), deadline, self._on_event
-        )
+        self.cache.pool.pin(self.cache)
+        self.kept = self.cache.match(prompt)
+        settings = SamplingParams(max_new_tokens=max_new_tokens, **params)
+        self.sequence = Sequence(prompt, images or [], self.cache, settings, deadline, self._on_event)
 
     def _on_event(self, event: TokenEvent) -> bool:
         with self._changed:
             self.events.append(event)
+            if self.is_over:
+                self.cache.pool.unpin(self.cache)
             self._changed.notify_all()
         return len(self.tokens) != self._stop_after
 
@@ -76,13 +86,33 @@ def model(endless_llava: Any) -> Any:
     return endless_llava
 
 
+def make_engine(
+    model: Any,
+    max_rows: int = 8,
+    prefill_chunk: int = 256,
+    num_tokens: int = 8192,
+    is_row_batched: bool | None = None,
+    **options: Any,
+) -> Engine:
+    """num_tokens: what the KV cache can hold. The pace lets prompts through, so that steps are what a test expects."""
+    runner = ModelRunner(model, cache_shape(model).num_bytes(num_tokens), is_row_batched)
+    return Engine(runner, Scheduler(max_rows, Pace(prefill_chunk, 1e9)), 1, **options)
+
+
+def check_is_at_rest(engine: Engine) -> None:
+    """Every sequence has been let go of, every block is free or held by a cache that is not pinned."""
+    assert engine.scheduler.all() == []
+    assert engine._samplers == {}
+    engine.runner.pool.check_integrity([])
+
+
 @pytest.fixture
 def start_engine(model: Any) -> Iterator[EngineFactory]:
-    """Starts engines; on the way out each is alive and has let go of every sequence."""
+    """Starts engines; on the way out each is alive and at rest."""
     engines: list[Engine] = []
 
-    def start(max_rows: int = 8, prefill_chunk: int = 256, **options: Any) -> Engine:
-        engine = Engine(ModelRunner(model), Scheduler(max_rows, prefill_chunk), 1, **options)
+    def start(**options: Any) -> Engine:
+        engine = make_engine(model, **options)
         engine.start()
         engines.append(engine)
         return engine
@@ -90,9 +120,37 @@ def start_engine(model: Any) -> Iterator[EngineFactory]:
     yield start
     for engine in engines:
         assert engine.call(lambda: 42).result(DEADLINE_S) == 42
-        assert engine.scheduler.all() == []
-        assert engine._samplers == {}
+        check_is_at_rest(engine)
         engine.stop()
+
+
+@pytest.fixture
+def still_engine(model: Any) -> Iterator[EngineFactory]:
+    """Makes engines without a thread, which the test steps through; on the way out each is at rest."""
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engines.append(make_engine(model, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        check_is_at_rest(engine)
+
+
+def admit(engine: Engine, *generations: Generation) -> None:
+    for generation in generations:
+        engine._admit(generation.sequence)
+
+
+def run_to_the_end(engine: Engine) -> None:
+    while engine.scheduler.all():
+        engine.step()
+
+
+def is_in(batch: PackedBatch, cache: SequenceCache) -> bool:
+    """Whether this step writes to the cache."""
+    return bool(torch.isin(batch.slots, cache.slots).any())
 
 
 def prompts(num: int) -> list[list[int]]:
@@ -102,10 +160,13 @@ def prompts(num: int) -> list[list[int]]:
     return [torch.randint(10, 256, (n,), generator=generator).tolist() for n in lengths]
 
 
-def alone(engine: Engine, model: Any, prompt: list[int], **params: Any) -> list[int]:
-    generation = Generation(model, prompt, **params)
+def alone(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
+    """The answer of a sequence of its own, of which nothing is left in the cache."""
+    generation = Generation(engine, prompt, **params)
     engine.submit(generation.sequence)
-    return generation.wait().tokens
+    tokens = generation.wait().tokens
+    generation.cache.drop()
+    return tokens
 
 
 def test_greedy_answer_is_that_of_whole_forward_passes(
@@ -114,18 +175,16 @@ def test_greedy_answer_is_that_of_whole_forward_passes(
     """One sequence alone: token for token what computing everything again for each token gives."""
     prompt = prompts(1)[0]
 
-    tokens = alone(start_engine(), model, prompt)
+    tokens = alone(start_engine(), prompt)
 
     ids = list(prompt)
-    cache_free = SequenceCache(ModelRunner(tiny_llava).cache_shape)
     for token in tokens:
-        cache_free.drop()
-        cache_free.reserve(len(ids))
-        embeds = tiny_llava.embed(torch.tensor(ids))
+        num = len(ids)
+        storage = torch.zeros(tiny_llava.num_layers, 2, tiny_llava.num_kv_heads, num, tiny_llava.head_size)
+        batch = PackedBatch(storage, torch.arange(num), [Part(num, num, in_place(storage, 0, num))])
         with torch.inference_mode():
-            logits = tiny_llava.forward(
-                embeds, torch.arange(len(ids)), [(cache_free, len(ids))], torch.tensor([len(ids) - 1])
-            )
+            embeds = tiny_llava.embed(torch.tensor(ids))
+            logits = tiny_llava.forward(embeds, torch.arange(num), batch, torch.tensor([num - 1]))
         assert int(logits.argmax()) == token
         ids.append(token)
 
@@ -135,9 +194,9 @@ def test_batched_equals_alone_while_others_join_and_leave(start_engine: EngineFa
     engine = start_engine(max_rows=4, prefill_chunk=16)
     texts = prompts(10)
     lengths = [4 + 3 * (i % 5) for i in range(10)]
-    expected = [alone(engine, model, p, max_new_tokens=n) for p, n in zip(texts, lengths, strict=True)]
+    expected = [alone(engine, p, max_new_tokens=n) for p, n in zip(texts, lengths, strict=True)]
 
-    generations = [Generation(model, p, max_new_tokens=n) for p, n in zip(texts, lengths, strict=True)]
+    generations = [Generation(engine, p, max_new_tokens=n) for p, n in zip(texts, lengths, strict=True)]
     for i, generation in enumerate(generations):
         if i >= 3:
             generations[i - 3].wait(num_tokens=2)
@@ -152,28 +211,24 @@ def test_chunked_prefill_equals_whole_prefill(start_engine: EngineFactory, model
     """Where a prompt is cut does not change its answer."""
     prompt = prompts(7)[6]
 
-    whole = alone(start_engine(prefill_chunk=1000), model, prompt)
+    whole = alone(start_engine(prefill_chunk=1000), prompt)
 
-    assert alone(start_engine(prefill_chunk=chunk), model, prompt) == whole
+    assert alone(start_engine(prefill_chunk=chunk), prompt) == whole
 
 
 def test_kept_cache_equals_a_fresh_one(start_engine: EngineFactory, model: Any) -> None:
     """A second sequence on the first one's cache computes only what is new and answers the same."""
     engine = start_engine()
-    first = Generation(model, prompts(3)[2])
+    first = Generation(engine, prompts(3)[2])
     engine.submit(first.sequence)
     first.wait()
     longer = first.sequence.prompt + first.tokens + [20, 21, 22]
-    expected = alone(engine, model, longer)
+    expected = alone(engine, longer)
 
-    second = Generation(model, longer)
-    cache = first.sequence.cache
-    cache.truncate(cache.common_prefix(longer))
-    assert cache.length >= len(first.sequence.prompt)
-    cache.reserve(len(longer) + 12)
-    second.sequence.cache = cache
+    second = Generation(engine, longer, cache=first.cache)
     engine.submit(second.sequence)
 
+    assert second.kept == len(first.sequence.prompt) + 11
     assert second.wait().tokens == expected
 
 
@@ -181,10 +236,10 @@ def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, mo
     """The same seed gives the same answer beside any neighbours."""
     engine = start_engine()
     options = {"do_sample": True, "temperature": 1.5, "seed": 11}
-    expected = alone(engine, model, prompts(1)[0], **options)
+    expected = alone(engine, prompts(1)[0], **options)
 
-    crowd = [Generation(model, p, do_sample=True, seed=i) for i, p in enumerate(prompts(4))]
-    one = Generation(model, prompts(1)[0], **options)
+    crowd = [Generation(engine, p, do_sample=True, seed=i) for i, p in enumerate(prompts(4))]
+    one = Generation(engine, prompts(1)[0], **options)
     for generation in (*crowd, one):
         engine.submit(generation.sequence)
     for generation in crowd:
@@ -196,18 +251,18 @@ def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, mo
 def test_answer_ends_by_length_eos_or_its_listener(start_engine: EngineFactory, model: Any) -> None:
     """max_new_tokens, an end token and on_event's False end a sequence; the reason goes with the last token."""
     engine = start_engine()
-    by_length = Generation(model, prompts(1)[0], max_new_tokens=5)
+    by_length = Generation(engine, prompts(1)[0], max_new_tokens=5)
     engine.submit(by_length.sequence)
     by_length.wait()
     assert [e.finish_reason for e in by_length.events] == [None] * 4 + [FinishReason.LENGTH]
 
-    by_listener = Generation(model, prompts(1)[0], stop_after=2)
+    by_listener = Generation(engine, prompts(1)[0], stop_after=2)
     engine.submit(by_listener.sequence)
     assert by_listener.wait().tokens == by_length.tokens[:2]
 
     end = by_length.tokens[2]
     model.eos_token_ids = frozenset([end])
-    by_eos = Generation(model, prompts(1)[0])
+    by_eos = Generation(engine, prompts(1)[0])
     engine.submit(by_eos.sequence)
     by_eos.wait()
     assert by_eos.tokens == by_length.tokens[: by_length.tokens.index(end) + 1]
@@ -223,8 +278,9 @@ def test_logprobs_are_those_of_the_model(start_engine: EngineFactory, model: Any
         return logits
 
     model.after_step = keep
-    generation = Generation(model, prompts(1)[0], max_new_tokens=3)
-    start_engine().submit(generation.sequence)
+    engine = start_engine()
+    generation = Generation(engine, prompts(1)[0], max_new_tokens=3)
+    engine.submit(generation.sequence)
     generation.wait()
 
     expected = [float(logits.log_softmax(-1)[0].max()) for logits in seen]
@@ -246,15 +302,15 @@ def test_failing_sequence_fails_alone(
     """A model that raises for one sequence ends that one; the others' answers are as if it had not been there."""
     engine = start_engine()
     good_prompts = prompts(3)
-    expected = [alone(engine, model, p) for p in good_prompts]
-    bad = Generation(model, prompts(4)[3])
+    expected = [alone(engine, p) for p in good_prompts]
+    bad = Generation(engine, prompts(4)[3])
 
-    def raise_for_bad(embeds: torch.Tensor, parts: Any) -> None:
-        if any(cache is bad.sequence.cache and cache.length > len(bad.sequence.prompt) for cache, _ in parts):
+    def raise_for_bad(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        if bad.cache.length > len(bad.sequence.prompt) and is_in(batch, bad.cache):
             raise failure
 
     model.before_step = raise_for_bad
-    good = [Generation(model, p) for p in good_prompts]
+    good = [Generation(engine, p) for p in good_prompts]
     for generation in (good[0], bad, *good[1:]):
         engine.submit(generation.sequence)
 
@@ -266,7 +322,7 @@ def test_failing_sequence_fails_alone(
 def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFactory, model: Any) -> None:
     """A NaN must not become a token, nor break the sampling of the other rows."""
     engine = start_engine()
-    expected = alone(engine, model, prompts(1)[0], max_new_tokens=6)
+    expected = alone(engine, prompts(1)[0], max_new_tokens=6)
 
     def spoil(logits: torch.Tensor) -> torch.Tensor:
         if len(logits) > 1:
@@ -275,8 +331,8 @@ def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFac
         return logits
 
     model.after_step = spoil
-    first = Generation(model, prompts(1)[0], max_new_tokens=6)
-    others = [Generation(model, p, max_new_tokens=30, do_sample=bool(i)) for i, p in enumerate(prompts(3)[1:])]
+    first = Generation(engine, prompts(1)[0], max_new_tokens=6)
+    others = [Generation(engine, p, max_new_tokens=30, do_sample=bool(i)) for i, p in enumerate(prompts(3)[1:])]
     engine.call(lambda: [engine._admit(g.sequence) for g in (first, *others)]).result(DEADLINE_S)
 
     assert first.wait().tokens == expected
@@ -286,14 +342,15 @@ def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFac
 def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory, model: Any) -> None:
     """An exception in one sequence's on_event does not reach the others, and the sequence is told."""
     engine = start_engine()
-    expected = alone(engine, model, prompts(1)[0])
-    bad, good = Generation(model, prompts(2)[1]), Generation(model, prompts(1)[0])
+    expected = alone(engine, prompts(1)[0])
+    bad, good = Generation(engine, prompts(2)[1]), Generation(engine, prompts(1)[0])
     told: list[TokenEvent] = []
     ended = threading.Event()
 
     def raising(event: TokenEvent) -> bool:
         told.append(event)
         if event.token_id is None:
+            bad.cache.pool.unpin(bad.cache)
             ended.set()
         raise KeyError("listener")
 
@@ -309,8 +366,8 @@ def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory
 def test_sequence_that_cannot_be_admitted_fails_alone(start_engine: EngineFactory, model: Any) -> None:
     """Sampling settings that the warpers refuse end their own sequence; those submitted with it run."""
     engine = start_engine()
-    bad = Generation(model, prompts(1)[0], repetition_penalty=-1.0)
-    good = Generation(model, prompts(2)[1])
+    bad = Generation(engine, prompts(1)[0], repetition_penalty=-1.0)
+    good = Generation(engine, prompts(2)[1])
 
     def submit_both() -> None:
         engine.submit(bad.sequence)
@@ -326,16 +383,16 @@ def test_cancelled_sequence_leaves_within_one_step(start_engine: EngineFactory, 
     """After a cancel no further token is computed for the sequence, and its last event is the error given."""
     engine = start_engine()
     reached, may_go_on = threading.Event(), threading.Event()
-    left = Generation(model, prompts(1)[0], max_new_tokens=1000)
-    stays = Generation(model, prompts(2)[1], max_new_tokens=8)
-    steps_after: list[int] = []
+    left = Generation(engine, prompts(1)[0], max_new_tokens=1000)
+    stays = Generation(engine, prompts(2)[1], max_new_tokens=8)
+    steps_after: list[bool] = []
 
-    def pause(embeds: torch.Tensor, parts: Any) -> None:
+    def pause(embeds: torch.Tensor, batch: PackedBatch) -> None:
         if len(left.tokens) == 3 and not reached.is_set():
             reached.set()
             assert may_go_on.wait(DEADLINE_S)
         elif reached.is_set():
-            steps_after.append(sum(cache is left.sequence.cache for cache, _ in parts))
+            steps_after.append(is_in(batch, left.cache))
 
     model.before_step = pause
     for generation in (left, stays):
@@ -354,7 +411,7 @@ def test_cancelled_sequence_leaves_within_one_step(start_engine: EngineFactory, 
 def test_cancel_of_an_ended_sequence_does_nothing(start_engine: EngineFactory, model: Any) -> None:
     """No second end."""
     engine = start_engine()
-    generation = Generation(model, prompts(1)[0], max_new_tokens=2)
+    generation = Generation(engine, prompts(1)[0], max_new_tokens=2)
     engine.submit(generation.sequence)
     generation.wait()
 
@@ -367,7 +424,7 @@ def test_cancel_of_an_ended_sequence_does_nothing(start_engine: EngineFactory, m
 def test_cancel_right_after_submit(start_engine: EngineFactory, model: Any) -> None:
     """A sequence that is cancelled before its first step gets its one last event."""
     engine = start_engine()
-    generation = Generation(model, prompts(1)[0])
+    generation = Generation(engine, prompts(1)[0])
 
     def both() -> None:
         engine.submit(generation.sequence)
@@ -381,9 +438,9 @@ def test_cancel_right_after_submit(start_engine: EngineFactory, model: Any) -> N
 def test_deadline_ends_running_and_waiting_sequences(start_engine: EngineFactory, model: Any, clock: Any) -> None:
     """A turn past its deadline is told so, whether it has a row or waits for one."""
     engine = start_engine(max_rows=1, clock=clock)
-    late = Generation(model, prompts(1)[0], max_new_tokens=1500, deadline=clock.now + 60)
-    waiting = Generation(model, prompts(2)[1], deadline=clock.now + 60)
-    patient = Generation(model, prompts(2)[1])
+    late = Generation(engine, prompts(1)[0], max_new_tokens=1500, deadline=clock.now + 60)
+    waiting = Generation(engine, prompts(2)[1], deadline=clock.now + 60)
+    patient = Generation(engine, prompts(2)[1])
     for generation in (late, waiting, patient):
         engine.submit(generation.sequence)
     late.wait(num_tokens=2)
@@ -398,7 +455,7 @@ def test_deadline_ends_running_and_waiting_sequences(start_engine: EngineFactory
 def test_engine_thread_survives_its_own_failure(start_engine: EngineFactory, model: Any) -> None:
     """A bug outside the model fails those who run, and the next sequence is served."""
     engine = start_engine()
-    broken = Generation(model, prompts(1)[0])
+    broken = Generation(engine, prompts(1)[0])
     original = engine.scheduler.next_batch
 
     def fail_once() -> Any:
@@ -409,7 +466,7 @@ def test_engine_thread_survives_its_own_failure(start_engine: EngineFactory, mod
     engine.submit(broken.sequence)
 
     assert isinstance(broken.wait().error, InternalError)
-    assert len(alone(engine, model, prompts(1)[0])) == 12
+    assert len(alone(engine, prompts(1)[0])) == 12
 
 
 def test_call_runs_on_the_engine_thread_and_returns_errors(start_engine: EngineFactory) -> None:
@@ -433,17 +490,283 @@ def test_image_that_does_not_fit_the_device_is_out_of_memory(start_engine: Engin
         start_engine().encode_image(torch.zeros(1, 3, 96, 96))
 
 
+# Shared memory
+
+
+def blocks(*numbers: int) -> list[int]:
+    """A prompt of whole blocks, one a number, and the number 9 behind them."""
+    return [10 + (7 * n + i) % 200 for n in numbers for i in range(BLOCK)] + [9]
+
+
+def test_sequences_that_run_share_their_beginning(start_engine: EngineFactory) -> None:
+    """A prompt that begins like that of a running sequence computes only the rest, and answers the same."""
+    engine = start_engine()
+    common = blocks(1, 2, 3)[:-1]
+    texts = [[*common, *tail] for tail in ([20], [21, 22], [20], list(range(30, 60)))]
+    expected = [alone(engine, text, max_new_tokens=40) for text in texts]
+
+    generations = []
+    for text in texts:
+        generation = Generation(engine, text, max_new_tokens=40)
+        generations.append(generation)
+        engine.submit(generation.sequence)
+        generation.wait(num_tokens=3)
+
+    assert [generation.kept for generation in generations] == [0, 48, 48, 48]
+    assert [generation.wait().tokens for generation in generations] == expected
+
+
+def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) -> None:
+    """The same image key shares its positions; another key in the same place answers as if alone."""
+    engine = start_engine()
+    num, size = 3 * BLOCK, model.embed(torch.tensor([0])).shape[1]
+    features = [torch.randn(num, size, generator=torch.Generator().manual_seed(i)) * 3 for i in range(2)]
+    texts = [[1, 50, *[-1 - i] * num, 60, 61] for i in range(2)]
+    spans = [[ImageSpan(2, f)] for f in features]
+    expected = [alone(engine, t, images=i) for t, i in zip(texts, spans, strict=True)]
+
+    kept, found = [], []
+    for i in (0, 1, 0, 1):
+        generation = Generation(engine, texts[i], images=spans[i])
+        engine.submit(generation.sequence)
+        kept.append(generation.kept)
+        found.append(generation.wait().tokens)
+
+    assert expected[0] != expected[1]
+    assert found == expected * 2
+    assert kept == [0, 0, 48, 48]
+
+
+@pytest.mark.parametrize("is_row_batched", [False, True])
+def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batched: bool) -> None:
+    """Where in storage a sequence lies does not change its answer, whichever way attention is computed."""
+    texts = prompts(5)
+    expected = [alone(start_engine(), text, max_new_tokens=20) for text in texts]
+    engine = start_engine(num_tokens=64 * BLOCK, is_row_batched=is_row_batched)
+    pool = engine.runner.pool
+    pool.storage.fill_(float("nan"))  # what nobody has written must not be read
+    fillers = [SequenceCache(pool) for _ in range(64)]
+    for filler in fillers:
+        filler.reserve(BLOCK)
+    for filler in [f for f in fillers if f.table[0] % 2]:
+        filler.drop()
+
+    generations = [Generation(engine, text, max_new_tokens=20) for text in texts]
+    for generation in generations:
+        engine.submit(generation.sequence)
+    found = [generation.wait().tokens for generation in generations]
+    for filler in fillers:
+        filler.drop()
+
+    assert found == expected
+    assert [generation.cache.run is None for generation in generations] == [len(t) + 19 > BLOCK for t in texts]
+
+
+def test_one_call_for_all_rows_equals_one_call_a_row(start_engine: EngineFactory) -> None:
+    """The way of a GPU gives the answers of the way of a CPU, while prompts and rows come and go."""
+    texts, lengths = prompts(9), [5 + 4 * (i % 4) for i in range(9)]
+    found = []
+    for is_row_batched in (False, True):
+        engine = start_engine(max_rows=4, prefill_chunk=16, is_row_batched=is_row_batched)
+        generations = [Generation(engine, t, max_new_tokens=n) for t, n in zip(texts, lengths, strict=True)]
+        for generation in generations:
+            engine.submit(generation.sequence)
+        found.append([generation.wait().tokens for generation in generations])
+
+    assert found[0] == found[1]
+
+
+def test_cache_evicted_between_turns_is_computed_again(still_engine: EngineFactory) -> None:
+    """A conversation whose blocks others took answers its next turn as if they had stayed."""
+    engine = still_engine(num_tokens=6 * BLOCK)
+    question = blocks(1, 2)
+    first = Generation(engine, question)
+    admit(engine, first)
+    run_to_the_end(engine)
+    longer = [*question, *first.tokens, 30, 31]
+    kept = Generation(engine, longer, cache=first.cache)
+    admit(engine, kept)
+    run_to_the_end(engine)
+
+    crowd = Generation(engine, blocks(4, 5, 6, 7))
+    admit(engine, crowd)
+    run_to_the_end(engine)
+    again = Generation(engine, longer, cache=first.cache)
+    admit(engine, again)
+    run_to_the_end(engine)
+
+    assert (kept.kept, again.kept) == (len(question) + 11, 0)
+    assert engine.runner.pool.num_evicted > 0
+    assert again.tokens == kept.tokens
+
+
+def test_sequence_without_room_waits_for_those_that_run(still_engine: EngineFactory) -> None:
+    """First come, first served: also one that would fit waits behind one that does not."""
+    engine = still_engine(num_tokens=8 * BLOCK)
+    running = Generation(engine, blocks(1, 2, 3, 4))
+    large = Generation(engine, blocks(5, 6, 7, 8))
+    small = Generation(engine, [20, 21], max_new_tokens=2)
+    admit(engine, running, large, small)
+
+    for _ in range(12):
+        engine.step()
+        assert list(engine.scheduler.waiting) == [large.sequence, small.sequence]
+    assert running.is_over
+    run_to_the_end(engine)
+
+    assert [len(generation.tokens) for generation in (running, large, small)] == [12, 12, 2]
+
+
+def test_newest_waiting_sequence_gives_way_when_nothing_runs(still_engine: EngineFactory) -> None:
+    """If those that wait hold all memory, the newest ends with OutOfMemory until the oldest can run."""
+    engine = still_engine(num_tokens=8 * BLOCK)
+    caches = []
+    for number in (1, 2, 3):
+        turn = Generation(engine, blocks(number, number), max_new_tokens=1)
+        admit(engine, turn)
+        run_to_the_end(engine)
+        caches.append(turn.cache)
+        turn.cache.truncate(2 * BLOCK)
+    turns = [
+        Generation(engine, blocks(n, n, n + 5, n + 6, n + 7), cache=c) for n, c in zip((1, 2, 3), caches, strict=True)
+    ]
+    assert [turn.kept for turn in turns] == [2 * BLOCK] * 3
+
+    admit(engine, *turns)
+    run_to_the_end(engine)
+
+    assert [len(turn.tokens) for turn in turns] == [12, 12, 0]
+    assert isinstance(turns[2].error, OutOfMemory)
+
+
+def test_sequence_that_can_never_fit_ends_at_once(still_engine: EngineFactory) -> None:
+    """It is told so, and costs those that wait with it nothing."""
+    engine = still_engine(num_tokens=4 * BLOCK)
+    other = Generation(engine, blocks(2))
+    huge = Generation(engine, blocks(1), max_new_tokens=3 * BLOCK + 1)
+    fits = Generation(engine, blocks(1), max_new_tokens=3 * BLOCK)
+    admit(engine, huge, other, fits)
+
+    assert isinstance(huge.error, OutOfMemory)
+    run_to_the_end(engine)
+    assert [len(generation.tokens) for generation in (huge, other, fits)] == [0, 12, 3 * BLOCK]
+
+
+def test_deadline_and_cancel_reach_those_without_room(still_engine: EngineFactory, clock: Any) -> None:
+    """A sequence that waits for memory can be ended, and the next one takes its place."""
+    engine = still_engine(num_tokens=4 * BLOCK, clock=clock)
+    running = Generation(engine, blocks(1, 2), max_new_tokens=30)
+    late = Generation(engine, blocks(3, 4), deadline=clock.now + 60)
+    cancelled = Generation(engine, blocks(5, 6))
+    patient = Generation(engine, blocks(7, 8))
+    admit(engine, running, late, cancelled, patient)
+    engine.step()
+    assert list(engine.scheduler.waiting) == [late.sequence, cancelled.sequence, patient.sequence]
+
+    clock.advance(60)
+    engine.step()
+    assert isinstance(late.error, TurnTimedOut)
+    why = InternalError("gone")
+    engine._finish(cancelled.sequence, why)
+    assert cancelled.error is why
+    run_to_the_end(engine)
+
+    assert [len(generation.tokens) for generation in (running, late, cancelled, patient)] == [30, 0, 0, 12]
+
+
+def test_nothing_of_a_failed_sequence_is_used_again(still_engine: EngineFactory, model: Any) -> None:
+    """What it stored may be what it failed by: the same question is computed from the beginning."""
+    engine = still_engine()
+    bad = Generation(engine, blocks(1, 2))
+    model.after_step = lambda logits: logits * float("nan")
+    admit(engine, bad)
+    run_to_the_end(engine)
+    model.after_step = lambda logits: logits
+
+    again = Generation(engine, blocks(1, 2), cache=bad.cache)
+    admit(engine, again)
+    run_to_the_end(engine)
+
+    assert isinstance(bad.error, InternalError)
+    assert (again.kept, len(again.tokens)) == (0, 12)
+
+
+def test_threads_share_and_evict_while_the_engine_runs(start_engine: EngineFactory) -> None:
+    """Conversations on four threads, on memory too small for all: each answer is what it would be alone."""
+    engine = start_engine(num_tokens=24 * BLOCK)  # room for four that share nothing, but not for what eight leave
+    common = blocks(1, 2)[:-1]
+    texts = [[*common, 20 + i, *blocks(i, i + 8, i + 16)] for i in range(8)]
+    expected = [alone(engine, text, max_new_tokens=8) for text in texts]
+
+    def converse(number: int) -> list[tuple[int, list[int]]]:
+        found, caches = [], [SequenceCache(engine.runner.pool) for _ in range(2)]
+        for i in range(10):
+            which = (i * (1 + number % 3) + number) % 8
+            generation = Generation(engine, texts[which], max_new_tokens=8, cache=caches[i % 2])
+            engine.submit(generation.sequence)
+            found.append((which, generation.wait().tokens))
+            if i % 5 == number:
+                caches[i % 2].drop()
+        return found
+
+    with ThreadPoolExecutor(4) as executor:
+        found = [answer for answers in executor.map(converse, range(4)) for answer in answers]
+
+    assert [tokens for _, tokens in found] == [expected[which] for which, _ in found]
+    assert engine.runner.pool.num_evicted > 0
+
+
+# The device
+
+
+def test_lost_device_is_reported(still_engine: EngineFactory, model: Any) -> None:
+    """If after a failure not even an addition succeeds, whoever runs the process is told, once a step."""
+    lost: list[bool] = []
+    engine = still_engine(on_device_lost=lambda: lost.append(True))
+    generations = [Generation(engine, prompt) for prompt in prompts(3)]
+
+    def lose(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        model.device = torch.device("meta")  # nothing can be read from it
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    model.before_step = lose
+    admit(engine, *generations)
+    run_to_the_end(engine)
+
+    assert lost == [True]
+    assert [type(generation.error) for generation in generations] == [InternalError] * 3
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("shape"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model: Any, failure: Exception) -> None:
+    """The worker goes on after an error that one sequence has caused."""
+    lost: list[bool] = []
+    engine = still_engine(on_device_lost=lambda: lost.append(True))
+    generation = Generation(engine, prompts(1)[0])
+
+    def fail(embeds: torch.Tensor, batch: PackedBatch) -> None:
+        raise failure
+
+    model.before_step = fail
+    admit(engine, generation)
+    run_to_the_end(engine)
+
+    assert generation.error is not None
+    assert not lost
+
+
 def test_stop_ends_what_runs(model: Any) -> None:
     """A stopping engine tells its sequences, and takes no more."""
-    engine = Engine(ModelRunner(model), Scheduler(8, 256), 1)
+    engine = make_engine(model)
     engine.start()
-    generation = Generation(model, prompts(1)[0], max_new_tokens=1500)
+    generation = Generation(engine, prompts(1)[0], max_new_tokens=1500)
     engine.submit(generation.sequence)
     generation.wait(num_tokens=1)
 
     engine.stop()
 
     assert isinstance(generation.error, InternalError)
+    check_is_at_rest(engine)
     with pytest.raises(InternalError):
         engine.submit(generation.sequence)
     with pytest.raises(InternalError):

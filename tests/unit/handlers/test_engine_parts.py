@@ -1,4 +1,4 @@
-"""The engine's parts without a model: cache, scheduler, detokenizer, sampler."""
+"""The engine's parts without a model: scheduler, pace, detokenizer, sampler."""
 
 from collections.abc import Sequence as ABCSequence
 from pathlib import Path
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from handlers.engine.detokenizer import REPLACEMENT, Detokenizer
-from handlers.engine.kv_cache import BLOCK, CacheShape, SequenceCache
+from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape, SequenceCache
+from handlers.engine.pace import MIN_CHUNK, Pace
 from handlers.engine.sampler import Sampler
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import SamplingParams, Sequence
@@ -21,106 +22,30 @@ TOKENIZER = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "models" /
 CPU = torch.device("cpu")
 
 
-# Cache
-
-
-def filled(num_tokens: int) -> SequenceCache:
-    """A cache in which each position's keys are its own number and its values the negative."""
-    cache = SequenceCache(SHAPE)
-    cache.reserve(num_tokens)
-    numbers = torch.arange(num_tokens, dtype=torch.float16)[None, None, :, None].expand(1, 2, -1, 4)
-    for layer in range(3):
-        cache.append(layer, numbers, -numbers)
-    cache.advance(list(range(num_tokens)))
-    return cache
-
-
-@pytest.mark.parametrize("num_tokens", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK])
-def test_cache_holds_exactly_the_bytes_of_the_formula(num_tokens: int) -> None:
-    """Reserving n positions costs what num_bytes says, whole blocks at a time."""
-    cache = SequenceCache(SHAPE)
-
-    cache.reserve(num_tokens)
-
-    blocks = -(-num_tokens // BLOCK)
-    assert cache.num_bytes == SHAPE.num_bytes(num_tokens) == 2 * 3 * 2 * 4 * 2 * BLOCK * blocks
-    assert cache.capacity == blocks * BLOCK
-
-
-def test_growing_and_trimming_keep_what_is_stored() -> None:
-    """Storage may move; the valid positions are the same afterwards."""
-    cache = filled(70)
-    expected = torch.arange(70, dtype=torch.float16)
-
-    for resize in (lambda: cache.reserve(500), cache.trim, lambda: cache.reserve(10)):
-        resize()
-        new = torch.zeros(1, 2, 1, 4, dtype=torch.float16)
-        keys, values = cache.append(1, new, new)
-        assert torch.equal(keys[0, 0, :70, 0], expected)
-        assert torch.equal(values[0, 1, :70, 3], -expected)
-
-    assert cache.num_bytes == SHAPE.num_bytes(70)
-
-
-def test_append_is_valid_only_after_advance() -> None:
-    """A step that failed half way leaves the length as it was, and the next step writes over it."""
-    cache = filled(3)
-    cache.reserve(5)
-    ones = torch.ones(1, 2, 2, 4, dtype=torch.float16)
-
-    cache.append(0, ones, ones)
-    assert cache.length == 3
-    keys, _ = cache.append(0, ones * 7, ones)
-    cache.advance([8, 9])
-
-    assert cache.tokens == [0, 1, 2, 8, 9]
-    assert keys[0, 0, :, 0].tolist() == [0, 1, 2, 7, 7]
-
-
-def test_truncate_trim_and_drop() -> None:
-    """Truncation forgets positions but no memory; trim gives it back; drop gives back everything."""
-    cache = filled(200)
-
-    cache.truncate(10)
-    assert (cache.length, cache.capacity) == (10, 4 * BLOCK)
-    cache.trim()
-    assert cache.num_bytes == SHAPE.num_bytes(10)
-    cache.truncate(0)
-    cache.trim()
-    assert cache.num_bytes == 0
-    cache.drop()
-    assert (cache.length, cache.num_bytes) == (0, 0)
-
-
-@given(held=st.lists(st.integers(0, 3), max_size=8), tokens=st.lists(st.integers(0, 3), max_size=8))
-def test_common_prefix_is_the_longest_one(held: list[int], tokens: list[int]) -> None:
-    """As counted one by one."""
-    cache = SequenceCache(SHAPE)
-    cache.advance(held)
-
-    expected = 0
-    while expected < min(len(held), len(tokens)) and held[expected] == tokens[expected]:
-        expected += 1
-
-    assert cache.common_prefix(tokens) == expected
-
-
 # Scheduler
 
 
-def sequence(num_prompt: int, num_output: int = 0) -> Sequence:
-    """A sequence whose output, if any, has all but its last token in the cache."""
-    cache = SequenceCache(SHAPE)
-    params = SamplingParams(max_new_tokens=100)
+def new_pool(num_tokens: int) -> BlockPool:
+    return BlockPool(SHAPE, SHAPE.num_bytes(num_tokens))
+
+
+def sequence(
+    num_prompt: int, num_output: int = 0, pool: BlockPool | None = None, max_new_tokens: int = 100
+) -> Sequence:
+    """A sequence whose output, if any, has all but its last token in the cache; of a pool of its own unless given."""
+    cache = SequenceCache(pool or new_pool(num_prompt + max_new_tokens))
+    params = SamplingParams(max_new_tokens=max_new_tokens)
     made = Sequence(list(range(num_prompt)), [], cache, params, float("inf"), lambda event: True)
     if num_output:
         made.output = list(range(1000, 1000 + num_output))
+        cache.reserve(made.max_tokens)
         cache.advance(made.prompt + made.output[:-1])
     return made
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[Sequence, list[int], bool]]:
     """The next batch, computed: prompts advance, and whoever gets a token has it."""
+    assert scheduler.admit() is None
     batch = scheduler.next_batch()
     for work in batch:
         work.sequence.cache.advance(work.tokens)
@@ -129,14 +54,20 @@ def run_step(scheduler: Scheduler) -> list[tuple[Sequence, list[int], bool]]:
     return [(work.sequence, work.tokens, work.is_last) for work in batch]
 
 
+def new_scheduler(max_rows: int, chunk: int) -> Scheduler:
+    """Prompts get the same chunk in each step."""
+    return Scheduler(max_rows, Pace(chunk, 2.0))
+
+
 def test_nothing_to_do_is_an_empty_batch() -> None:
     """No sequence, no work."""
-    assert Scheduler(4, 8).next_batch() == []
+    assert new_scheduler(4, 8).admit() is None
+    assert new_scheduler(4, 8).next_batch() == []
 
 
 def test_decoding_rows_come_first_and_never_wait() -> None:
     """A long prompt takes the prefill budget only; each decoding sequence gets its token in every step."""
-    scheduler = Scheduler(8, 4)
+    scheduler = new_scheduler(8, 4)
     decoding = [sequence(3, 1), sequence(5, 2)]
     for s in (*decoding, sequence(100)):
         scheduler.add(s)
@@ -150,7 +81,7 @@ def test_decoding_rows_come_first_and_never_wait() -> None:
 
 def test_prompts_are_cut_into_chunks() -> None:
     """Chunks add up to the prompt, in order, and only the last one brings a token."""
-    scheduler = Scheduler(8, 4)
+    scheduler = new_scheduler(8, 4)
     scheduler.add(sequence(10))
 
     steps = [run_step(scheduler)[0] for _ in range(4)]
@@ -161,7 +92,7 @@ def test_prompts_are_cut_into_chunks() -> None:
 
 def test_prefill_budget_is_shared_oldest_first() -> None:
     """What the oldest prompt leaves of the budget goes to the next."""
-    scheduler = Scheduler(8, 8)
+    scheduler = new_scheduler(8, 8)
     prompts = [sequence(5), sequence(6), sequence(7)]
     for s in prompts:
         scheduler.add(s)
@@ -176,7 +107,7 @@ def test_prefill_budget_is_shared_oldest_first() -> None:
 
 def test_rows_are_limited_first_come_first_served() -> None:
     """Beyond max_rows sequences wait, and the longest waiting one takes a freed row."""
-    scheduler = Scheduler(2, 100)
+    scheduler = new_scheduler(2, 100)
     sequences = [sequence(3) for _ in range(4)]
     for s in sequences:
         scheduler.add(s)
@@ -199,7 +130,7 @@ def test_rows_are_limited_first_come_first_served() -> None:
 )
 def test_every_prompt_is_computed_once_whatever_the_limits(prompts: list[int], max_rows: int, chunk: int) -> None:
     """No token is skipped, none computed twice, and no step is larger than the limits."""
-    scheduler = Scheduler(max_rows, chunk)
+    scheduler = new_scheduler(max_rows, chunk)
     sequences = [sequence(n) for n in prompts]
     for s in sequences:
         scheduler.add(s)
@@ -214,6 +145,115 @@ def test_every_prompt_is_computed_once_whatever_the_limits(prompts: list[int], m
 
     assert not scheduler.all()
     assert [seen[id(s)][: len(s.prompt)] for s in sequences] == [s.prompt for s in sequences]
+
+
+def test_sequence_joins_with_room_for_its_whole_answer() -> None:
+    """What it may need is reserved when it joins, so that no sequence that runs can be without memory later."""
+    pool = new_pool(10 * BLOCK)
+    scheduler = new_scheduler(8, 1000)
+    first, second = (sequence(BLOCK, pool=pool, max_new_tokens=4 * BLOCK + 1) for _ in range(2))
+    scheduler.add(first)
+    scheduler.add(second)
+
+    assert scheduler.admit() is None
+    assert [s.cache.capacity for s in (first, second)] == [5 * BLOCK, 5 * BLOCK]
+    assert pool.num_used == 10
+
+
+def test_without_room_the_oldest_waits_and_the_others_behind_it() -> None:
+    """Nobody overtakes; when those that run have left, the next ones join in order."""
+    pool = new_pool(10 * BLOCK)
+    scheduler = new_scheduler(8, 1000)
+    runs, large, small = (sequence(n * BLOCK, pool=pool, max_new_tokens=1) for n in (6, 5, 1))
+    for s in (runs, large, small):
+        scheduler.add(s)
+
+    assert scheduler.admit() is None
+    assert (scheduler.running, list(scheduler.waiting)) == ([runs], [large, small])
+    scheduler.remove(runs)
+    runs.cache.drop()
+    assert scheduler.admit() is None
+    assert (scheduler.running, list(scheduler.waiting)) == ([large, small], [])
+
+
+def test_newest_is_named_when_nothing_runs_and_the_oldest_has_no_room() -> None:
+    """Waiting for an end is in vain where nothing runs: the newest must give up its memory, then the next newest."""
+    pool = new_pool(10 * BLOCK)
+    scheduler = new_scheduler(8, 1000)
+    sequences = [sequence(BLOCK, pool=pool, max_new_tokens=9 * BLOCK + 1) for _ in range(3)]
+    for s in sequences:
+        s.cache.reserve(3 * BLOCK)
+        scheduler.add(s)
+
+    for s in reversed(sequences[1:]):
+        assert scheduler.admit() is s
+        assert scheduler.running == []
+        scheduler.remove(s)
+        s.cache.drop()
+    assert scheduler.admit() is None
+    assert scheduler.running == sequences[:1]
+
+
+# Pace
+
+
+def measured(step_s: float, token_s: float, max_chunk: int = 512, max_stretch: float = 3.0) -> Pace:
+    """After a long time on a device of which a step costs step_s and a prompt token token_s more."""
+    pace = Pace(max_chunk, max_stretch)
+    for _ in range(60):
+        pace.note(4, 0, step_s)
+        pace.note(4, 100, step_s + 100 * token_s)
+    return pace
+
+
+def test_prompts_get_whole_chunks_where_nothing_streams_or_nothing_is_known() -> None:
+    """Nobody is held up, or nobody knows by how much."""
+    assert Pace(512, 3.0).chunk(4) == 512
+    assert measured(0.01, 0.001).chunk(0) == 512
+
+
+def test_chunk_fills_what_the_stretch_leaves() -> None:
+    """A step with prompts takes max_stretch times one without."""
+    assert measured(0.0105, 0.001, max_stretch=3.0).chunk(4) == 21
+    assert measured(0.0505, 0.001, max_stretch=2.0).chunk(4) == 50
+
+
+def test_chunk_follows_the_device() -> None:
+    """Both costs are running means: what they were long ago does not count."""
+    pace = measured(0.01, 0.001)
+    for _ in range(60):
+        pace.note(4, 0, 0.0501)
+        pace.note(4, 50, 0.0501 + 50 * 0.002)
+
+    assert pace.chunk(4) == 50
+
+
+def test_first_measurement_may_be_a_prompt_alone() -> None:
+    """Before anything streams, a prompt's own step tells what its tokens cost; a few tokens' step would not."""
+    pace = Pace(512, 2.0)
+    pace.note(0, MIN_CHUNK - 1, 5.0)
+    pace.note(1, 0, 0.1)
+    assert pace.chunk(1) == 512
+
+    pace.note(0, 200, 0.2)
+    assert pace.chunk(1) == 100
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 600), st.floats(0, 100)), max_size=20),
+    max_chunk=st.integers(1, 600),
+    max_stretch=st.floats(1, 100),
+    num_decoding=st.integers(0, 8),
+)
+def test_chunk_is_always_within_its_limits(
+    steps: list[tuple[int, int, float]], max_chunk: int, max_stretch: float, num_decoding: int
+) -> None:
+    """Never more than allowed, never so few that a prompt would not end, whatever was measured."""
+    pace = Pace(max_chunk, max_stretch)
+    for step in steps:
+        pace.note(*step)
+
+    assert min(MIN_CHUNK, max_chunk) <= pace.chunk(num_decoding) <= max_chunk
 
 
 # Detokenizer

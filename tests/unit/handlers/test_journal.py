@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from handlers.chat import journal as journal_module
-from handlers.chat.journal import DirectoryJournal, Event, EventTaken, JournalClosed, image_hash, open_journal
-from handlers.errors import ConfigError, InternalError, JournalUnavailable
-from tests.unit.handlers.test_chat_service import Hold, data_url, question, reply_of
+from handlers.chat.wire import Caller
+from handlers.errors import InternalError, JournalUnavailable
+from handlers.journal import directory as directory_module
+from handlers.journal.directory import DirectoryJournal
+from handlers.journal.event import Event
+from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -21,7 +23,7 @@ SHORT = {"parameters": {"max_new_tokens": 12}}
 
 @pytest.fixture
 def journal(tmp_path: Path) -> DirectoryJournal:
-    return DirectoryJournal(tmp_path / "journal")
+    return DirectoryJournal(tmp_path / "journal", claim_s=3600)
 
 
 @pytest.fixture
@@ -51,85 +53,6 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 # The directory
 
 
-def test_events_come_back_in_order(journal: DirectoryJournal) -> None:
-    """What is appended is read, from any number on; nothing else is."""
-    events = [Event(kind="open", images=("0" * 64,)), Event(kind="turn", question="what? \u00e9", answer="a\nb")]
-    for number, event in enumerate(events):
-        journal.append(ID, number, event)
-
-    assert journal.read(ID) == events
-    assert journal.read(ID, 1) == events[1:]
-    assert journal.read(ID, 2) == []
-    assert journal.read(ID.replace("a", "b")) == []
-
-
-def test_only_one_of_many_writers_has_a_number(journal: DirectoryJournal) -> None:
-    """Of eight threads that write the same event, one succeeds; a reader sees that one's."""
-    outcomes: list[str] = []
-    start = threading.Barrier(8)
-
-    def write(name: str) -> None:
-        start.wait()
-        try:
-            journal.append(ID, 0, Event(kind="turn", answer=name))
-            outcomes.append(name)
-        except EventTaken:
-            outcomes.append("")
-
-    threads = [threading.Thread(target=write, args=(str(i),)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    (winner,) = [name for name in outcomes if name]
-    assert len(outcomes) == 8
-    assert [event.answer for event in journal.read(ID)] == [winner]
-
-
-def test_images_are_kept_by_their_hash(journal: DirectoryJournal) -> None:
-    """The same bytes are stored once and come back; a name that is no hash reads nothing."""
-    name = journal.put_image(ID, b"png")
-
-    assert name == journal.put_image(ID, b"png") == image_hash(b"png")
-    assert journal.get_image(ID, name) == b"png"
-    for missing in ("0" * 64, "../../etc/passwd", ""):
-        with pytest.raises(OSError, match=r"."):
-            journal.get_image(ID, missing)
-
-
-def test_ids_that_are_paths_are_refused(journal: DirectoryJournal) -> None:
-    """A session id never leaves the journal's directory."""
-    for bad in ("..", "a/b", "", "."):
-        with pytest.raises(ValueError, match="session id"):
-            journal.read(bad)
-
-
-def test_close_deletes_all_but_the_fact(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """After a close neither questions nor images are on the disk."""
-    journal.append(ID, 0, Event(kind="turn", question="secret", answer="secret"))
-    journal.put_image(ID, b"png")
-
-    journal.close(ID)
-    journal.close(ID)
-
-    assert [event.kind for event in journal.read(ID)] == ["close"]
-    assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["closed"]
-
-
-def test_nothing_is_written_after_a_close(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """A turn that was still running on another worker leaves nothing of a closed session on the disk."""
-    journal.append(ID, 0, Event(kind="open"))
-    journal.close(ID)
-
-    with pytest.raises(JournalClosed):
-        journal.append(ID, 1, Event(kind="turn", question="secret"))
-    with pytest.raises(JournalClosed):
-        journal.put_image(ID, b"png")
-
-    assert [path.name for path in (tmp_path / "journal" / ID).iterdir()] == ["closed"]
-
-
 def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of a session that is being deleted is not taken for the whole."""
     for number in range(3):
@@ -144,14 +67,6 @@ def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch:
     monkeypatch.setattr(Path, "read_bytes", read_and_close)
 
     assert [event.kind for event in journal.read(ID)] == ["close"]
-
-
-def test_no_more_is_read_than_is_asked_for(journal: DirectoryJournal) -> None:
-    """Whether there is a journal is known from its first event."""
-    for number in range(3):
-        journal.append(ID, number, Event(kind="turn", answer=str(number)))
-
-    assert [event.answer for event in journal.read(ID, 1, 1)] == ["1"]
 
 
 def test_what_could_not_be_written_leaves_nothing(
@@ -177,13 +92,13 @@ def test_an_event_outlives_a_crash_with_all_that_it_names(
 ) -> None:
     """New names are made durable in their folders: the session's own, then the image's, before the event's."""
     synced: list[tuple[str, list[str]]] = []
-    sync_folder = journal_module._sync_folder
+    sync_folder = directory_module._sync_folder
 
     def sync(folder: Path) -> None:
         synced.append((folder.name, sorted(path.name for path in folder.iterdir())))
         sync_folder(folder)
 
-    monkeypatch.setattr(journal_module, "_sync_folder", sync)
+    monkeypatch.setattr(directory_module, "_sync_folder", sync)
     name = journal.put_image(ID, b"png")
     journal.append(ID, 0, Event(kind="open", images=(name,)))
 
@@ -216,47 +131,12 @@ def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
         Event.decode(data)
 
 
-def test_sweep_deletes_what_has_expired(journal: DirectoryJournal) -> None:
-    """The expiry is in the id; what has not expired stays."""
-    journal.append(ID, 0, Event(kind="open"))
-
-    journal.sweep(0x6B013FA9)
-    assert journal.read(ID)
-    journal.sweep(0x6B013FA9 + 1)
-
-    assert journal.read(ID) == []
-
-
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:
     """Conversations are their users' own."""
     journal.append(ID, 0, Event(kind="open"))
 
     for folder in (tmp_path / "journal", tmp_path / "journal" / ID):
         assert os.stat(folder).st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    "url", ["", "on", "http://x/y", "file://host/x", "file:relative", "redis://x", "file:///tmp/x?y", "file:///tmp/x#y"]
-)
-def test_urls_that_name_no_journal_are_refused(url: str) -> None:
-    """A misspelt journal must not mean none."""
-    with pytest.raises(ConfigError, match=r"handler\.journal\.url"):
-        open_journal(url)
-
-
-def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
-    """The worker then says so once, instead of dying again and again."""
-    (tmp_path / "file").touch()
-
-    with pytest.raises(ConfigError, match="cannot be used"):
-        open_journal((tmp_path / "file" / "journal").as_uri())
-    with pytest.raises(ConfigError, match="cannot be used"):
-        open_journal("file:///tmp/%00")
-
-
-def test_off_is_no_journal(tmp_path: Path) -> None:
-    assert open_journal("off") is None
-    assert isinstance(open_journal((tmp_path / "a b").as_uri()), DirectoryJournal)
 
 
 # Workers that share one
@@ -386,7 +266,7 @@ def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
     make_client: Any, tmp_path: Path, red: Any, stream: bool
 ) -> None:
     """With a full disk the client is told so, and the conversation goes on where it was once there is room."""
-    journal = BrokenJournal(tmp_path / "journal")
+    journal = BrokenJournal(tmp_path / "journal", claim_s=3600)
     client = make_client(instance="llava-0", journal=journal)
     sid = client.open(data_url(red))
     journal.is_broken = True
@@ -406,7 +286,7 @@ def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
 
 def test_an_opening_that_cannot_be_recorded_leaves_no_session(make_client: Any, tmp_path: Path, red: Any) -> None:
     """An id that is told to a client is one that survives."""
-    journal = BrokenJournal(tmp_path / "journal")
+    journal = BrokenJournal(tmp_path / "journal", claim_s=3600)
     client = make_client(instance="llava-0", journal=journal)
     journal.is_broken = True
 
@@ -425,14 +305,14 @@ def test_an_opening_that_nobody_heard_of_is_deleted(
 
     opening.reply.cancel()
 
-    wait_until(lambda: not list((tmp_path / "journal").iterdir()), "the journal is still there")
+    wait_until(lambda: not list((tmp_path / "journal").glob("ts-seq-*")), "the journal is still there")
     assert client.service.store.session_ids() == []
 
 
 def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
     """A worker that is full can still close what another one opened: nothing is computed for it."""
     first = make_client(instance="llava-0", journal=journal)
-    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": 1, "max_sessions": 1})
+    second = make_client(instance="llava-1", journal=journal, session={"features_bytes": 1, "max_sessions": 1})
     sid = first.open(data_url(red))
     second.open()
 
@@ -456,7 +336,8 @@ def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
     hold.release()
 
     assert running.wait().error == "SessionClosed"
-    assert (first.service.store.session_ids(), first.service.store.used_bytes) == ([], 0)
+    assert first.service.store.session_ids() == []
+    assert holds_nothing(first)
     assert [path.name for path in (tmp_path / "journal" / sid).iterdir()] == ["closed"]
 
 
@@ -519,17 +400,17 @@ def test_a_damaged_journal_is_told_and_can_be_mended(
 
 
 def test_a_session_that_finds_no_room_is_rebuilt_later(
-    make_client: Any, journal: DirectoryJournal, reference: Any, red: Any, blue: Any
+    make_client: Any, journal: DirectoryJournal, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
     """Out of memory half way through a turn's images: the next question goes on from there."""
     first = make_client(instance="llava-0", journal=journal)
     sid = first.open()
     said = first.answer(sid, "what?", images=[data_url(red), data_url(blue)], **SHORT)
-    image_bytes = first.service.store.get(sid, "", "").images[0].num_bytes
-    second = make_client(instance="llava-1", journal=journal, session={"budget_bytes": image_bytes})
+    one = features_bytes(tiny_llava)
+    second = make_client(instance="llava-1", journal=journal, session={"features_bytes": one})
 
     assert second.ask(sid, "go on", **SHORT).wait().error == "OutOfMemory"
-    second.service.store.settings = first.service.store.settings
+    second.service.images.max_features_bytes = 2 * one
     answer = second.answer(sid, "go on", **SHORT)
 
     messages = [question("what?", 2), reply_of(said), question("go on")]
@@ -588,3 +469,133 @@ def test_a_turn_that_ends_while_the_worker_stops_is_answered(make_client: Any, e
     for exchange in asking:
         assert exchange.wait().error == InternalError.__name__
         assert "stopping" in exchange.json["error"]["message"]
+
+
+# Requests that are sent again
+
+
+@pytest.mark.parametrize("is_journaled", [True, False])
+def test_each_of_the_last_turns_is_answered_again(
+    make_client: Any, journal: DirectoryJournal, red: Any, is_journaled: bool
+) -> None:
+    """A request that comes back late gets its own answer, not that of a later one, and nothing is asked twice."""
+    client = make_client(instance="llava-0", journal=journal if is_journaled else None)
+    sid = client.open(data_url(red))
+    asked = {f"id-{i}": f"what is {i}?" for i in range(4)}
+    said = {key: client.answer(sid, text, headers=invocation(key), **SHORT) for key, text in asked.items()}
+
+    again = {key: client.ask(sid, text, headers=invocation(key), **SHORT).wait() for key, text in asked.items()}
+
+    assert {key: exchange.json["response_text"] for key, exchange in again.items()} == said
+    assert {exchange.headers["X-Torchmoor-Cache-Tier"] for exchange in again.values()} == {"answer"}
+    assert client.service.status()["turns"]["finished"] == 4
+
+
+def test_a_rebuilt_session_knows_its_last_turns(two_workers: Any, red: Any) -> None:
+    """A request that comes back to another instance gets its own answer too."""
+    first, second = two_workers
+    sid = first.open(data_url(red))
+    said = [first.answer(sid, text, headers=invocation(text), **SHORT) for text in ("what?", "where?", "why?")]
+
+    assert second.answer(sid, "what?", headers=invocation("what?"), **SHORT) == said[0]
+    assert second.answer(sid, "where?", headers=invocation("where?"), **SHORT) == said[1]
+
+
+def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
+    """The oldest request of more than the setting allows is asked like a new one."""
+    client = make_client(instance="llava-0", journal=journal, journal_settings={"max_replays": 2})
+    sid = client.open(data_url(red))
+    for text in ("what?", "where?", "why?"):
+        client.answer(sid, text, headers=invocation(text), **SHORT)
+
+    tiers = [
+        client.ask(sid, text, headers=invocation(text), **SHORT).wait().headers["X-Torchmoor-Cache-Tier"]
+        for text in ("where?", "what?")
+    ]
+
+    assert tiers == ["answer", "kv"]
+
+
+@pytest.mark.parametrize("is_journaled", [True, False])
+def test_images_that_are_sent_again_are_added_once(
+    make_client: Any, journal: DirectoryJournal, red: Any, blue: Any, is_journaled: bool
+) -> None:
+    """Under the same invocation id; other images, or the same under another id, are meant."""
+    client = make_client(instance="llava-0", journal=journal if is_journaled else None)
+    sid = client.open(data_url(red))
+
+    for image, key in ((blue, "a"), (blue, "a"), (red, "a"), (blue, "b"), (blue, "a")):
+        body = {"type": "add_images", "session_id": sid, "image": data_url(image)}
+        assert client.call(body, invocation(key)).json == {"success": True, "images": 1}
+
+    assert len(client.service.store.get(sid, "", "").pending_images) == 4
+
+
+def test_images_that_are_sent_again_to_another_instance_are_added_once(
+    two_workers: Any, journal: DirectoryJournal, red: Any, blue: Any
+) -> None:
+    """Also while the first instance is still at it, so that both write the same number."""
+    first, second = two_workers
+    sid = first.open(data_url(red))
+    body = {"type": "add_images", "session_id": sid, "image": data_url(blue)}
+    second.answer(sid, "what?", **SHORT)
+
+    sending = [client.send(body, invocation("a")) for client in (first, second) for _ in range(2)]
+
+    assert [exchange.wait().status for exchange in sending] == [200] * 4
+    assert [event.kind for event in journal.read(sid)] == ["open", "turn", "images"]
+
+
+def recorders(two_workers: Any) -> list[Any]:
+    return [client.service._recorder for client in two_workers]
+
+
+def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:
+    """Whichever instance recorded it first: the other is told that one's id. Another caller, endpoint, request or
+    picture is another opening, and so is one without an invocation id."""
+    first, second = recorders(two_workers)
+    sids = [client.open(data_url(red)) for client in two_workers]
+    caller = Caller("llava", "p1")
+
+    assert first.claim_opening(caller, "id", ("a",), sids[0]) == sids[0]
+    assert first.claim_opening(caller, "id", ("a",), sids[0]) == sids[0]
+    assert second.claim_opening(caller, "id", ("a",), sids[1]) == sids[0]
+    for other in (Caller("llava", "p2"), Caller("other", "p1")):
+        assert second.claim_opening(other, "id", ("a",), sids[1]) == sids[1]
+    assert second.claim_opening(caller, "id 2", ("a",), sids[1]) == sids[1]
+    assert second.claim_opening(caller, "id", ("b",), sids[1]) == sids[1]
+    for sid, recorder in zip(sids, (first, second), strict=True):
+        assert recorder.claim_opening(caller, "", ("a",), sid) == sid
+
+
+def test_an_opening_that_was_answered_elsewhere_is_not_undone(
+    two_workers: Any, journal: DirectoryJournal, red: Any
+) -> None:
+    """The first instance's client left, as the one does that sends its request again; the second told it the id."""
+    first, second = recorders(two_workers)
+    sids = [client.open(data_url(red)) for client in two_workers]
+    first.claim_opening(Caller("", ""), "id", (), sids[0])
+    assert second.claim_opening(Caller("", ""), "id", (), sids[1]) == sids[0]
+
+    first.discard(sids[0])
+    second.discard(sids[1])
+
+    assert [event.kind for event in journal.read(sids[0])] == ["open"]
+    assert journal.read(sids[1]) == []
+
+
+def test_an_opening_that_was_undone_is_not_answered_elsewhere(
+    two_workers: Any, journal: DirectoryJournal, red: Any
+) -> None:
+    """Then the second instance's own session counts."""
+    first, second = recorders(two_workers)
+    sids = [client.open(data_url(red)) for client in two_workers]
+    first.claim_opening(Caller("", ""), "id", (), sids[0])
+    first.discard(sids[0])
+
+    assert second.claim_opening(Caller("", ""), "id", (), sids[1]) == sids[1]
+    assert journal.read(sids[0]) == []
+
+
+def invocation(key: str) -> dict[str, str]:
+    return {"amz-sdk-invocation-id": key}

@@ -1,6 +1,5 @@
 """Tiny random checkpoints of several families: what the engine answers, transformers answers."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,13 @@ import torch
 import transformers as hf
 
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import SequenceCache
-from handlers.engine.runner import ModelRunner
+from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
 from handlers.errors import ConfigError, InvalidRequest
-from handlers.models.attention import RAGGED
 from handlers.models.loader import load_model
-from handlers.models.pixels import Pixels
 from handlers.models.text import TextModel
 
 CPU = torch.device("cpu")
@@ -97,10 +95,27 @@ def save(config: Any, where: Path, tokenizer_from: Path, **options: Any) -> Any:
     return model
 
 
-def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageSpan]], num: int) -> list[list[int]]:
-    """What the engine answers, all prompts at once, cut into small chunks and few rows. No thread."""
-    engine = Engine(ModelRunner(model), Scheduler(max_rows=3, prefill_chunk=9), 1)
+def generate(
+    model: TextModel,
+    prompts: list[list[int]],
+    spans: list[list[ImageSpan]],
+    num: int,
+    is_row_batched: bool = False,
+    is_scattered: bool = False,
+) -> tuple[list[list[int]], int]:
+    """What the engine answers, one prompt joining after the other, cut into small chunks and few rows. No thread.
+
+    is_scattered: no two blocks of a sequence lie side by side.
+    Returns the answers, and how many positions were not computed because another sequence had them.
+    """
+    runner = ModelRunner(model, cache_shape(model).num_bytes(64 * BLOCK), is_row_batched)
+    engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
     outputs: list[list[int]] = [[] for _ in prompts]
+    fillers = [SequenceCache(runner.pool) for _ in range(64 if is_scattered else 0)]
+    for filler in fillers:
+        filler.reserve(BLOCK)
+    for filler in [f for f in fillers if f.table[0] % 2]:
+        filler.drop()
 
     def listener(output: list[int]) -> Callable[[TokenEvent], bool]:
         def on_event(event: TokenEvent) -> bool:
@@ -110,33 +125,49 @@ def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageS
 
         return on_event
 
+    caches, num_shared = [], 0
     for prompt, images, output in zip(prompts, spans, outputs, strict=True):
-        cache = SequenceCache(engine.runner.cache_shape)
-        cache.reserve(len(prompt) + num)
+        cache = SequenceCache(runner.pool)
+        caches.append(cache)
+        num_shared += cache.match(prompt)
         params = SamplingParams(max_new_tokens=num)
         engine._admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+        for _ in range(7):
+            engine.step()
     while engine.scheduler.all():
         engine.step()
-    return outputs
+    runner.pool.check_integrity([*caches, *fillers])
+    assert any(cache.run is None for cache in caches) == (is_scattered or num_shared > 0)
+    return outputs, num_shared
 
 
 @pytest.mark.parametrize("family", WORKING)
 def test_text_family_answers_as_in_transformers(
     family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
-    """Ragged, chunked, batched greedy output equals generate() on each prompt alone, in float32."""
+    """Ragged, chunked, batched greedy output equals generate() on each prompt alone, in float32.
+
+    However attention is computed, wherever the blocks lie, and also where a beginning is another sequence's.
+    """
     own = save(WORKING[family](), tmp_path, checkpoint)
     model = load_model(tmp_path, CPU, "float32")
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 5, 30, 17)]
-
-    found = generate(model, prompts, [[], [], [], []], 10)
-
-    for prompt, output in zip(prompts, found, strict=True):
+    prompts = [torch.randint(4, VOCABULARY, (n,), generator=generator).tolist() for n in (1, 5, 45, 17)]
+    prompts += [[*prompts[2][:40], 9, 8], prompts[2]]
+    no_images: list[list[ImageSpan]] = [[] for _ in prompts]
+    expected = []
+    for prompt in prompts:
         with torch.inference_mode():
-            expected = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=10)[0, len(prompt) :]
-        assert output == expected.tolist()[: len(output)]
-        assert len(output) == 10 or output[-1] in model.eos_token_ids
+            output = own.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :]
+        expected.append(output.tolist())
+
+    for is_row_batched in (False, True):
+        for is_scattered in (False, True):
+            found, num_shared = generate(model, prompts, no_images, 20, is_row_batched, is_scattered)
+            for output, whole in zip(found, expected, strict=True):
+                assert output == whole[: len(output)]
+                assert len(output) == 20 or output[-1] in model.eos_token_ids
+            assert num_shared == 4 * BLOCK
 
 
 @pytest.mark.parametrize("family", REFUSED)
@@ -173,159 +204,52 @@ def test_text_model_chats(tmp_path: Path, checkpoint: Path, make_client: Any) ->
     assert "text only" in refused.json["error"]["message"]
 
 
-def vision_config(checkpoint: Path) -> Any:
+def llava_config(text: Any, checkpoint: Path) -> Any:
     """The same pictures as the demo checkpoint's, whose processor it uses."""
     demo = hf.AutoConfig.from_pretrained(checkpoint)
-    return hf.CLIPVisionConfig(
+    vision = hf.CLIPVisionConfig(
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=2,
         image_size=demo.vision_config.image_size,
         patch_size=demo.vision_config.patch_size,
     )
-
-
-def seeing_config(family: str, text: Any, checkpoint: Path) -> Any:
-    """A model that sees, of the family, around a language model."""
-    demo = hf.AutoConfig.from_pretrained(checkpoint)
-    side = demo.vision_config.image_size
-    common = {"vision_config": vision_config(checkpoint), "text_config": text, "image_token_index": demo.image_token_id}
-    shapes = [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
-    select = {"vision_feature_layer": -1, "vision_feature_select_strategy": "default"}
-    if family == "llava":
-        return hf.LlavaConfig(**common, **select, image_seq_length=demo.image_seq_length)
-    if family == "vipllava":
-        return hf.VipLlavaConfig(**common, vision_feature_layers=[-2, -1, 1], image_seq_length=demo.image_seq_length)
-    if family == "llava_next":
-        return hf.LlavaNextConfig(**common, **select, image_grid_pinpoints=shapes)
-    assert family == "llava_onevision"
-    return hf.LlavaOnevisionConfig(
-        **common, **select, image_grid_pinpoints=shapes, vision_aspect_ratio="anyres_max_4", video_token_index=9
+    return hf.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=demo.image_token_id,
+        image_seq_length=demo.image_seq_length,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
     )
-
-
-def use_any_resolution(where: Path, family: str) -> None:
-    """The demo's image processor in its family's form, which cuts pictures into patches."""
-    config = json.loads((where / "processor_config.json").read_text())
-    (where / "processor_config.json").unlink()
-    own = config["image_processor"]
-    side = own["size"]["height"]
-    own["image_grid_pinpoints"] = [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
-    own["image_processor_type"] = {
-        "llava_next": "LlavaNextImageProcessor",
-        "llava_onevision": "LlavaOnevisionImageProcessor",
-    }[family]
-    (where / "preprocessor_config.json").write_text(json.dumps(own))
-
-
-def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
-    """Two prompts with a picture each, one with both, one with none, batched, equal transformers on each alone."""
-    pixels = [model.preprocess(picture) for picture in pictures]
-    features = [model.encode_image(p) for p in pixels]
-    start, middle, end = [1, 50, 51], [70, 71], [60, 61, 62, 63]
-    spots = [[-9 - i] * len(features[i]) for i in range(2)]
-    prompts = [
-        [*start, *spots[0], *end],
-        [*start, *spots[1], *end],
-        [*start, *spots[0], *middle, *spots[1], *end],
-        [*start, *end],
-    ]
-    second = 3 + len(features[0]) + len(middle)
-    spans = [
-        [ImageSpan(3, features[0])],
-        [ImageSpan(3, features[1])],
-        [ImageSpan(3, features[0]), ImageSpan(second, features[1])],
-        [],
-    ]
-
-    found = generate(model, prompts, spans, 8)
-
-    assert found[0] != found[1]
-    for prompt, output, shown in zip(prompts, found, [pixels[:1], pixels[1:], pixels, []], strict=True):
-        inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
-        if shown:
-            inputs |= as_transformers_takes(shown)
-        with torch.inference_mode():
-            expected = own.generate(**inputs, do_sample=False, max_new_tokens=8)
-        assert output == expected[0, len(prompt) :].tolist()[: len(output)]
-
-
-def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
-    """Several pictures of one prompt; those cut into fewer patches are filled up."""
-    if not isinstance(shown[0], Pixels):
-        return {"pixel_values": torch.cat(shown)}
-    longest = max(p.values.shape[1] for p in shown)
-    filled = [torch.nn.functional.pad(p.values, (0, 0) * 3 + (0, longest - p.values.shape[1])) for p in shown]
-    return {"pixel_values": torch.cat(filled), "image_sizes": torch.tensor([p.size for p in shown])}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "mistral-window", "llama-gqa"])
 def test_llava_on_other_language_models(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
-    """Pictures of several prompts and several of one prompt are seen as in transformers."""
-    own = save(seeing_config("llava", WORKING[family](), checkpoint), tmp_path, checkpoint)
+    """Two prompts with different images, batched with one that has none, equal transformers on each alone."""
+    own = save(llava_config(WORKING[family](), checkpoint), tmp_path, checkpoint)
+    model: Any = load_model(tmp_path, CPU, "float32")
+    pictures = [drawing("ellipse", "red"), drawing("rectangle", "blue")]
+    pixels = [model.preprocess(picture) for picture in pictures]
+    features = [model.encode_image(p) for p in pixels]
+    start, end = [1, 50, 51], [60, 61, 62, 63]
+    prompts = [[*start, *([-9 - i] * len(features[i])), *end] for i in range(2)] + [[*start, *end]]
+    spans = [[ImageSpan(3, features[0])], [ImageSpan(3, features[1])], []]
 
-    model = load_model(tmp_path, CPU, "float32")
+    found, num_shared = generate(model, prompts, spans, 8)
 
-    compare_with_generate(model, own, [drawing("ellipse", "red"), drawing("rectangle", "blue")])
-
-
-@pytest.mark.parametrize("family", ["vipllava", "llava_next", "llava_onevision"])
-def test_other_families_that_see(family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None) -> None:
-    """The same; where a picture's shape decides how it is cut, a wide one and a tall one."""
-    own = save(seeing_config(family, long_qwen2(), checkpoint), tmp_path, checkpoint)
-    if family != "vipllava":
-        use_any_resolution(tmp_path, family)
-
-    model = load_model(tmp_path, CPU, "float32")
-
-    pictures = [drawing("ellipse", "red").resize((150, 60)), drawing("rectangle", "blue").resize((90, 130))]
-    compare_with_generate(model, own, pictures)
-
-
-def long_qwen2() -> Any:
-    """Room for pictures of many tokens."""
-    return hf.Qwen2Config(**{**GQA, "max_position_embeddings": 1024})
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_of_the_vision_tower_is_a_setting(
-    attention: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
-) -> None:
-    """Either implementation gives the same features, and the decoder keeps the packed one."""
-    save(seeing_config("llava", WORKING["qwen2"](), checkpoint), tmp_path, checkpoint)
-    usual: Any = load_model(tmp_path, CPU, "float32")
-
-    model: Any = load_model(tmp_path, CPU, "float32", attention)
-
-    picture = model.preprocess(drawing("ellipse", "red"))
-    assert model.model.model.vision_tower.config._attn_implementation == attention
-    assert model.decoder.config._attn_implementation == RAGGED
-    assert torch.allclose(usual.encode_image(picture), model.encode_image(picture), atol=1e-4)
-
-
-def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
-    """flash_attention_2 is a package and a GPU of its own."""
-    save(seeing_config("llava", WORKING["qwen2"](), checkpoint), tmp_path, checkpoint)
-
-    with pytest.raises(ConfigError, match=r"(?i)flash"):
-        load_model(tmp_path, CPU, "float32", "flash_attention_2")
-
-
-@pytest.mark.parametrize("form", ["chat_template.json", "tokenizer_config.json"])
-def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, checkpoint: Path) -> None:
-    """Checkpoints of several years have it in several places."""
-    save(seeing_config("llava", WORKING["qwen2"](), checkpoint), tmp_path, checkpoint)
-    template = (tmp_path / "chat_template.jinja").read_text()
-    (tmp_path / "chat_template.jinja").unlink()
-    old = json.loads((tmp_path / form).read_text()) if (tmp_path / form).is_file() else {}
-    (tmp_path / form).write_text(json.dumps({**old, "chat_template": template}))
-
-    model = load_model(tmp_path, CPU, "float32")
-
-    assert model.template.chat_template == template
+    assert found[0] != found[1]
+    assert num_shared == 0
+    for prompt, output, picture in zip(prompts, found, [*pixels, None], strict=True):
+        inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
+        if picture is not None:
+            inputs["pixel_values"] = picture
+        with torch.inference_mode():
+            expected = own.generate(**inputs, do_sample=False, max_new_tokens=8)
+        assert output == expected[0, len(prompt) :].tolist()[: len(output)]
 
 
 def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
@@ -362,7 +286,7 @@ def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, c
 
 def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
     """USER and ASSISTANT, the picture first, and the sequence begins once."""
-    save(seeing_config("llava", WORKING["llama"](), checkpoint), tmp_path, checkpoint)
+    save(llava_config(WORKING["llama"](), checkpoint), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
     model: Any = load_model(tmp_path, CPU, "float32")

@@ -18,7 +18,7 @@ from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
-from torchmoor.up import UpOptions, check_host, find_gpus, plan, run
+from torchmoor.up import DEVICE_FRACTION, UpOptions, check_host, find_gpus, plan, run, share_gpus
 
 DEADLINE_S = 30.0
 
@@ -190,6 +190,16 @@ def test_every_endpoint_has_its_own_instances() -> None:
     assert [launch.archive for launch in launches] == ["llava.mar", "llava.mar", "llm.mar", "llm.mar"]
     assert [launch.endpoint for launch in launches] == ["llava", "llava", "llm", "llm"]
     assert [launch.gpu for launch in launches] == ["0", "1", "2", "0"]
+
+
+def test_instances_that_share_a_gpu_share_its_memory() -> None:
+    """Each of them would otherwise take what one alone may take; an operator's own word counts."""
+    three_on_two = plan(["llava", "llm", "other"], 1, ["0", "1"])
+
+    assert share_gpus(three_on_two, {}) == {DEVICE_FRACTION: "0.425"}
+    assert share_gpus(three_on_two, {DEVICE_FRACTION: "0.3"}) == {}
+    assert share_gpus(plan(["llava"], 2, ["0", "1"]), {}) == {}
+    assert share_gpus(plan(["llava"], 2, []), {}) == {}
 
 
 def test_it_serves_several_endpoints(

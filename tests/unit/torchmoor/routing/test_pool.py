@@ -152,7 +152,7 @@ def test_pool_agrees_with_a_search_of_all_instances(steps: list[tuple[str, str, 
             assert (None if found is None else found.outstanding) == min(open_loads, default=None)
 
 
-@pytest.mark.parametrize("damage", ["_levels", "_level_of", "_position"])
+@pytest.mark.parametrize("damage", ["_levels", "_level_of", "_position", "_least"])
 def test_integrity_check_notices_a_pool_that_was_not_told(damage: str) -> None:
     """It compares with the instances themselves, and its parts with one another."""
     instances = named(2)
@@ -161,6 +161,8 @@ def test_integrity_check_notices_a_pool_that_was_not_told(damage: str) -> None:
 
     if damage == "_levels":
         instances[0].outstanding = 2
+    elif damage == "_least":
+        pool._least = 1
     else:
         getattr(pool, damage).pop("i0")
 

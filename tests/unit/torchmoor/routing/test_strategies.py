@@ -149,7 +149,7 @@ def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str
     request = RouteRequest(prefix=body)
     pick = strategy.choose(request, pool)
     assert pick is not None
-    strategy.index.record(pick.instance.name, strategy.chain_of(request))
+    strategy.record(request, pick.instance.name, body_bytes=len(body))
     strategy.index.check_integrity()
     return pick.instance.name, pick.reason
 
@@ -229,15 +229,33 @@ def test_prompt_that_an_instance_no_longer_held_takes_all_older_ones_along() -> 
     assert index.record("a", asked) is None
     assert index.record("a", recent) is None
 
-    used_before = index.record("a", asked)
-    assert used_before is not None
-    index.forget_unused_since("a", used_before)
+    held = index.record("a", asked)
+    assert held is not None
+    assert held.num_blocks == 1
+    index.forget_unused_since("a", held.used_at)
 
     assert index.matches(old) == {}
     assert index.matches(recent) == {"a": 1}
     assert index.matches(asked) == {"a": 1}  # the answer has just computed it again
     index.forget_unused_since("nobody", 99)
     index.check_integrity()
+
+
+@pytest.mark.parametrize(("num_kept", "is_remembered"), [(0, False), (20, False), (60, True)])
+def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bool) -> None:
+    """Half of the body was sent there before: a fifth of the tokens may be the template's, half of them are not."""
+    strategy = kv_aware()
+    older, asked = RouteRequest(prefix=b"old!"), RouteRequest(prefix=b"aaaabbbb")
+    assert strategy.record(older, "a", body_bytes=4) is None
+    assert strategy.record(asked, "a", body_bytes=8) is None
+
+    expected = strategy.record(RouteRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
+    assert expected is not None
+    assert expected.share == 0.5
+    strategy.check("a", expected, num_kept=num_kept, num_tokens=100)
+
+    assert bool(strategy.index.matches(chain(b"old!", 4))) is is_remembered
+    assert strategy.index.matches(chain(b"aaaabbbb", 4)) == {"a": 2}
 
 
 def test_instance_that_lost_its_memory_is_forgotten() -> None:

@@ -1,0 +1,1 @@
+"""Where sessions are recorded: one small interface, and what implements it."""

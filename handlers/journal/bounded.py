@@ -1,0 +1,123 @@
+"""A journal that keeps no caller waiting: each operation has a time-out, a store that hangs is asked by one at a time.
+
+    answering --an operation times out--> stalled --an operation ends in time--> answering
+
+Stalled, one operation is let through to see whether the store is back; the others are refused at once. So a store that
+hangs holds at most one of the worker's threads, and that one no longer than the time-out.
+The operation itself runs on a thread of its own, since not every wait can be ended from inside: a directory on a dead
+NFS server, a name server, a peer that sends a byte a second. One that is given up goes on there, and may still succeed.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+from handlers.journal.event import Event
+from handlers.journal.journal import Journal
+
+T = TypeVar("T")
+
+
+class BoundedJournal:
+    """timeout_s: of an operation. max_in_flight: operations at once, those that were given up and still hang included;
+    more are refused."""
+
+    def __init__(self, journal: Journal, timeout_s: float, max_in_flight: int) -> None:
+        self._journal = journal
+        self._timeout_s = timeout_s
+        self._max_in_flight = max_in_flight
+        self._lock = threading.Lock()
+        self._num_in_flight = 0
+        self._is_stalled = False
+        self._is_tried = False  # the one that is let through is on its way
+        self._sweeping: Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "stalled" if self._is_stalled else "answering"
+        return f"<BoundedJournal {state} {self._num_in_flight}/{self._max_in_flight} in flight>"
+
+    def append(self, session_id: str, number: int, event: Event) -> None:
+        self._run(partial(self._journal.append, session_id, number, event))
+
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
+        return self._run(partial(self._journal.read, session_id, start, max_events))
+
+    def put_image(self, session_id: str, data: bytes) -> str:
+        return self._run(partial(self._journal.put_image, session_id, data))
+
+    def get_image(self, session_id: str, image: str) -> bytes:
+        return self._run(partial(self._journal.get_image, session_id, image))
+
+    def close(self, session_id: str) -> None:
+        self._run(partial(self._journal.close, session_id))
+
+    def delete(self, session_id: str) -> None:
+        self._run(partial(self._journal.delete, session_id))
+
+    def claim(self, name: str, value: str) -> str:
+        return self._run(partial(self._journal.claim, name, value))
+
+    def sweep(self, expired_before: int) -> None:
+        """A sweep may take longer than anything else: it then goes on by itself, and the next one is left out."""
+        if self._sweeping is not None and not self._sweeping.done():
+            return
+        self._sweeping = _start(partial(self._journal.sweep, expired_before))
+        try:
+            self._sweeping.result(self._timeout_s)
+        except TimeoutError:
+            if self._sweeping.done():
+                raise
+
+    def _run(self, action: Callable[[], T]) -> T:
+        """Raises what the action raises, TimeoutError, BlockingIOError if it is not even tried."""
+        is_trial = self._enter()
+        has_timed_out = False
+        try:
+            return _start(action, self._leave).result(self._timeout_s)
+        except TimeoutError:
+            has_timed_out = True
+            raise TimeoutError("the journal did not answer in time") from None
+        finally:
+            with self._lock:
+                self._is_stalled = has_timed_out
+                if is_trial:
+                    self._is_tried = False
+
+    def _enter(self) -> bool:
+        """True if the operation is to find out whether the store answers again."""
+        with self._lock:
+            if self._num_in_flight >= self._max_in_flight:
+                raise BlockingIOError(f"{self._num_in_flight} operations of the journal are under way already")
+            if self._is_stalled and self._is_tried:
+                raise BlockingIOError("the journal does not answer")
+            self._is_tried = self._is_stalled
+            self._num_in_flight += 1
+            return self._is_stalled
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_in_flight -= 1
+
+
+def _start(action: Callable[[], T], after: Callable[[], None] = lambda: None) -> "Future[T]":
+    """Run it on a thread of its own, which does not keep the process alive."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = action()
+        except BaseException as exc:
+            after()
+            future.set_exception(exc)
+        else:
+            after()
+            future.set_result(result)
+
+    try:
+        threading.Thread(target=run, name="journal", daemon=True).start()
+    except RuntimeError as exc:
+        after()
+        raise OSError("no thread can be started for the journal") from exc
+    return future

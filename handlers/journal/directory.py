@@ -1,0 +1,152 @@
+"""Journals in a directory that the instances share: a folder a session, a file an event.
+
+A file is written under another name, made durable, and linked to its own; link(2) fails if that exists.
+"""
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+
+CLOSED = "closed"
+CLAIMS = "claims"
+MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
+
+
+class DirectoryJournal:
+    """root: made if it is not there. claim_s: how long a claim is kept at least."""
+
+    def __init__(self, root: Path, claim_s: int) -> None:
+        self._root = root
+        self._claims = root / CLAIMS
+        self._claim_s = claim_s
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def append(self, session_id: str, number: int, event: Event) -> None:
+        try:
+            self._create(self._make_folder(session_id) / f"{number:08d}", event.encode())
+        except FileExistsError as exc:
+            raise EventTaken(f"event {number} of this session has been written already") from exc
+
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
+        folder = self._folder(session_id)
+        events: list[Event] = []
+        while max_events is None or len(events) < max_events:
+            try:
+                events.append(Event.decode((folder / f"{start + len(events):08d}").read_bytes()))
+            except FileNotFoundError:
+                if not self._root.is_dir():
+                    raise
+                break
+        if (folder / CLOSED).exists():  # looked for last: before that, nothing of what was read had been deleted
+            return [CLOSE]
+        return events
+
+    def put_image(self, session_id: str, data: bytes) -> str:
+        name = image_hash(data)
+        path = self._make_folder(session_id) / name
+        if not path.is_file():
+            with suppress(FileExistsError):
+                self._create(path, data)
+        return name
+
+    def get_image(self, session_id: str, image: str) -> bytes:
+        check_image_name(image)
+        return check_image(image, (self._folder(session_id) / image).read_bytes())
+
+    def close(self, session_id: str) -> None:
+        folder = self._make_folder(session_id)
+        _write_durably(folder / CLOSED, b"")
+        _sync_folder(folder)
+        for path in folder.iterdir():
+            if path.name != CLOSED:
+                path.unlink(missing_ok=True)
+
+    def delete(self, session_id: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._folder(session_id))
+
+    def claim(self, name: str, value: str) -> str:
+        path = self._claims / claim_key(name)
+        self._make(self._claims)
+        try:
+            self._create(path, value.encode())
+        except FileExistsError:
+            return path.read_text()
+        return value
+
+    def sweep(self, expired_before: int) -> None:
+        """As the protocol says; on a directory a whole look through it is a matter of milliseconds a thousand."""
+        num_swept = 0
+        for folder in self._root.iterdir():
+            with suppress(ValueError):  # something else lies there
+                if expiry(folder.name) < expired_before and num_swept < MAX_SWEPT:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    num_swept += 1
+        if self._claims.is_dir():
+            for path in self._claims.iterdir():
+                with suppress(FileNotFoundError):  # another instance sweeps too
+                    if path.stat().st_mtime + self._claim_s < expired_before and num_swept < MAX_SWEPT:
+                        path.unlink()
+                        num_swept += 1
+
+    @staticmethod
+    def _create(path: Path, data: bytes) -> None:
+        """A file with these bytes, whole and durable or not at all. Raises FileExistsError, JournalClosed."""
+        folder = path.parent
+        partial = folder / f".{secrets.token_hex(8)}"
+        try:
+            _write_durably(partial, data)
+            _link(partial, path, data)
+        except FileNotFoundError:
+            if not (folder / CLOSED).exists():  # a close deletes what is half written, too
+                raise
+        finally:
+            partial.unlink(missing_ok=True)
+        if (folder / CLOSED).exists():  # looked for after the link: whoever closes later sees the file and deletes it
+            path.unlink(missing_ok=True)
+            raise JournalClosed("this session was closed")
+        _sync_folder(folder)
+
+    def _make_folder(self, session_id: str) -> Path:
+        folder = self._folder(session_id)
+        self._make(folder)
+        return folder
+
+    def _make(self, folder: Path) -> None:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(self._root)
+
+    def _folder(self, session_id: str) -> Path:
+        expiry(session_id)  # nothing that is no id becomes a path
+        return self._root / session_id
+
+
+def _link(partial: Path, path: Path, data: bytes) -> None:
+    """Raises FileExistsError, unless what exists is what would be written: NFS may say so of a link just made."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if path.read_bytes() != data:
+                raise
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,172 @@
+"""Journals in Redis or Valkey: a list of events a session, a hash of its images, a marker once it is closed.
+
+Each operation is one script, so it is one round trip, and nothing comes between its parts. All keys of a session have
+its id as their hash tag and so lie on one node of a cluster; each expires with its session, so there is nothing to
+sweep. What is acknowledged survives as the server's own settings promise: docs/decisions/0008 says which it needs.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+from handlers.settings import JournalSettings
+
+# KEYS: events, closed. ARGV: number, event, expiry.
+_APPEND = """
+if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
+local count, number = redis.call('LLEN', KEYS[1]), tonumber(ARGV[1])
+if count > number then
+  if redis.call('LINDEX', KEYS[1], number) == ARGV[2] then return 'written' end
+  return 'taken'
+end
+if count < number then return 'gap' end
+redis.call('RPUSH', KEYS[1], ARGV[2])
+redis.call('EXPIREAT', KEYS[1], ARGV[3])
+return 'written'
+"""
+# KEYS: events, closed. ARGV: first, last.
+_READ = """
+if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
+return redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
+"""
+# KEYS: images, closed. ARGV: name, bytes, expiry.
+_PUT_IMAGE = """
+if redis.call('EXISTS', KEYS[2]) == 1 then return 'closed' end
+redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIREAT', KEYS[1], ARGV[3])
+return 'written'
+"""
+# KEYS: images. ARGV: name.
+_GET_IMAGE = "return redis.call('HGET', KEYS[1], ARGV[1])"
+# KEYS: events, images, closed. ARGV: expiry.
+_CLOSE = """
+redis.call('SET', KEYS[3], '')
+redis.call('EXPIREAT', KEYS[3], ARGV[1])
+redis.call('UNLINK', KEYS[1], KEYS[2])
+"""
+# KEYS: events, images, closed.
+_DELETE = "redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])"
+# KEYS: claim. ARGV: value, seconds.
+_CLAIM = """
+local first = redis.call('GET', KEYS[1])
+if first then return first end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return ARGV[1]
+"""
+
+
+class RedisJournal:
+    """client: one that answers bytes. keep_s: how long after its expiry a session's keys stay, the marker of a closed
+    one among them. claim_s: how long a claim is kept."""
+
+    def __init__(self, client: "redis.Redis", keep_s: int, claim_s: int) -> None:
+        self._client: Any = client
+        self._keep_s = keep_s
+        self._claim_s = claim_s
+
+    def append(self, session_id: str, number: int, event: Event) -> None:
+        keys = (_key(session_id, "events"), _key(session_id, "closed"))
+        said = _unless_closed(self._run(_APPEND, keys, number, event.encode(), self._expire_at(session_id)))
+        if said == b"taken":
+            raise EventTaken(f"event {number} of this session has been written already")
+        if said == b"gap":
+            raise OSError(f"events before number {number} of this session are missing: the server has lost them")
+
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
+        if max_events == 0:
+            return []
+        last = -1 if max_events is None else start + max_events - 1
+        found = self._run(_READ, (_key(session_id, "events"), _key(session_id, "closed")), start, last)
+        if found == b"closed":
+            return [CLOSE]
+        return [Event.decode(data) for data in found]
+
+    def put_image(self, session_id: str, data: bytes) -> str:
+        name = image_hash(data)
+        keys = (_key(session_id, "images"), _key(session_id, "closed"))
+        _unless_closed(self._run(_PUT_IMAGE, keys, name, data, self._expire_at(session_id)))
+        return name
+
+    def get_image(self, session_id: str, image: str) -> bytes:
+        check_image_name(image)
+        return check_image(image, self._run(_GET_IMAGE, [_key(session_id, "images")], image))
+
+    def close(self, session_id: str) -> None:
+        keys = [_key(session_id, name) for name in ("events", "images", "closed")]
+        self._run(_CLOSE, keys, self._expire_at(session_id))
+
+    def delete(self, session_id: str) -> None:
+        keys = [_key(session_id, name) for name in ("events", "images", "closed")]
+        self._run(_DELETE, keys)
+
+    def claim(self, name: str, value: str) -> str:
+        first: bytes = self._run(_CLAIM, [f"torchmoor:claim:{claim_key(name)}"], value, self._claim_s)
+        return first.decode()
+
+    def sweep(self, expired_before: int) -> None:
+        """Nothing to do: every key expires by itself."""
+
+    def _run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
+        """What the script answers. Raises OSError."""
+        with _translated():
+            try:
+                return self._client.eval(script, len(keys), *keys, *arguments)
+            except redis.ReadOnlyError:  # the primary has become a replica; its address may lead to the new one by now
+                self._client.connection_pool.disconnect()
+                raise
+
+    def _expire_at(self, session_id: str) -> int:
+        return expiry(session_id) + self._keep_s
+
+
+def connect(
+    *, host: str, port: int, db: int, username: str | None, password: str | None, tls: bool, limits: JournalSettings
+) -> "redis.Redis":
+    """A client whose every wait has an end. Connects with the first command, not now."""
+    pool = redis.ConnectionPool(
+        connection_class=redis.SSLConnection if tls else redis.Connection,
+        host=host,
+        port=port,
+        db=db,
+        username=username,
+        password=password,
+        protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
+        socket_connect_timeout=limits.connect_timeout_s,
+        socket_timeout=limits.timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # a connection cut while it was idle
+        max_connections=limits.max_in_flight,
+    )
+    return redis.Redis(connection_pool=pool)
+
+
+def _key(session_id: str, name: str) -> str:
+    expiry(session_id)  # nothing that is no id becomes a key
+    return f"torchmoor:{{{session_id}}}:{name}"
+
+
+def _unless_closed(said: Any) -> Any:
+    """A writing script's answer. Raises JournalClosed."""
+    if said == b"closed":
+        raise JournalClosed("this session was closed")
+    return said
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The library's errors as OSError, and without their texts: a server quotes the arguments that it does not like."""
+    try:
+        yield
+    except redis.TimeoutError:
+        raise TimeoutError("the journal's server did not answer in time") from None
+    except redis.ConnectionError as exc:
+        raise ConnectionError(f"the journal's server cannot be reached ({type(exc).__name__})") from None
+    except redis.RedisError as exc:
+        code = str(exc).partition(" ")[0]
+        said = code if code.isalpha() and code.isupper() else type(exc).__name__
+        raise OSError(f"the journal's server refused a command ({said})") from None

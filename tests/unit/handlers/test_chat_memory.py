@@ -1,0 +1,616 @@
+"""Many conversations on little memory: what they share, what each loses to others, and that all answer rightly."""
+
+import base64
+import io
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from handlers.chat.intake import ImageIntake
+from handlers.engine.kv_cache import BLOCK
+from handlers.journal.directory import DirectoryJournal
+from tests.unit.handlers.test_chat_service import (
+    NUM,
+    SHORT,
+    Hold,
+    data_url,
+    features_bytes,
+    holds_nothing,
+    kv_bytes,
+    question,
+    reply_of,
+    settled,
+)
+from tests.unit.handlers.test_journal import wait_until
+
+COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "black", "gray")
+SHARED = 48  # positions: whole blocks in what stands before and in a picture
+
+
+def encoded(image: Image.Image, form: str, **options: Any) -> str:
+    """A picture as base64 text, in an encoding of the test's choice."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def tier(exchange: Any) -> str:
+    assert exchange.status == 200, exchange.body
+    found: str = exchange.headers["X-Torchmoor-Cache-Tier"]
+    return found
+
+
+def prefilled(exchange: Any) -> int:
+    return int(exchange.headers["X-Torchmoor-Prefill-Tokens"])
+
+
+def num_tokens(exchange: Any) -> int:
+    return int(exchange.headers["X-Torchmoor-Context-Tokens"])
+
+
+@pytest.fixture
+def pictures(drawing: Any) -> list[Image.Image]:
+    """Eight of them, all different."""
+    return [drawing("ellipse" if i % 2 else "rectangle", colour) for i, colour in enumerate(COLOURS)]
+
+
+# Sharing
+
+
+def test_sessions_on_one_picture_share_its_features_and_blocks(client: Any, reference: Any, red: Any) -> None:
+    """It is encoded once; the second session's question computes only what follows it, and takes that much less."""
+    pool = client.service._engine.runner.pool
+    first, second = client.open(data_url(red)), client.open(data_url(red))
+    one = client.ask(first, "what is the shape?", **SHORT).wait()
+    num_used = pool.num_used
+
+    two = client.ask(second, "what colour is it?", **SHORT).wait()
+
+    assert prefilled(one) == num_tokens(one)
+    assert prefilled(two) == num_tokens(two) - SHARED
+    assert pool.num_used - num_used < num_used
+    assert settled(client)["images"] == {"received": 2, "fetched": 0, "encoded": 1, "shared": 1, "demoted": 0}
+    assert one.json["response_text"] == reference([question("what is the shape?", 1)], [red], NUM)
+    assert two.json["response_text"] == reference([question("what colour is it?", 1)], [red], NUM)
+
+
+@pytest.mark.parametrize(
+    ("form", "options"), [("PNG", {"compress_level": 0}), ("BMP", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
+)
+def test_another_encoding_of_the_picture_shares_too(client: Any, red: Any, form: str, options: Any) -> None:
+    """Pictures are told apart by their pixels."""
+    client.answer(client.open(data_url(red)), "what is it?", **SHORT)
+
+    other = client.open(encoded(red, form, **options))
+
+    asked = client.ask(other, "what is it?", **SHORT).wait()
+    assert prefilled(asked) < num_tokens(asked) - SHARED + 1
+    assert settled(client)["images"]["encoded"] == 1
+
+
+def test_a_lossy_copy_is_another_picture(client: Any, reference: Any, red: Any) -> None:
+    """One pixel that differs is enough."""
+    altered = red.copy()
+    altered.putpixel((0, 0), (254, 255, 255))
+    first = client.answer(client.open(data_url(red)), "what is it?", **SHORT)
+    second = client.answer(client.open(data_url(altered)), "what is it?", **SHORT)
+
+    assert settled(client)["images"]["encoded"] == 2
+    assert first == reference([question("what is it?", 1)], [red], NUM)
+    assert second == reference([question("what is it?", 1)], [altered], NUM)
+
+
+def test_callers_share_nothing(client: Any, red: Any) -> None:
+    """Neither another principal nor another endpoint gets anything faster, or cheaper, by somebody else's picture."""
+    callers = [
+        {"x-torchmoor-endpoint": endpoint, "x-torchmoor-principal": principal}
+        for endpoint, principal in (("e", "alice"), ("e", "bob"), ("f", "alice"))
+    ]
+    for number, caller in enumerate(callers):
+        sid = client.call({"type": "start_session", "image": data_url(red)}, caller).json["session_id"]
+        asked = client.ask(sid, "what is it?", headers=caller, **SHORT).wait()
+        assert prefilled(asked) == num_tokens(asked)
+        assert settled(client)["images"]["encoded"] == number + 1
+
+
+def test_closing_one_leaves_the_other_right(client: Any, reference: Any, red: Any) -> None:
+    """What two sessions share stays while one of them is there."""
+    first, second = client.open(data_url(red)), client.open(data_url(red))
+    said = client.answer(second, "what is it?", **SHORT)
+    client.answer(first, "what is it?", **SHORT)
+
+    client.call({"type": "close_session", "session_id": first})
+    again = client.ask(second, "what colour is it?", **SHORT).wait()
+
+    messages = [question("what is it?", 1), reply_of(said), question("what colour is it?")]
+    assert tier(again) == "kv"
+    assert again.json["response_text"] == reference(messages, [red], NUM)
+    client.call({"type": "close_session", "session_id": second})
+    assert holds_nothing(client)
+
+
+def test_same_words_about_different_pictures_do_not_mix(client: Any, reference: Any, pictures: Any) -> None:
+    """The whole conversation is alike but for the picture; each session speaks of its own."""
+    sids = [client.open(data_url(picture)) for picture in pictures]
+    expected = [reference([question("what colour is it?", 1)], [picture], NUM) for picture in pictures]
+    assert len(set(expected)) > 1
+
+    for _ in range(2):
+        asked = [client.ask(client.open(data_url(p)), "what colour is it?", **SHORT) for p in pictures]
+        assert [exchange.wait().json["response_text"] for exchange in asked] == expected
+    assert [client.answer(sid, "what colour is it?", **SHORT) for sid in sids] == expected
+    assert settled(client)["images"]["encoded"] == len(pictures)
+
+
+# Tiers
+
+
+def test_features_that_were_given_up_are_computed_from_the_host(
+    make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
+) -> None:
+    """With room for one picture and one conversation, a session comes back from its encoded picture."""
+    client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 112), "features_bytes": features_bytes(tiny_llava)})
+    first, second = client.open(data_url(red)), client.open(data_url(blue))
+    one = client.ask(first, "what is it?", **SHORT).wait()
+    two = client.ask(second, "what is it?", **SHORT).wait()
+
+    again = client.ask(first, "which colour?", **SHORT).wait()
+
+    assert [tier(exchange) for exchange in (one, two, again)] == ["encoded", "encoded", "encoded"]
+    said = one.json["response_text"]
+    messages = [question("what is it?", 1), reply_of(said), question("which colour?")]
+    assert said == reference(messages[:1], [red], NUM)
+    assert again.json["response_text"] == reference(messages, [red], NUM)
+    assert settled(client)["images"]["demoted"] == 4
+
+
+def test_bytes_that_were_given_up_come_from_the_journal(
+    make_client: Any, tiny_llava: Any, tmp_path: Path, reference: Any, red: Any, blue: Any
+) -> None:
+    """With a host that is full, too, a session comes back from its journal."""
+    client = make_client(
+        journal=DirectoryJournal(tmp_path / "journal", claim_s=3600),
+        session={
+            "kv_bytes": kv_bytes(tiny_llava, 112),
+            "features_bytes": features_bytes(tiny_llava),
+            "host_bytes": len(base64.b64decode(encoded(blue, "PNG"))) + 10,
+        },
+    )
+    first = client.open(data_url(red))
+    said = client.answer(first, "what is it?", **SHORT)
+    second = client.open(data_url(blue))
+    client.answer(second, "what is it?", **SHORT)
+
+    again = client.ask(first, "which colour?", **SHORT).wait()
+
+    assert tier(again) == "journal"
+    messages = [question("what is it?", 1), reply_of(said), question("which colour?")]
+    assert again.json["response_text"] == reference(messages, [red], NUM)
+    follow_up = client.ask(first, "and now?", **SHORT).wait()
+    assert tier(follow_up) == "kv"
+
+
+def test_a_full_host_without_a_journal_refuses_the_newcomer_only(
+    make_client: Any, reference: Any, red: Any, blue: Any
+) -> None:
+    """507 for the opening, for an added image and for a question that brings one; who is there goes on."""
+    client = make_client(session={"host_bytes": len(base64.b64decode(encoded(red, "PNG"))) + 10})
+    sid = client.open(data_url(red))
+
+    refused = [
+        client.call({"type": "start_session", "image": data_url(blue)}),
+        client.call({"type": "add_images", "session_id": sid, "image": data_url(blue)}),
+        client.ask(sid, "and this?", images=[data_url(blue)]).wait(),
+    ]
+
+    assert [(answer.status, answer.error) for answer in refused] == [(507, "OutOfMemory")] * 3
+    assert client.answer(sid, "what is it?", **SHORT) == reference([question("what is it?", 1)], [red], NUM)
+    assert len(client.service.images) == 1
+    client.call({"type": "close_session", "session_id": sid})
+    client.open(data_url(blue))
+
+
+def test_many_sessions_on_the_memory_of_a_few(make_client: Any, tiny_llava: Any, reference: Any, pictures: Any) -> None:
+    """Sixty sessions where eight fit: all are answered rightly, twice around, in any order, some at the same time."""
+    rng = random.Random(0)
+    client = make_client(
+        session={"kv_bytes": kv_bytes(tiny_llava, 8 * 80), "features_bytes": 2 * features_bytes(tiny_llava)},
+        engine={"max_rows": 4},
+    )
+    texts = ("what is it?", "what colour is it?")
+    short = {"parameters": {"max_new_tokens": 8}}
+    expected = []
+    for picture in pictures:
+        messages = [question(texts[0], 1)]
+        first = reference(messages, [picture], 8)
+        messages += [reply_of(first), question(texts[1])]
+        expected.append((first, reference(messages, [picture], 8)))
+    sessions = [(client.open(data_url(pictures[i % 8])), i % 8) for i in range(60)]
+
+    for turn in range(2):
+        rng.shuffle(sessions)
+        for start in range(0, 60, 6):
+            some = sessions[start : start + 6]
+            asked = [client.ask(sid, texts[turn], **short) for sid, _ in some]
+            found = [exchange.wait().json.get("response_text", exchange.body) for exchange in asked]
+            assert found == [expected[picture][turn] for _, picture in some]
+
+    status = settled(client)
+    assert status["sessions"]["open"] == 60
+    assert status["memory"]["kv_evicted"] > 0
+    assert status["images"]["demoted"] > 0
+    assert status["memory"]["features_bytes"] <= 2 * features_bytes(tiny_llava)
+
+
+# Admission
+
+
+def test_turns_wait_for_room(make_client: Any, endless_llava: Any, pictures: Any) -> None:
+    """Three times as many at once as the pool has room for: all are answered, none is refused."""
+    client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 3 * 112)})
+    alone = client.answer(client.open(data_url(pictures[0])), "what is it?", parameters={"max_new_tokens": 40})
+    sids = [client.open(data_url(picture)) for picture in pictures]
+
+    asked = [client.ask(sid, "what is it?", parameters={"max_new_tokens": 40}) for sid in sids]
+
+    assert [exchange.wait().status for exchange in asked] == [200] * 8
+    assert asked[0].json["response_text"] == alone
+
+
+def test_turns_that_hold_blocks_already_wait_for_room(make_client: Any, endless_llava: Any, pictures: Any) -> None:
+    """Sessions that fill the pool between them all ask at once for more than is free: nobody is refused."""
+    client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 4 * 80)})
+    sids = [client.open(data_url(picture)) for picture in pictures[:4]]
+    for sid in sids:
+        client.answer(sid, "what is it?", parameters={"max_new_tokens": 16})
+    assert settled(client)["memory"]["kv_evicted"] == 0
+    before = client.service._engine.runner.pool.num_used
+
+    asked = [client.ask(sid, "what colour is it?", parameters={"max_new_tokens": 60}) for sid in sids]
+
+    assert before >= 16
+    assert [(exchange.wait().status, exchange.error) for exchange in asked] == [(200, None)] * 4
+
+
+def test_a_turn_that_waits_for_room_can_be_cancelled(make_client: Any, endless_llava: Any, red: Any, blue: Any) -> None:
+    """Its client leaves, its session is closed, or its time is up; then it holds nothing."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 112)})
+    running = client.ask(client.open(data_url(red)), "what is it?", parameters={"max_new_tokens": 40})
+    hold.wait()
+    sids = [client.open(), client.open()]
+    leaving, closed = (client.ask(sid, "hello", parameters={"max_new_tokens": 90}) for sid in sids)
+    client.service._preparing.submit(lambda: None).result(30)
+
+    leaving.reply.cancel()
+    client.call({"type": "close_session", "session_id": sids[1]})
+    hold.release()
+
+    assert running.wait().status == 200
+    assert closed.wait().error == "SessionClosed"
+    assert settled(client)["turns"]["in_progress"] == 0
+
+
+@pytest.mark.parametrize("end", ["room", "leave", "close", "stop"])
+def test_a_turn_waits_for_the_features_of_others(
+    make_client: Any, endless_llava: Any, red: Any, blue: Any, end: str
+) -> None:
+    """With room for one picture, which a prefill is reading: the second turn is answered afterwards, unless it ends
+    before, and then holds nothing."""
+    client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
+    room = client.service._parts.room
+    expected = client.answer(client.open(data_url(blue)), "what is it?", **SHORT)
+    sids = [client.open(data_url(picture)) for picture in (red, blue)]
+    client.open(data_url(red.rotate(45)))  # takes the room of both
+    hold = Hold(endless_llava)
+    running = client.ask(sids[0], "what is it?", **SHORT)
+    hold.wait()
+    waiting = client.ask(sids[1], "what is it here?" if end != "room" else "what is it?", **SHORT)
+    wait_until(lambda: bool(room._waiting), "the second turn does not wait")
+
+    if end == "leave":
+        waiting.reply.cancel()
+    elif end == "close":
+        client.call({"type": "close_session", "session_id": sids[1]})
+        assert waiting.wait().error == "SessionClosed"
+    elif end == "stop":
+        client.service._preparing.shutdown(wait=False)
+    hold.release()
+
+    if end == "stop":
+        assert {exchange.wait().error for exchange in (running, waiting)} == {"InternalError"}
+    else:
+        assert running.wait().status == 200
+    if end == "room":
+        assert waiting.wait().json["response_text"] == expected
+    turns = settled(client)["turns"]
+    assert turns["in_progress"] == 0
+    assert turns["cancelled" if end == "leave" else "failed"] == {"room": 0, "leave": 1, "close": 1, "stop": 2}[end]
+    assert repr(room) == "<Room 0 using, 0 waiting>"
+
+
+@pytest.mark.parametrize("limit", ["kv_bytes", "max_session_bytes"])
+def test_what_can_never_fit_is_told_at_once(make_client: Any, endless_llava: Any, limit: str) -> None:
+    """While another turn holds everything; the message tells the limit."""
+    hold = Hold(endless_llava)
+    client = make_client(endless_llava, session={limit: kv_bytes(endless_llava, 128)})
+    running = client.ask(client.open(), "hello", parameters={"max_new_tokens": 100})
+    hold.wait()
+
+    refused = client.ask(client.open(), "hello", parameters={"max_new_tokens": 130}).wait()
+    hold.release()
+
+    assert (refused.status, refused.error) == (400, "ContextTooLong")
+    assert str(kv_bytes(endless_llava, 128)) in refused.json["error"]["message"]
+    assert running.wait().status == 200
+
+
+# Limits of one conversation
+
+
+def test_prompt_has_its_own_limit(make_client: Any) -> None:
+    """engine.max_prompt_tokens, also for requests without a session."""
+    client = make_client(engine={"max_prompt_tokens": 20})
+    sid = client.open()
+
+    assert client.ask(sid, "short", **SHORT).wait().status == 200
+    for answer in (client.ask(sid, "word " * 20, **SHORT).wait(), client.call({"inputs": "word " * 20})):
+        assert (answer.status, answer.error) == (400, "ContextTooLong")
+        assert "20" in answer.json["error"]["message"]
+
+
+def test_context_has_its_own_limit(make_client: Any, endless_llava: Any) -> None:
+    """engine.max_context_tokens ends answers, and refuses questions that leave no room for one."""
+    client = make_client(endless_llava, engine={"max_context_tokens": 40})
+    sid = client.open()
+
+    answer = client.ask(sid, "short", parameters={"max_new_tokens": 100, "details": True}).wait()
+
+    assert answer.json["details"]["finish_reason"] == "length"
+    assert num_tokens(answer) + answer.json["details"]["generated_tokens"] == 40
+    assert client.ask(client.open(), "word " * 40).wait().error == "ContextTooLong"
+
+
+def test_images_of_a_session_are_limited(make_client: Any, red: Any, blue: Any) -> None:
+    """By opening, by adding and by asking; a refused one is not kept."""
+    client = make_client(session={"max_images": 1})
+    sid = client.open(data_url(red))
+
+    refused = [
+        client.call({"type": "start_session", "images": [data_url(red), data_url(blue)]}),
+        client.call({"type": "add_images", "session_id": sid, "image": data_url(blue)}),
+        client.ask(sid, "and this?", images=[data_url(blue)]).wait(),
+    ]
+
+    assert [(answer.status, answer.error) for answer in refused] == [(400, "InvalidRequest")] * 3
+    assert len(client.service.images) == 1
+    assert client.ask(sid, "what is it?", **SHORT).wait().status == 200
+
+
+# Conversations longer than the context
+
+
+def test_long_conversation_goes_on_without_its_oldest_turns(
+    make_client: Any, tiny_llava: Any, reference: Any, red: Any
+) -> None:
+    """overflow=drop_oldest: every answer equals the one to the shortened conversation, which keeps its image."""
+    client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 160})
+    sid = client.open(data_url(red))
+    texts = ["what is the shape?", "is it large?", "where is it?"] * 6 + ["what colour is it?"]
+    turns: list[tuple[str, str]] = []
+    dropped = []
+
+    for text in texts:
+        answer = client.ask(sid, text, parameters={"max_new_tokens": 8}).wait()
+        num_dropped = int(answer.headers.get("X-Torchmoor-Dropped-Turns", 0))
+        dropped.append(num_dropped)
+        kept = turns[num_dropped:]
+        messages = [m for asked, said in kept for m in (question(asked), reply_of(said))] + [question(text)]
+        messages[0]["content"].insert(0, {"type": "image"})
+        assert answer.json["response_text"] == reference(messages, [red], 8)
+        assert num_tokens(answer) < 160
+        turns.append((text, answer.json["response_text"]))
+
+    assert dropped[0] == 0
+    assert dropped == sorted(dropped)
+    assert len(set(dropped)) < len(texts) / 2  # several at once, so that most questions find what is stored
+    assert dropped[-1] > 8
+    assert "red" in turns[-1][1]
+
+
+def test_dropping_turns_leaves_room_for_the_answer(make_client: Any, endless_llava: Any) -> None:
+    """Else answers would become shorter and shorter before the first turn is dropped."""
+    client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
+    sid = client.open()
+
+    for i in range(10):
+        wanted = 20 + 7 * (i % 5)
+        answer = client.ask(sid, "hello", parameters={"max_new_tokens": wanted, "details": True}).wait()
+        assert answer.json["details"]["generated_tokens"] == wanted
+
+
+def test_dropping_turns_keeps_a_conversation_within_its_bytes(make_client: Any, endless_llava: Any) -> None:
+    """The device memory of one session bounds it as the model's context does."""
+    limit = kv_bytes(endless_llava, 96)
+    client = make_client(endless_llava, session={"overflow": "drop_oldest", "max_session_bytes": limit})
+    sid = client.open()
+
+    for _ in range(12):
+        answer = client.ask(sid, "hello", parameters={"max_new_tokens": 10}).wait()
+        assert answer.status == 200, answer.body
+        assert client.service.store._sessions[sid].cache.num_bytes <= limit
+
+
+def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: Any) -> None:
+    """overflow=error: ContextTooLong when the conversation is too long, and nothing of it is lost."""
+    client = make_client(engine={"max_context_tokens": 100})
+    sid = client.open()
+    answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
+    while answer.status == 200:
+        assert "X-Torchmoor-Dropped-Turns" not in answer.headers
+        num_messages = len(client.service.store._sessions[sid].messages)
+        answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
+
+    assert answer.error == "ContextTooLong"
+    assert len(client.service.store._sessions[sid].messages) == num_messages > 4
+
+
+def test_question_that_is_too_long_alone_is_refused(make_client: Any) -> None:
+    """Dropping all that was said before does not help."""
+    client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 60})
+    sid = client.open()
+    client.answer(sid, "hello", **SHORT)
+
+    assert client.ask(sid, "word " * 60).wait().error == "ContextTooLong"
+    assert client.ask(sid, "hello", **SHORT).wait().status == 200
+
+
+# Ends at each stage
+
+
+STAGES = ("waiting for its turn", "fetching", "encoding", "prefilling", "decoding")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("end", ["leave", "close", "fail"])
+def test_a_turn_that_ends_anywhere_lets_go_of_everything(
+    make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch, red: Any, blue: Any, stage: str, end: str
+) -> None:
+    """The client leaves, the session is closed or something breaks: no pin, no image and no block is left behind."""
+    arrived, may_go_on = threading.Event(), threading.Event()
+
+    def stop_here() -> bool:
+        if not arrived.is_set():
+            arrived.set()
+            assert may_go_on.wait(30)
+            if end == "fail":
+                raise RuntimeError("boom")
+        return True
+
+    client = make_client(endless_llava, engine={"prefill_chunk": 16})
+    sid = client.open(data_url(red))
+    first = None
+    if stage == "waiting for its turn":
+        endless_llava.before_step = lambda embeds, batch: stop_here()
+        first = client.ask(sid, "what is it?", **SHORT)
+        assert arrived.wait(30)
+    elif stage == "fetching":
+        read = ImageIntake.read
+        monkeypatch.setattr(ImageIntake, "read", lambda *args: stop_here() and read(*args))
+    elif stage == "encoding":
+        encode = endless_llava._model.encode_image
+        monkeypatch.setattr(endless_llava._model, "encode_image", lambda pixels: stop_here() and encode(pixels))
+    else:
+        is_here = {"prefilling": lambda batch: batch.parts[0].length > 20, "decoding": lambda batch: True}[stage]
+
+        def before_step(embeds: torch.Tensor, batch: Any) -> None:
+            if is_here(batch) and (stage == "prefilling" or batch.parts[0].num_tokens == 1):
+                stop_here()
+
+        endless_llava.before_step = before_step
+
+    ended = client.ask(sid, "and this?", images=[data_url(blue)], stream=True, parameters={"max_new_tokens": 100})
+    assert arrived.wait(30)
+    if end == "leave":
+        ended.reply.cancel()
+    elif end == "close":
+        client.call({"type": "close_session", "session_id": sid})
+    may_go_on.set()
+
+    if first is not None:
+        assert first.wait().status == {"leave": 200, "close": 410, "fail": 500}[end]
+    if end == "leave":
+        client.ask(sid, "go on", **SHORT).wait()
+    else:
+        ended.wait()
+        if end == "close":
+            assert b"SessionClosed" in ended.body
+    if end != "close":
+        images = client.service.store._sessions[sid].images
+        assert len(images) == (2 if stage == "waiting for its turn" and end == "fail" else 1 if end == "leave" else 0)
+        client.call({"type": "close_session", "session_id": sid})
+    assert settled(client)["turns"]["in_progress"] == 0
+    assert holds_nothing(client)
+
+
+@pytest.mark.parametrize("stage", ["fetching", "prefilling", "decoding"])
+def test_a_turn_whose_time_is_up_lets_go_of_everything(
+    make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch, red: Any, stage: str
+) -> None:
+    """504 wherever it is, and the session goes on."""
+    read = ImageIntake.read
+
+    def wait_until_late() -> bool:
+        return not threading.Event().wait(0.4)
+
+    client = make_client(endless_llava, engine={"turn_timeout_s": 0.3, "prefill_chunk": 16})
+    sid = client.open()
+    with monkeypatch.context() as patch:
+        if stage == "fetching":
+            patch.setattr(ImageIntake, "read", lambda *args: wait_until_late() and read(*args))
+        else:
+            size = 1 if stage == "decoding" else 16
+            endless_llava.before_step = lambda embeds, batch: (
+                wait_until_late() if batch.parts[0].num_tokens == size else None
+            )
+        late = client.ask(sid, "and this?", images=[data_url(red)], parameters={"max_new_tokens": 50}).wait()
+    endless_llava.before_step = lambda embeds, batch: None
+
+    assert (late.status, late.error) == (504, "TurnTimedOut")
+    assert len(client.service.images) == 0
+    client.service.store.check_integrity()
+    assert client.ask(sid, "hello", parameters={"max_new_tokens": 1}).wait().status == 200
+
+
+def test_turns_at_once_with_room_for_two_pictures(
+    make_client: Any, tiny_llava: Any, reference: Any, pictures: Any
+) -> None:
+    """Pictures and blocks come and go all the time, from several clients' threads: who is answered is answered
+    rightly, and only a lack of room refuses anybody."""
+    client = make_client(
+        session={"kv_bytes": kv_bytes(tiny_llava, 3 * 80), "features_bytes": 2 * features_bytes(tiny_llava)},
+        engine={"max_rows": 2, "prefill_chunk": 24},
+    )
+    expected = [reference([question("what colour is it?", 1)], [picture], 6) for picture in pictures]
+    failures: list[str] = []
+    answered: list[int] = []
+
+    def converse(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(12):
+            which = rng.randrange(len(pictures))
+            opened = client.call({"type": "start_session", "image": data_url(pictures[which])})
+            if opened.status != 200:
+                failures.extend([] if opened.error == "OutOfMemory" else [repr(opened.body)])
+                continue
+            sid = opened.json["session_id"]
+            asked = client.ask(sid, "what colour is it?", parameters={"max_new_tokens": 6})
+            action = rng.choice(["wait", "wait", "leave", "close"])
+            if action == "leave":
+                asked.reply.cancel()
+            elif action == "close":
+                client.call({"type": "close_session", "session_id": sid})
+                asked.wait()
+            elif asked.wait().status == 200:
+                answered.append(which)
+                if asked.json["response_text"] != expected[which]:
+                    failures.append(f"{COLOURS[which]}: {asked.json['response_text']}")
+            elif asked.error != "OutOfMemory":
+                failures.append(repr(asked.body))
+            client.call({"type": "close_session", "session_id": sid})
+
+    threads = [threading.Thread(target=converse, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+    assert failures == []
+    assert len(answered) > 10
+    assert BLOCK * client.service._engine.runner.pool.num_used == 0

@@ -1,0 +1,88 @@
+"""Who waits for memory and who is called back."""
+
+import threading
+
+from handlers.chat.room import Room
+
+
+class Guest:
+    """Uses memory, and counts how often it is called back."""
+
+    def __init__(self, room: Room) -> None:
+        self.num_calls = 0
+        room.enter()
+
+    def again(self) -> None:
+        self.num_calls += 1
+
+
+def test_one_that_is_alone_has_nobody_to_wait_for() -> None:
+    """It is to be refused, and uses memory until it says that it is over."""
+    room = Room()
+    alone = Guest(room)
+
+    assert not room.try_wait(alone.again)
+
+    room.leave()
+    assert repr(room) == "<Room 0 using, 0 waiting>"
+
+
+def test_those_who_wait_are_called_in_order_two_for_each_that_is_over() -> None:
+    """By then they count as users, so that they can be waited for."""
+    room = Room()
+    guests = [Guest(room) for _ in range(4)]
+    for guest in guests[1:]:
+        assert room.try_wait(guest.again)
+
+    room.leave()
+
+    assert [guest.num_calls for guest in guests] == [0, 1, 1, 0]
+    assert repr(room) == "<Room 2 using, 1 waiting>"
+
+
+def test_if_all_wait_for_one_another_the_first_may_begin() -> None:
+    """And then it may find that it has nobody to wait for but those who wait for it, who are then called."""
+    room = Room()
+    guests = [Guest(room) for _ in range(3)]
+    for guest in guests:
+        assert room.try_wait(guest.again)
+    assert [guest.num_calls for guest in guests] == [1, 0, 0]
+
+    assert room.try_wait(guests[0].again)
+
+    assert [guest.num_calls for guest in guests] == [1, 1, 0]
+    assert repr(room) == "<Room 1 using, 2 waiting>"
+
+
+def test_one_that_gives_up_waiting_is_not_called() -> None:
+    """Its client has left."""
+    room = Room()
+    user, waiting = Guest(room), Guest(room)
+    room.try_wait(waiting.again)
+
+    assert room.try_remove(waiting.again)
+    assert not room.try_remove(waiting.again)
+    room.leave()
+
+    assert (user.num_calls, waiting.num_calls) == (0, 0)
+    assert repr(room) == "<Room 0 using, 0 waiting>"
+
+
+def test_nobody_is_forgotten_when_all_wait_at_once() -> None:
+    """From many threads: as long as somebody waits, somebody uses memory, whose end will call the next."""
+    for _ in range(200):
+        room = Room()
+        guests = [Guest(room) for _ in range(4)]
+        start = threading.Barrier(4)
+
+        def wait(guest: Guest, room: Room = room, start: threading.Barrier = start) -> None:
+            start.wait()
+            room.try_wait(guest.again)
+
+        threads = [threading.Thread(target=wait, args=(guest,)) for guest in guests]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert room._num_using == sum(guest.num_calls for guest in guests) == 1

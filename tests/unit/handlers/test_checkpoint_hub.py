@@ -1,0 +1,145 @@
+"""A checkpoint of the Hugging Face hub: huggingface_hub's real client against a small stand-in for the hub."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NAME = "someone/tiny"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from handlers.errors import ConfigError
+from handlers.models.checkpoint import find_checkpoint
+from handlers.settings import ModelSettings
+try:
+    settings = ModelSettings(path="hf://" + sys.argv[1], max_download_bytes=int(sys.argv[2]))
+    print(find_checkpoint(settings, Path("."), os.environ))
+except ConfigError as error:
+    print("ConfigError:", error)
+"""
+
+
+@dataclass
+class Hub:
+    """What the stand-in has, and who asked for what."""
+
+    files: dict[str, bytes]
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_HEAD(self) -> None:
+        self.answer(is_head=True)
+
+    def do_GET(self) -> None:
+        self.answer(is_head=False)
+
+    def answer(self, *, is_head: bool) -> None:
+        path = urlsplit(self.path).path
+        if NAME in path:  # the library asks for some things of its own
+            self.hub.asked.append(path)
+            self.hub.tokens.add(self.headers["Authorization"])
+        if path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.hub.files.items()]
+            body = json.dumps({"id": NAME, "sha": COMMIT, "siblings": siblings}).encode()
+        elif path == f"/api/models/{NAME}/tree/{COMMIT}":
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in self.hub.files.items()
+            ]
+            body = json.dumps(tree).encode()
+        else:
+            name = path.removeprefix(f"/{NAME}/resolve/{COMMIT}/")
+            if name not in self.hub.files:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            body = self.hub.files[name]
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if not is_head:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    needed = {"config.json": b"{}", "model.safetensors": b"w" * 100}
+    made = Hub({**needed, "pytorch_model.bin": b"a pickle", "onnx/model.json": b"{}"})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": made}))
+    server.daemon_threads = True
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def find(hub: Hub, home: Path, name: str = NAME, max_bytes: int = 1000, **environment: str) -> str:
+    """In a process of its own: huggingface_hub reads its environment when it is imported."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, str(max_bytes)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_HOME": str(home), **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None:
+    """With the operator's token; afterwards it is found without a network, too."""
+    found = Path(find(hub, tmp_path, HF_TOKEN="hf_secret"))
+
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+        "config.json": b"{}",
+        "model.safetensors": b"w" * 100,
+    }
+    assert hub.tokens == {"Bearer hf_secret"}
+    hub.asked.clear()
+    assert find(hub, tmp_path, HF_HUB_OFFLINE="1") == str(found)
+    assert hub.asked == []
+
+
+def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:
+    """What is not needed does not count."""
+    assert "more than handler.model.max_download_bytes (101)" in find(hub, tmp_path, max_bytes=101)
+    assert not [path for path in hub.asked if "resolve" in path]
+
+    assert "ConfigError" not in find(hub, tmp_path, max_bytes=102)
+
+
+def test_a_name_that_the_hub_does_not_have_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
+    """One line that names it."""
+    said = find(hub, tmp_path, name="someone/else")
+
+    assert said.startswith("ConfigError: someone/else cannot be had from the Hugging Face hub")
+    assert "\n" not in said

@@ -1,0 +1,72 @@
+"""torch.compile between the attention calls, with the compiler of this machine."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import SamplingParams, Sequence, TokenEvent
+from handlers.errors import ConfigError
+from handlers.models.loader import load_model
+
+CPU = torch.device("cpu")
+# torch's own modules warn of what they do themselves.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+
+
+@needs_compiler
+def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -> None:
+    """All is compiled while the model is loaded: prompts of any length and any batch find it done.
+
+    That the compiled layers compute what transformers computes is checked at the load.
+    """
+    model = load_model(checkpoint, CPU, "bfloat16", is_compiled=True)
+    runner = ModelRunner(model, cache_shape(model).num_bytes(64 * BLOCK))
+    engine = Engine(runner, Scheduler(4, Pace(32, 1e9)), 1)
+    outputs: list[list[int]] = [[] for _ in range(4)]
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    for length, output in zip((1, 2, 17, 60), outputs, strict=True):
+
+        def listen(event: TokenEvent, output: list[int] = output) -> bool:
+            assert event.token_id is not None, event.error
+            output.append(event.token_id)
+            return True
+
+        prompt = [10 + i % 200 for i in range(length)]
+        cache = SequenceCache(runner.pool)
+        cache.match(prompt)
+        engine._admit(Sequence(prompt, [], cache, SamplingParams(max_new_tokens=8), float("inf"), listen))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        while engine.scheduler.all():
+            engine.step()
+
+    assert all(outputs)
+    assert graphs > 0
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_float32_on_a_cpu_is_not_compiled(checkpoint: Path) -> None:
+    """Its weights are packed, which is faster; the two do not go together."""
+    with pytest.raises(ConfigError, match=r"handler\.model\.compile must be off"):
+        load_model(checkpoint, CPU, "float32", is_compiled=True)
+
+
+def test_a_compiler_that_does_not_work_is_a_config_error(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """At the load, in its own words, and not at the first request."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nonexistent/c++",))
+    torch._dynamo.reset()
+
+    with pytest.raises(ConfigError, match=r"torch\.compile fails"):
+        load_model(checkpoint, CPU, "bfloat16", is_compiled=True)

@@ -1,0 +1,439 @@
+"""What every journal must do, on every store that there is: a directory, Valkey, a cluster of it, S3."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from handlers.journal.event import CLOSE, Event, image_hash
+from handlers.journal.journal import EventTaken, Journal, JournalClosed
+from handlers.journal.url import open_journal
+from handlers.settings import JournalSettings
+from tests.servers import BUCKET, RedisServer, S3Server
+
+SECRET = "what nobody may find afterwards"
+TOMBSTONE_S = 3600
+KINDS = (
+    "directory",
+    pytest.param("valkey", marks=pytest.mark.redis),
+    pytest.param("cluster", marks=pytest.mark.redis),
+    pytest.param("s3", marks=pytest.mark.s3),
+)
+
+
+@dataclass
+class Store:
+    """A journal, and the test's own look at what lies behind it."""
+
+    url: str
+    journal: Journal
+    dump: Callable[[], bytes]  # everything that is kept, names and contents
+
+    def reopened(self, **limits: Any) -> Journal:
+        """As another instance has it."""
+        journal = open_journal(JournalSettings(url=self.url, **limits), TOMBSTONE_S)
+        assert journal is not None
+        return journal
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty one. On the way out nothing is under way."""
+    if request.param == "directory":
+        url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
+    elif request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        prefix = uuid4().hex
+        url, dump = f"s3://{BUCKET}/{prefix}", lambda: dump_bucket(server, prefix)
+    else:
+        name = {"valkey": "redis_server", "cluster": "redis_cluster"}[request.param]
+        valkey: RedisServer = request.getfixturevalue(name)
+        with valkey.client() as client:
+            client.flushall()
+        url, dump = valkey.url, lambda: dump_keys(valkey)
+    journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
+    assert journal is not None
+    yield Store(url, journal, dump)
+    assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
+
+
+def dump_folder(folder: Path) -> bytes:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return b"\n".join(str(path.relative_to(folder)).encode() + b"\n" + path.read_bytes() for path in files)
+
+
+def dump_bucket(server: S3Server, prefix: str) -> bytes:
+    client = server.client()
+    found = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    bodies = {item["Key"]: client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read() for item in found}
+    return b"\n".join(key.encode() + b"\n" + body for key, body in bodies.items())
+
+
+def dump_keys(server: RedisServer) -> bytes:
+    with server.client() as client:
+        read = {
+            b"list": lambda key: b"\n".join(client.lrange(key, 0, -1)),
+            b"hash": lambda key: b"\n".join(b"%b %b" % item for item in client.hgetall(key).items()),
+            b"string": client.get,
+        }
+        return b"\n".join(key + b"\n" + read[client.type(key)](key) for key in client.scan_iter())
+
+
+def new_id(lives_s: int = 3600) -> str:
+    """A session id that nobody has used; it expires in `lives_s` seconds."""
+    nonce = "".join(chr(97 + int(digit, 16)) for digit in uuid4().hex[:16])
+    return f"ts-seq-{nonce}-{int(time.time()) + lives_s:08x}-llava-0-k0{'a' * 26}"
+
+
+def turn(text: str) -> Event:
+    return Event(kind="turn", question=text, answer=text)
+
+
+# One after the other
+
+
+def test_events_come_back_in_order(store: Store) -> None:
+    """What is appended is read, from any number on and no more than asked for; another session has nothing."""
+    sid = new_id()
+    events = [Event(kind="open", images=("0" * 64,)), *(turn(f"{i} \u00e9\n\U0001f600") for i in range(20))]
+    for number, event in enumerate(events):
+        store.journal.append(sid, number, event)
+
+    assert store.journal.read(sid) == events
+    assert store.reopened().read(sid, 1) == events[1:]
+    assert store.journal.read(sid, 20) == events[20:]
+    assert store.journal.read(sid, 21) == []
+    assert store.journal.read(sid, 3, 10) == events[3:13]
+    assert store.journal.read(sid, 20, 10) == events[20:]
+    assert store.journal.read(sid, max_events=0) == []
+    assert store.journal.read(new_id()) == []
+
+
+def test_a_number_is_taken_once(store: Store) -> None:
+    """The second writer of a number learns so, even with the same words; what stands there stays."""
+    sid = new_id()
+    store.journal.append(sid, 0, turn("first"))
+
+    for text in ("second", "first"):
+        with pytest.raises(EventTaken):
+            store.reopened().append(sid, 0, turn(text))
+
+    assert [event.answer for event in store.journal.read(sid)] == ["first"]
+
+
+def test_an_event_may_be_written_again(store: Store) -> None:
+    """By whoever did not hear that it was written: the same writing of it is there once, and that is no conflict."""
+    sid, event = new_id(), turn("once")
+
+    store.journal.append(sid, 0, event)
+    store.journal.append(sid, 0, event)
+
+    assert store.journal.read(sid) == [event]
+
+
+def test_images_are_kept_by_their_hash(store: Store) -> None:
+    """Any bytes come back as they were; the same ones are kept once; a name that is no hash reads nothing."""
+    sid = new_id()
+    for data in (bytes(range(256)) * 4096, b"closed", b"x"):
+        name = store.journal.put_image(sid, data)
+
+        assert name == store.journal.put_image(sid, data) == image_hash(data)
+        assert store.reopened().get_image(sid, name) == data
+    for missing in ("0" * 64, "../../etc/passwd", ""):
+        with pytest.raises(FileNotFoundError):
+            store.journal.get_image(sid, missing)
+    with pytest.raises(FileNotFoundError):
+        store.journal.get_image(new_id(), name)
+
+
+@pytest.mark.parametrize("bad", ["..", "a/b", "", "ts-seq-", "claims"])
+def test_what_is_no_session_id_is_refused(store: Store, bad: str) -> None:
+    """It never becomes a path or a key."""
+    for action in (store.journal.read, store.journal.close, store.journal.delete):
+        with pytest.raises(ValueError, match="session id"):
+            action(bad)
+    for write in (lambda: store.journal.append(bad, 0, turn("a")), lambda: store.journal.put_image(bad, b"x")):
+        with pytest.raises(ValueError, match="session id"):
+            write()
+
+
+def test_close_deletes_all_but_the_fact(store: Store) -> None:
+    """Neither questions nor images are in the store afterwards; whatever a reader has seen, it learns of the close."""
+    sid = new_id()
+    for number in range(12):
+        store.journal.append(sid, number, turn(SECRET))
+    store.journal.put_image(sid, SECRET.encode())
+
+    store.journal.close(sid)
+    store.reopened().close(sid)
+
+    for seen in (0, 5, 11, 12):
+        assert store.journal.read(sid, seen) == [CLOSE]
+    assert store.journal.read(sid, max_events=1) == [CLOSE]
+    assert SECRET.encode() not in store.dump()
+
+
+def test_nothing_is_written_after_a_close(store: Store) -> None:
+    """A turn that was still running on another worker leaves nothing of a closed session in the store."""
+    sid = new_id()
+    store.journal.append(sid, 0, Event(kind="open"))
+    store.journal.append(sid, 1, turn("seen by all"))
+    store.reopened().close(sid)
+
+    for number in (0, 1, 2):
+        with pytest.raises(JournalClosed):
+            store.journal.append(sid, number, turn(SECRET))
+    with pytest.raises(JournalClosed):
+        store.journal.put_image(sid, SECRET.encode())
+
+    assert SECRET.encode() not in store.dump()
+    assert store.journal.read(sid, 2) == [CLOSE]
+
+
+def test_a_session_without_events_can_be_closed(store: Store) -> None:
+    """Its opening, which may be under way elsewhere, then fails."""
+    sid = new_id()
+
+    store.journal.close(sid)
+
+    assert store.journal.read(sid) == [CLOSE]
+    with pytest.raises(JournalClosed):
+        store.journal.append(sid, 0, Event(kind="open"))
+
+
+def test_delete_leaves_nothing(store: Store) -> None:
+    """Also of what does not exist."""
+    sid = new_id()
+    store.journal.append(sid, 0, turn(SECRET))
+    store.journal.put_image(sid, SECRET.encode())
+
+    store.journal.delete(sid)
+    store.journal.delete(sid)
+
+    assert sid.encode() not in store.dump()
+    assert store.journal.read(sid) == []
+
+
+def test_what_has_expired_goes(store: Store) -> None:
+    """A session and the marker of a closed one are gone when their time is over; others stay."""
+    over, closed, open_ = new_id(lives_s=3), new_id(lives_s=3), new_id(lives_s=86_400)
+    journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
+    assert journal is not None
+    for sid in (over, closed, open_):
+        journal.append(sid, 0, turn("a"))
+        journal.put_image(sid, b"png")
+    journal.close(closed)
+    assert journal.read(over)
+
+    wait_until(lambda: all(sid.encode() not in sweep_and_dump(journal, store) for sid in (over, closed)))
+
+    assert journal.read(over) == journal.read(closed) == []
+    assert len(journal.read(open_)) == 1
+
+
+def test_the_first_claim_counts(store: Store) -> None:
+    """Whoever claims a name later is told the first one's value, and other names are free; no name can be read."""
+    name = f"{SECRET} {uuid4()}"
+
+    assert store.journal.claim(name, "one") == "one"
+    assert store.journal.claim(name, "one") == "one"
+    assert store.reopened().claim(name, "two") == "one"
+    assert store.journal.claim(name + " ", "two") == "two"
+
+    assert SECRET.encode() not in store.dump()
+
+
+def test_claims_are_forgotten(store: Store) -> None:
+    """When their time is over, and not before."""
+    journal, name = store.reopened(claim_s=2), str(uuid4())
+    assert journal.claim(name, "one") == "one"
+    assert journal.claim(name, "two") == "one"
+
+    wait_until(lambda: sweep_and_dump(journal, store) == b"")
+
+    assert journal.claim(name, "two") == "two"
+
+
+def sweep_and_dump(journal: Journal, store: Store) -> bytes:
+    """What is left by a sweep that comes hours later; Valkey does not wait to be swept, and goes by its own clock."""
+    journal.sweep(int(time.time()) + 10_000)
+    return store.dump()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# At once
+
+
+def test_of_many_writers_one_has_a_number(store: Store) -> None:
+    """Six instances race for the same five numbers; each number has one winner, and a reader sees that one's."""
+    sid, barrier = new_id(), threading.Barrier(6)
+    journals = {name: store.reopened() for name in "abcdef"}
+
+    def race(name: str) -> list[int]:
+        won = []
+        for number in range(5):
+            barrier.wait(20)
+            try:
+                journals[name].append(sid, number, turn(name))
+                won.append(number)
+            except EventTaken:
+                pass
+        return won
+
+    with ThreadPoolExecutor(6) as pool:
+        won = list(pool.map(race, journals))
+
+    assert sorted(number for numbers in won for number in numbers) == list(range(5))
+    winners = {number: name for name, numbers in zip(journals, won, strict=True) for number in numbers}
+    assert [event.answer for event in store.journal.read(sid)] == [winners[number] for number in range(5)]
+
+
+RACE = """
+import json, sys
+from handlers.journal.event import Event
+from handlers.journal.journal import EventTaken
+from handlers.journal.url import open_journal
+from handlers.settings import JournalSettings
+url, sid, name = sys.argv[1:]
+journal, won = open_journal(JournalSettings(url=url), 3600), []
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(12):
+    try:
+        journal.append(sid, number, Event(kind="turn", answer=name))
+        won.append(number)
+    except EventTaken:
+        pass
+print(json.dumps(won))
+"""
+
+
+def test_of_several_processes_one_has_a_number(store: Store) -> None:
+    """As on machines of their own: nothing but the store stands between them."""
+    sid = new_id()
+    command = [sys.executable, "-c", RACE, store.url, sid]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([*command, name], **pipes) for name in "abc"]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        won = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    assert sorted(number for numbers in won for number in numbers) == list(range(12))
+    assert len(store.journal.read(sid)) == 12
+
+
+def test_a_close_and_turns_at_once(store: Store) -> None:
+    """Whenever the close comes, turns that were recorded before it vanish and later ones are refused."""
+    for round_ in range(4):
+        sid = new_id()
+        journals = [store.reopened() for _ in range(3)]
+        barrier = threading.Barrier(4)
+
+        def talk(journal: Journal, sid: str = sid, barrier: threading.Barrier = barrier) -> int:
+            number = 0
+            barrier.wait(20)
+            while True:
+                try:
+                    journal.put_image(sid, f"{SECRET} {number}".encode())
+                    journal.append(sid, number, turn(SECRET))
+                except EventTaken:
+                    pass
+                except JournalClosed:
+                    return number
+                if journal.read(sid, number, 1) == [CLOSE]:
+                    return number
+                number += 1
+
+        with ThreadPoolExecutor(3) as pool:
+            talking = [pool.submit(talk, journal) for journal in journals]
+            barrier.wait(20)
+            time.sleep(0.01 * round_)
+            store.journal.close(sid)
+            seen = [future.result(30) for future in talking]
+
+        assert SECRET.encode() not in store.dump()
+        for number in seen:
+            assert store.journal.read(sid, number) == [CLOSE]
+
+
+def test_claims_at_once(store: Store) -> None:
+    """Of eight claims of a name one counts, and all are told which."""
+    name, barrier = str(uuid4()), threading.Barrier(8)
+
+    def claim(value: str) -> str:
+        barrier.wait(20)
+        return store.journal.claim(name, value)
+
+    with ThreadPoolExecutor(8) as pool:
+        told = set(pool.map(claim, "abcdefgh"))
+
+    assert len(told) == 1
+
+
+OPERATIONS = st.tuples(st.sampled_from(("append", "append", "read", "put_image", "get_image", "close")), st.booleans())
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=st.lists(OPERATIONS, max_size=14))
+def test_any_order_of_operations(store: Store, operations: list[tuple[str, bool]]) -> None:
+    """Two instances, each with what it has seen of a session, find what a list and a flag in memory would say."""
+    sid, events, is_closed, has_image = new_id(), [], False, False
+    instances = (store.journal, store.reopened())
+    seen = [0, 0]
+    for number, (operation, is_second) in enumerate(operations):
+        journal = instances[is_second]
+        if operation == "append":
+            event = turn(str(number))
+            if is_closed:
+                with pytest.raises(JournalClosed):
+                    journal.append(sid, seen[is_second], event)
+            elif seen[is_second] < len(events):
+                with pytest.raises(EventTaken):
+                    journal.append(sid, seen[is_second], event)
+            else:
+                journal.append(sid, seen[is_second], event)
+                events.append(event)
+                seen[is_second] += 1
+        elif operation == "read":
+            assert journal.read(sid, seen[is_second]) == ([CLOSE] if is_closed else events[seen[is_second] :])
+            seen[is_second] = len(events)
+        elif operation == "put_image" and is_closed:
+            with pytest.raises(JournalClosed):
+                journal.put_image(sid, b"png")
+        elif operation == "put_image":
+            has_image = bool(journal.put_image(sid, b"png"))
+        elif operation == "get_image" and has_image and not is_closed:
+            assert journal.get_image(sid, image_hash(b"png")) == b"png"
+        elif operation == "get_image":
+            with pytest.raises(FileNotFoundError):
+                journal.get_image(sid, image_hash(b"png"))
+        else:
+            journal.close(sid)
+            is_closed = True

@@ -1,0 +1,541 @@
+"""Journals whose store hangs, dies, is full, loses answers or refuses; and URLs, whose passwords nobody may see."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import botocore.exceptions
+import pytest
+import redis.exceptions
+
+from handlers.errors import ConfigError
+from handlers.journal import directory
+from handlers.journal import redis as redis_journal
+from handlers.journal import s3 as s3_journal
+from handlers.journal.bounded import BoundedJournal
+from handlers.journal.directory import DirectoryJournal
+from handlers.journal.event import Event
+from handlers.journal.journal import EventTaken, Journal
+from handlers.journal.s3 import MAX_CONFLICTS
+from handlers.journal.url import open_journal
+from handlers.settings import JournalSettings
+from tests.servers import BUCKET, LossyProxy, RedisServer, S3Server, run_redis, run_silent_server
+
+PASSWORD = "S3cr3t"
+
+
+def opened(url: str, **limits: Any) -> Journal:
+    journal = open_journal(JournalSettings(url=url, **limits), tombstone_s=3600)
+    assert journal is not None
+    return journal
+
+
+def new_id(nonce: str = "a") -> str:
+    return f"ts-seq-{nonce * 16}-{int(time.time()) + 3600:08x}-llava-0-k0{'a' * 26}"
+
+
+class StuckJournal(DirectoryJournal):
+    """A directory whose server is gone, as a hard NFS mount has it: whoever reads or sweeps waits until it is back."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, claim_s=3600)
+        self.is_back = threading.Event()
+        self.num_waiting = threading.Semaphore(0)
+
+    def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
+        self.num_waiting.release()
+        assert self.is_back.wait(30)
+        return super().read(session_id, start, max_events)
+
+    def sweep(self, expired_before: int) -> None:
+        self.num_waiting.release()
+        assert self.is_back.wait(30)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Iterator[StuckJournal]:
+    journal = StuckJournal(tmp_path / "journal")
+    yield journal
+    journal.is_back.set()
+
+
+# A store that hangs
+
+
+def test_an_operation_that_hangs_times_out(stuck: StuckJournal) -> None:
+    """And it is asked again once it is back."""
+    journal = BoundedJournal(stuck, timeout_s=0.05, max_in_flight=8)
+
+    with pytest.raises(TimeoutError):
+        journal.read(new_id())
+    assert repr(journal) == "<BoundedJournal stalled 1/8 in flight>"
+    journal._timeout_s = 30.0
+    stuck.is_back.set()
+
+    assert journal.read(new_id()) == []
+    assert repr(journal).startswith("<BoundedJournal answering")
+
+
+def test_a_store_that_hangs_holds_one_thread(stuck: StuckJournal) -> None:
+    """After a time-out one operation finds out whether it is back, and the others are refused without waiting."""
+    journal = BoundedJournal(stuck, timeout_s=0.05, max_in_flight=8)
+    with pytest.raises(TimeoutError):
+        journal.read(new_id())
+    journal._timeout_s = 30.0
+    with ThreadPoolExecutor(1) as other:
+        trial = other.submit(journal.read, new_id())
+        for _ in range(2):
+            assert stuck.num_waiting.acquire(timeout=20)
+
+        for _ in range(5):
+            with pytest.raises(BlockingIOError):
+                journal.append(new_id(), 0, Event(kind="open"))
+        stuck.is_back.set()
+
+        assert trial.result(20) == []
+    journal.append(new_id(), 0, Event(kind="open"))
+
+
+def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
+    """Their threads cannot be ended, so there is a limit on them; afterwards nothing is even tried."""
+    journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=3)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            journal.read(new_id())
+
+    with pytest.raises(BlockingIOError, match="3 operations"):
+        journal.read(new_id())
+
+
+def test_an_error_is_no_time_out(tmp_path: Path) -> None:
+    """A store that answers with an error is asked again by everyone."""
+    journal, sid = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8), new_id()
+    journal.append(sid, 0, Event(kind="open"))
+
+    with pytest.raises(EventTaken):
+        journal.append(sid, 0, Event(kind="open"))
+
+    assert repr(journal).startswith("<BoundedJournal answering")
+
+
+def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
+    """It may take longer than a turn would wait; nobody waits for it, there is one at a time, and turns go on."""
+    journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=8)
+
+    for _ in range(3):
+        journal.sweep(0)
+
+    assert stuck.num_waiting.acquire(timeout=20)
+    assert not stuck.num_waiting.acquire(blocking=False)
+    journal._timeout_s = 30.0
+    journal.append(new_id(), 0, Event(kind="open"))
+
+
+@pytest.mark.parametrize("scheme", ["redis", "s3"])
+def test_a_server_that_says_nothing_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch, make_client: Any) -> None:
+    """Whatever is asked of it; and a client of the worker is told to try again later."""
+    with run_silent_server() as port:
+        set_aws(monkeypatch, port)
+        url = f"redis://127.0.0.1:{port}/0" if scheme == "redis" else "s3://bucket"
+        journal = opened(url, connect_timeout_s=0.2, timeout_s=0.2)
+
+        for action in actions(journal):
+            with pytest.raises(TimeoutError):
+                action()
+        refused = make_client(journal=journal).call({"requestType": "NEW_SESSION"})
+
+    assert (refused.status, refused.error) == (503, "JournalUnavailable")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "s3"])
+def test_a_server_that_is_not_there_is_unavailable(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening makes no connection, so the worker starts; each operation says so until the server is there."""
+    with run_silent_server() as port:
+        pass
+    set_aws(monkeypatch, port)
+    journal = opened(f"redis://127.0.0.1:{port}" if scheme == "redis" else "s3://bucket")
+
+    for action in actions(journal):
+        with pytest.raises(OSError, match="cannot be reached"):
+            action()
+
+
+def actions(journal: Journal) -> list[Callable[[], object]]:
+    return [
+        lambda: journal.append(new_id(), 0, Event(kind="open")),
+        lambda: journal.read(new_id()),
+        lambda: journal.put_image(new_id(), b"png"),
+        lambda: journal.get_image(new_id(), "0" * 64),
+        lambda: journal.close(new_id()),
+        lambda: journal.delete(new_id()),
+        lambda: journal.claim("a", "b"),
+    ]
+
+
+def set_aws(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", PASSWORD)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+
+
+# A store that dies, is full, or loses what it knew
+
+
+@pytest.mark.redis
+def test_what_valkey_acknowledged_survives_its_death(tmp_path: Path) -> None:
+    """kill -9 in the middle of appends: they fail with an OSError, and after a restart every acknowledged one is there.
+    The one that was under way may be; writing it again is no conflict."""
+    with run_redis(tmp_path) as server:
+        journal, sid = opened(server.url), new_id()
+        events: list[Event] = []
+
+        def append_for_ever() -> None:
+            while True:
+                events.append(Event(kind="turn", answer=str(len(events))))
+                journal.append(sid, len(events) - 1, events[-1])
+
+        killing = threading.Timer(0.2, server.kill)
+        killing.start()
+        with pytest.raises(OSError, match="cannot be reached"):
+            append_for_ever()
+        killing.join()
+        with pytest.raises(OSError, match="cannot be reached"):
+            journal.read(sid)
+        server.start()
+
+        journal.append(sid, len(events) - 1, events[-1])
+
+        assert journal.read(sid) == events
+
+
+@pytest.mark.redis
+def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> None:
+    """A server that came back without what it knew is no reason to go on with half a session."""
+    journal, sid = opened(redis_server.url), new_id()
+    for number in range(3):
+        journal.append(sid, number, Event(kind="turn"))
+    with redis_server.client() as client:
+        client.ltrim(f"torchmoor:{{{sid}}}:events", 0, 1)
+
+    with pytest.raises(OSError, match="missing"):
+        journal.append(sid, 3, Event(kind="turn"))
+
+
+@pytest.mark.redis
+def test_a_full_valkey_refuses_and_goes_on_later(redis_server: RedisServer) -> None:
+    """What it has stays; what it cannot keep is not acknowledged, and the error does not quote it."""
+    journal, sid = opened(redis_server.url), new_id("b")
+    journal.append(sid, 0, Event(kind="open"))
+    with redis_server.client() as client:
+        client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(OSError, match=r"refused a command \(OutOfMemoryError\)$"):
+                journal.append(sid, 1, Event(kind="turn", question="secret"))
+            assert len(journal.read(sid)) == 1
+        finally:
+            client.config_set("maxmemory", "0")
+
+    journal.append(sid, 1, Event(kind="turn"))
+
+
+@pytest.mark.redis
+def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
+    """At its expiry and a tombstone later, also those of one that was closed; so there is nothing to sweep."""
+    journal, sid = opened(redis_server.url), new_id("c")
+    expire_at = int(sid.split("-")[3], 16) + 3600
+    journal.append(sid, 0, Event(kind="open"))
+    journal.put_image(sid, b"png")
+
+    with redis_server.client() as client:
+        kept = {name: client.expiretime(f"torchmoor:{{{sid}}}:{name}") for name in ("events", "images")}
+        journal.close(sid)
+        kept["closed"] = client.expiretime(f"torchmoor:{{{sid}}}:closed")
+
+    assert kept == {"events": expire_at, "images": expire_at, "closed": expire_at}
+
+
+@pytest.mark.redis
+def test_an_answer_of_valkey_that_is_lost(redis_server: RedisServer) -> None:
+    """The writer that sends its event again is not told that somebody else was faster."""
+    with LossyProxy(redis_server.port) as proxy:
+        url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
+        check_lost_answer(opened(url), proxy)
+
+
+@pytest.mark.s3
+def test_an_answer_of_s3_that_is_lost(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Valkey: the second try is answered with 412, although the event is the writer's own."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    with LossyProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        check_lost_answer(opened(f"s3://{BUCKET}/lossy"), proxy)
+
+
+def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
+    sid = new_id("d")
+    journal.delete(sid)
+    journal.append(sid, 0, Event(kind="open"))
+    proxy.is_losing.set()
+
+    journal.append(sid, 1, Event(kind="turn", answer="mine"))
+
+    assert proxy.num_lost == 1
+    assert [event.answer for event in journal.read(sid)] == ["", "mine"]
+    with pytest.raises(EventTaken):
+        journal.append(sid, 1, Event(kind="turn", answer="mine"))
+
+
+@pytest.mark.redis
+def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
+    """It refuses writes, on connections that stay open; the next ones go where its address leads by then."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with run_redis(tmp_path / "old") as old, run_redis(tmp_path / "new") as new, LossyProxy(old.port) as proxy:
+        journal = opened(old.url.replace(str(old.port), str(proxy.port)))
+        journal.append(new_id(), 0, Event(kind="open"))
+        with old.client() as client:
+            client.replicaof("127.0.0.1", "1")  # of nobody, so that no copy of a primary's data comes in between
+        proxy.target_port = new.port
+
+        with pytest.raises(OSError, match="ReadOnly"):
+            journal.append(new_id("b"), 0, Event(kind="open"))
+
+        journal.append(new_id("b"), 0, Event(kind="open"))
+
+
+class Conflicting(BaseHTTPRequestHandler):
+    """An S3 that answers as one does while another conditional write of the same key is under way."""
+
+    num_conflicts = 0  # how many more
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if type(self).num_conflicts > 0:
+            type(self).num_conflicts -= 1
+            body = b"<Error><Code>ConditionalRequestConflict</Code><Message>again</Message></Error>"
+            self.send_response(409)
+        else:
+            body = b""
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on standard error."""
+
+
+def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 answers 409 while another write of the key is undecided; that one may fail. Not for ever, though."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Conflicting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        set_aws(monkeypatch, server.server_port)
+        journal = opened("s3://bucket")
+
+        Conflicting.num_conflicts = 2
+        journal.append(new_id(), 0, Event(kind="open"))
+        assert Conflicting.num_conflicts == 0
+        Conflicting.num_conflicts = MAX_CONFLICTS + 5
+        with pytest.raises(OSError, match="ConditionalRequestConflict"):
+            journal.append(new_id(), 0, Event(kind="open"))
+
+        assert Conflicting.num_conflicts == 4
+        server.shutdown()
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_is_no_empty_journal(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every session would look lost."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(OSError, match="NoSuchBucket"):
+        opened("s3://no-such-bucket").read(new_id())
+
+
+@pytest.mark.parametrize(
+    ("translated", "library", "base"),
+    [
+        (redis_journal._translated, redis.exceptions, redis.exceptions.RedisError),
+        (s3_journal._translated, botocore.exceptions, botocore.exceptions.BotoCoreError),
+    ],
+    ids=["redis", "botocore"],
+)
+def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library: Any, base: Any) -> None:
+    """So that nothing but OSError has to be expected of a journal."""
+    errors = [kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, base)]
+    assert len(errors) > 20
+
+    for kind in errors:
+        with pytest.raises(OSError, match="journal"), translated():
+            raise kind.__new__(kind)
+
+
+# Sweeps
+
+
+@pytest.mark.s3
+def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops after some pages and at the first session that lives; the next one goes on. Claims go by their age,
+    wherever they stand in the listing."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(s3_journal, "PAGE", 2)
+    monkeypatch.setattr(s3_journal, "MAX_SWEPT_PAGES", 2)
+    journal, now = opened(f"s3://{BUCKET}/sweep", claim_s=100), int(time.time())
+    for letter in "abcdefg":
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.claim(letter, letter)
+    journal.append(new_id("z"), 0, Event(kind="open"))
+
+    def left(folder: str) -> int:
+        found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=f"sweep/{folder}/")
+        return len(found.get("Contents", []))
+
+    counts = []
+    for later in (0, 0, 0, 200, 200):
+        journal.sweep(now + later)
+        counts.append((left("sessions"), left("claims")))
+
+    assert counts == [(4, 7), (1, 7), (1, 7), (1, 4), (1, 0)]  # the fourth looked from where the third had stopped
+    journal.delete(new_id("z"))
+
+
+def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many folders and claims as it may; what else lies there is left alone."""
+    monkeypatch.setattr(directory, "MAX_SWEPT", 3)
+    journal, now = DirectoryJournal(tmp_path, claim_s=100), int(time.time())
+    for letter in "abcde":
+        journal.append(f"ts-seq-{letter * 16}-{now - 10:08x}-llava-0-k0aa", 0, Event(kind="open"))
+        journal.claim(letter, letter)
+    (tmp_path / "lost+found").mkdir()
+
+    counts = []
+    for _ in range(4):
+        journal.sweep(now + 200)
+        counts.append((len(list(tmp_path.glob("ts-seq-*"))), len(list((tmp_path / "claims").iterdir()))))
+
+    assert counts == [(2, 5), (0, 4), (0, 1), (0, 0)]
+    assert (tmp_path / "lost+found").is_dir()
+
+
+# What it costs
+
+
+@pytest.mark.redis
+def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
+    """One to see whether there is news, one to write; so does taking a session over, whatever its length."""
+    journal, sid = opened(redis_server.url), new_id("e")
+    for number in range(30):
+        journal.append(sid, number, Event(kind="turn"))
+
+    with redis_server.client() as client:
+        client.config_resetstat()
+        journal.read(sid, 30)
+        journal.append(sid, 30, Event(kind="turn"))
+        journal.read(sid)
+
+        assert client.info("commandstats")["cmdstat_eval"]["calls"] == 3
+
+
+@pytest.mark.s3
+def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One GET and one PUT. Thirty events are taken over in five round trips: one, then eight at a time."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    journal: Any = opened(f"s3://{BUCKET}/cost")
+    sid, sent = new_id("f"), []
+    journal._journal._client.meta.events.register("before-send.s3", lambda request, **_: sent.append(request.method))
+    journal.append(sid, 0, Event(kind="open"))
+    assert sent == ["PUT"]
+    sent.clear()
+
+    journal.read(sid, 1)
+    journal.append(sid, 1, Event(kind="turn"))
+    assert sent == ["GET", "PUT"]
+    for number in range(2, 30):
+        journal.append(sid, number, Event(kind="turn"))
+    sent.clear()
+    journal.read(sid)
+
+    assert sent == ["GET"] * (1 + 4 * 8)
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "on", "http://x/y", "file://host/x", "file:relative", "file:///tmp/x?y", "file:///tmp/x#y"),
+        *(
+            "redis://",
+            "redis:///0",
+            "redis://host/one",
+            "redis://host:port/0",
+            "redis://host/0?db=1",
+            "redis://host/-1",
+        ),
+        *("s3://", "s3:///prefix", "s3:bucket", "s3://bucket:80/x", "rediss//host"),
+        *(f"redis://user:{PASSWORD}#x@host/0", f"redis://user:{PASSWORD}/x@host/0", f"redis://user:x[{PASSWORD}@host"),
+        *(f"s3://key:{PASSWORD}@bucket", f"http://user:{PASSWORD}@host", f"file://user:{PASSWORD}@host/x"),
+    ],
+)
+def test_urls_that_name_no_journal_are_refused(url: str) -> None:
+    """A misspelt journal must not mean none; and nobody reads its password in the log."""
+    with pytest.raises(ConfigError, match=r"handler\.journal\.url") as refused:
+        open_journal(JournalSettings(url=url), tombstone_s=3600)
+
+    assert PASSWORD not in str(refused.value)
+    assert refused.value.__suppress_context__ or PASSWORD not in str(refused.value.__context__)
+
+
+def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
+    """The worker then says so once, instead of dying again and again."""
+    (tmp_path / "file").touch()
+
+    for url in ((tmp_path / "file" / "journal").as_uri(), "file:///tmp/%00"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            opened(url)
+
+
+def test_off_is_no_journal() -> None:
+    assert open_journal(JournalSettings(), tombstone_s=3600) is None
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
+def test_redis_and_valkey_are_the_same(scheme: str) -> None:
+    """With an s at the end by TLS, with the server's certificate checked."""
+    journal: Any = opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
+    pool = journal._journal._client.connection_pool
+    connection = pool.connection_class(**pool.connection_kwargs)
+
+    assert isinstance(connection, redis.SSLConnection) == (scheme in ("rediss", "valkeys"))
+    assert connection.host == "::1"
+    assert (connection.port, connection.db, connection.username, connection.password) == (7000, 3, "user", "p@ss")
+    if isinstance(connection, redis.SSLConnection):
+        assert (connection.cert_reqs.name, connection.check_hostname) == ("CERT_REQUIRED", True)
+
+
+@pytest.mark.redis
+def test_a_wrong_password_is_told_without_it(redis_server: RedisServer, caplog: Any, make_client: Any) -> None:
+    """Neither the error nor any log line nor the settings' own text shows it."""
+    url = f"redis://journal:{PASSWORD}@{redis_server.address}/0"
+    caplog.set_level(logging.DEBUG)
+
+    with pytest.raises(OSError, match=r"Auth") as refused:
+        opened(url).read(new_id())
+    client = make_client(journal=opened(url))
+    told = client.call({"requestType": "NEW_SESSION"})
+
+    assert told.error == "JournalUnavailable"
+    assert "journal failed" in caplog.text
+    for text in (str(refused.value), caplog.text, told.body.decode(), repr(JournalSettings(url=url))):
+        assert PASSWORD not in text

@@ -1,0 +1,249 @@
+"""Tiny random checkpoints of the families that see: pictures and text answer here as in transformers."""
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
+from handlers.errors import ConfigError
+from handlers.models.attention import RAGGED
+from handlers.models.loader import load_model
+from handlers.models.pixels import Pixels
+from handlers.models.text import TextModel
+
+CPU = torch.device("cpu")
+
+
+def qwen2() -> Any:
+    """A language model with room for pictures of many tokens."""
+    return hf.Qwen2Config(
+        vocab_size=508,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
+    """A random checkpoint with the demo's tokenizer and chat template; returns transformers' own model."""
+    torch.manual_seed(3)
+    model = hf.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)  # well apart logits, so that equal means equal
+    model.save_pretrained(where)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"):
+        shutil.copy(tokenizer_from / name, where)
+    return model
+
+
+def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageSpan]], num: int) -> list[list[int]]:
+    """What the engine answers, all prompts at once, cut into chunks and few rows. No thread."""
+    runner = ModelRunner(model, cache_shape(model).num_bytes(256 * BLOCK))
+    engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
+    outputs: list[list[int]] = [[] for _ in prompts]
+
+    def listener(output: list[int]) -> Callable[[TokenEvent], bool]:
+        def on_event(event: TokenEvent) -> bool:
+            assert event.token_id is not None, event.error
+            output.append(event.token_id)
+            return True
+
+        return on_event
+
+    caches = []
+    for prompt, images, output in zip(prompts, spans, outputs, strict=True):
+        cache = SequenceCache(runner.pool)
+        caches.append(cache)
+        cache.match(prompt)
+        params = SamplingParams(max_new_tokens=num)
+        engine._admit(Sequence(prompt, images, cache, params, float("inf"), listener(output)))
+    while engine.scheduler.all():
+        engine.step()
+    runner.pool.check_integrity(caches)
+    return outputs
+
+
+def vision_config(checkpoint: Path) -> Any:
+    """The same pictures as the demo checkpoint's, whose processor it uses."""
+    demo = hf.AutoConfig.from_pretrained(checkpoint)
+    return hf.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        image_size=demo.vision_config.image_size,
+        patch_size=demo.vision_config.patch_size,
+    )
+
+
+def seeing_config(family: str, text: Any, checkpoint: Path) -> Any:
+    """A model that sees, of the family, around a language model."""
+    demo = hf.AutoConfig.from_pretrained(checkpoint)
+    side = demo.vision_config.image_size
+    common = {"vision_config": vision_config(checkpoint), "text_config": text, "image_token_index": demo.image_token_id}
+    shapes = [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+    select = {"vision_feature_layer": -1, "vision_feature_select_strategy": "default"}
+    if family == "llava":
+        return hf.LlavaConfig(**common, **select, image_seq_length=demo.image_seq_length)
+    if family == "vipllava":
+        return hf.VipLlavaConfig(**common, vision_feature_layers=[-2, -1, 1], image_seq_length=demo.image_seq_length)
+    if family == "llava_next":
+        return hf.LlavaNextConfig(**common, **select, image_grid_pinpoints=shapes)
+    assert family == "llava_onevision"
+    return hf.LlavaOnevisionConfig(
+        **common, **select, image_grid_pinpoints=shapes, vision_aspect_ratio="anyres_max_4", video_token_index=9
+    )
+
+
+def use_any_resolution(where: Path, family: str) -> None:
+    """The demo's image processor in its family's form, which cuts pictures into patches."""
+    config = json.loads((where / "processor_config.json").read_text())
+    (where / "processor_config.json").unlink()
+    own = config["image_processor"]
+    side = own["size"]["height"]
+    own["image_grid_pinpoints"] = [[side, side], [side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+    own["image_processor_type"] = {
+        "llava_next": "LlavaNextImageProcessor",
+        "llava_onevision": "LlavaOnevisionImageProcessor",
+    }[family]
+    (where / "preprocessor_config.json").write_text(json.dumps(own))
+
+
+def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
+    """Two prompts with a picture each, one with both, one with none, batched, equal transformers on each alone."""
+    pixels = [model.preprocess(picture) for picture in pictures]
+    features = [model.encode_image(p) for p in pixels]
+    start, middle, end = [1, 50, 51], [70, 71], [60, 61, 62, 63]
+    spots = [[-9 - i] * len(features[i]) for i in range(2)]
+    prompts = [
+        [*start, *spots[0], *end],
+        [*start, *spots[1], *end],
+        [*start, *spots[0], *middle, *spots[1], *end],
+        [*start, *end],
+    ]
+    second = 3 + len(features[0]) + len(middle)
+    spans = [
+        [ImageSpan(3, features[0])],
+        [ImageSpan(3, features[1])],
+        [ImageSpan(3, features[0]), ImageSpan(second, features[1])],
+        [],
+    ]
+
+    found = generate(model, prompts, spans, 8)
+
+    assert found[0] != found[1]
+    for prompt, output, shown in zip(prompts, found, [pixels[:1], pixels[1:], pixels, []], strict=True):
+        inputs = {"input_ids": torch.tensor([[model.image_token_id if token < 0 else token for token in prompt]])}
+        if shown:
+            inputs |= as_transformers_takes(shown)
+        with torch.inference_mode():
+            expected = own.generate(**inputs, do_sample=False, max_new_tokens=8)
+        assert output == expected[0, len(prompt) :].tolist()[: len(output)]
+
+
+def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
+    """Several pictures of one prompt; those cut into fewer patches are filled up."""
+    if not isinstance(shown[0], Pixels):
+        return {"pixel_values": torch.cat(shown)}
+    longest = max(p.values.shape[1] for p in shown)
+    filled = [torch.nn.functional.pad(p.values, (0, 0) * 3 + (0, longest - p.values.shape[1])) for p in shown]
+    return {"pixel_values": torch.cat(filled), "image_sizes": torch.tensor([p.size for p in shown])}
+
+
+@pytest.mark.parametrize("family", ["llava", "vipllava", "llava_next", "llava_onevision"])
+def test_family_that_sees_answers_as_in_transformers(
+    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
+) -> None:
+    """A wide picture and a tall one, cut into patches where their shape decides that, alone and together."""
+    own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
+    if family in ("llava_next", "llava_onevision"):
+        use_any_resolution(tmp_path, family)
+
+    model = load_model(tmp_path, CPU, "float32")
+
+    pictures = [drawing("ellipse", "red").resize((150, 60)), drawing("rectangle", "blue").resize((90, 130))]
+    compare_with_generate(model, own, pictures)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_of_the_vision_tower_is_a_setting(
+    attention: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
+) -> None:
+    """Either implementation gives the same features, and the decoder keeps the packed one."""
+    save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
+    usual: Any = load_model(tmp_path, CPU, "float32")
+
+    model: Any = load_model(tmp_path, CPU, "float32", attention=attention)
+
+    picture = model.preprocess(drawing("ellipse", "red"))
+    assert model.model.model.vision_tower.config._attn_implementation == attention
+    assert model.decoder.config._attn_implementation == RAGGED
+    assert torch.allclose(usual.encode_image(picture), model.encode_image(picture), atol=1e-4)
+
+
+def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
+    """flash_attention_2 is a package and a GPU of its own."""
+    save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
+
+    with pytest.raises(ConfigError, match=r"(?i)flash"):
+        load_model(tmp_path, CPU, "float32", attention="flash_attention_2")
+
+
+@pytest.mark.parametrize("form", ["chat_template.json", "tokenizer_config.json"])
+def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, checkpoint: Path) -> None:
+    """Checkpoints of several years have it in several places."""
+    save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
+    template = (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").unlink()
+    old = json.loads((tmp_path / form).read_text()) if (tmp_path / form).is_file() else {}
+    (tmp_path / form).write_text(json.dumps({**old, "chat_template": template}))
+
+    model = load_model(tmp_path, CPU, "float32")
+
+    assert model.processor.chat_template == template
+
+
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_a_session_on_a_picture_of_any_shape(
+    family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
+) -> None:
+    """From the encoded picture to the answer, as transformers gives it."""
+    own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
+    use_any_resolution(tmp_path, family)
+    model: Any = load_model(tmp_path, CPU, "float32")
+    picture = drawing("ellipse", "red").resize((150, 60))
+    encoded = io.BytesIO()
+    picture.save(encoded, "PNG")
+    client = make_client(model)
+
+    sid = client.open(base64.b64encode(encoded.getvalue()).decode())
+    found = client.answer(sid, "hello", parameters={"max_new_tokens": 6})
+
+    pixels = model.preprocess(picture)
+    question = [{"type": "image"}, {"type": "text", "text": "hello"}]
+    ids = model.render([{"role": "user", "content": question}], [len(model.encode_image(pixels))])
+    with torch.inference_mode():
+        output = own.generate(
+            input_ids=torch.tensor([ids]), **as_transformers_takes([pixels]), do_sample=False, max_new_tokens=6
+        )[0, len(ids) :]
+    assert found == model.tokenizer.decode(output, skip_special_tokens=True)
