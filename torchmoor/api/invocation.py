@@ -279,6 +279,7 @@ class Invocation:
         if self._ticket is not None:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
+        self._waiter = None  # else the exchange and its call are a cycle, which only the collector could free
         lease, self._lease = self._lease, None
         self._release(lease)
         now = monotonic()
@@ -323,7 +324,8 @@ class Invocation:
     def _take(self, choice: Choice) -> None:
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
-        self._release(before)
+        if before is not None:
+            self._release(before)
         self._expected = self.dispatcher.on_sent(self, choice.instance)
 
     def _release(self, lease: Lease | None) -> None:

@@ -97,6 +97,7 @@ class Note:
 
 
 _PRIVATE = Note(is_passed=False)
+_READ = Note(is_passed=True, is_read=True)
 
 
 def make_note(name: bytes, value: bytes) -> Note | None:
@@ -104,7 +105,7 @@ def make_note(name: bytes, value: bytes) -> Note | None:
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
-        return Note(is_passed, is_read=True) if name == INVOCATION_ID else None if is_passed else _PRIVATE
+        return _READ if name == INVOCATION_ID else None if is_passed else _PRIVATE
     problem = None
     try:
         if member is SESSION_ID_MEMBER and len(value) <= member.max_length and value.isascii():

@@ -18,6 +18,7 @@ MAX_LINE_BYTES = 512  # of a line that is remembered
 # out of a line and seeing what is left is several times as fast as a regular expression.
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
+_NO_OPTIONS: frozenset[bytes] = frozenset()
 _NOT_KEPT = frozenset(
     (
         *(b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"),
@@ -129,14 +130,15 @@ def _check_special(kind: Kind, value: bytes) -> Any:
     if kind is Kind.EXPECT and value.lower() != b"100-continue":
         raise BadMessage(417, "The only expectation is 100-continue.")
     if kind is Kind.CONNECTION:
-        return frozenset(option.strip().lower() for option in value.split(b",")) - {b""}
+        options = frozenset(option.strip().lower() for option in value.split(b",")) - {b"", b"keep-alive"}
+        return options or _NO_OPTIONS
     return None
 
 
 class Framing:
     """What the special fields of a head say together: where its message ends, and what stays on this connection.
 
-    content_length: None if there is none. options: the names in Connection. No slots: what no field says is not set.
+    content_length: None if there is none. options: the names in Connection but keep-alive. No slots: what no field says is not set.
     """
 
     num_hosts = 0
@@ -144,7 +146,7 @@ class Framing:
     is_chunked = False
     is_expecting = False
     has_upgrade = False
-    options: frozenset[bytes] = frozenset()
+    options = _NO_OPTIONS
 
     def __init__(self, fields: Headers) -> None:
         for field in fields:
@@ -162,7 +164,7 @@ class Framing:
 
     def _read_rare(self, kind: Kind, field: Field) -> None:
         if kind is _CONNECTION:
-            self.options |= field.note
+            self.options = self.options | field.note if self.options else field.note
         elif kind is Kind.CODING:
             if self.is_chunked:
                 raise BadMessage(400, "A message has one Transfer-Encoding.")

@@ -165,12 +165,14 @@ class RequestReader:
             if framing.is_chunked:
                 raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
         else:
-            self.keep_alive = not options or b"close" not in options
+            self.keep_alive = True
             self.is_expecting = framing.is_expecting
             if framing.num_hosts != 1:
                 raise BadMessage(400, "A request needs one Host.")
-        if framing.has_upgrade and b"upgrade" in options:
-            raise BadMessage(400, "Upgrade and CONNECT are not supported.")
+        if options:
+            self.keep_alive = self.keep_alive and b"close" not in options
+            if framing.has_upgrade and b"upgrade" in options:
+                raise BadMessage(400, "Upgrade is not supported.")
         length = framing.content_length
         request = Request(method, path, query, headers, length, framing.is_chunked, monotonic())
         self._is_dealt_with = False
