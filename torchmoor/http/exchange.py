@@ -77,6 +77,7 @@ class Exchange:
     _was_stale = False
     _is_awaited = False  # the target has the whole request, and its answer's head has not come
     _is_waiting = False
+    _has_waited = False
     _prefix: list[bytes] | None = None  # of the body, while the call waits for it
     _head: bytes | None = None  # of the answer, until it is written
     _encoder: Encoder | None = None
@@ -140,6 +141,7 @@ class Exchange:
     def resume(self, verdict: Target | Reply | Waiting) -> None:
         """The call has waited, and now there is a target, or never will be."""
         self._is_waiting = False
+        self._has_waited = True
         request = self.request
         is_complete = self.is_request_complete
         self.client.deadline = self._answer_by if is_complete else request.received_at + self._means.body_timeout_s
@@ -160,10 +162,11 @@ class Exchange:
 
     def _send_to(self, target: Target, *, fresh: bool = False) -> None:
         """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
+        outgoing = self._outgoing
+        is_late = outgoing.is_complete and (self._has_waited or self._target is not None)
+        time_left_s = self._ends_at - monotonic() if is_late else self.call.deadlines.total_s
         self._target = target
         self._is_awaited = False
-        outgoing = self._outgoing
-        time_left_s = self._ends_at - monotonic() if outgoing.is_complete else self.call.deadlines.total_s
         outgoing.begin(self.call.request_head(outgoing.framing, time_left_s))
         idle = target.idle
         while idle and not fresh:
@@ -237,6 +240,7 @@ class Exchange:
         elif self._prefix is not None:
             if outgoing.is_complete or outgoing.num_body_bytes >= self.call.num_prefix_bytes:
                 prefix, self._prefix = b"".join(self._prefix), None
+                self._has_waited = True
                 self._follow(self.call.route(prefix, self))
         elif (
             self._is_waiting
