@@ -138,7 +138,8 @@ def _check_special(kind: Kind, value: bytes) -> Any:
 class Framing:
     """What the special fields of a head say together: where its message ends, and what stays on this connection.
 
-    content_length: None if there is none. options: the names in Connection but keep-alive. No slots: what no field says is not set.
+    content_length: None if there is none. options: the names in Connection but keep-alive.
+    No slots: what no field says is not set.
     """
 
     num_hosts = 0

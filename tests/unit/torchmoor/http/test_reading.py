@@ -64,7 +64,7 @@ class Oracle:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.is_in_head and name.lower() not in self.HIDDEN:
-            self.requests[-1][2].append((name.lower(), value))
+            self.requests[-1][2].append((name.lower(), value.rstrip(b" \t")))  # which it leaves there
 
     def on_headers_complete(self) -> None:
         self.is_in_head = False
