@@ -24,6 +24,10 @@ class InstanceState(Enum):
     DOWN = "down"
 
 
+# Looking a member up in its Enum takes longer than choosing an instance.
+_READY = InstanceState.READY
+
+
 class Lease:
     """One outstanding invocation of an instance; released once, however often it is asked for.
 
@@ -121,7 +125,7 @@ class Instance:
     @property
     def is_ready(self) -> bool:
         """True if new work may be sent there; while its breaker is half open, that is one request at a time."""
-        if self.state is not InstanceState.READY:
+        if self.state is not _READY:
             return False
         breaker = self.breaker.state
         return breaker is BreakerState.CLOSED or (breaker is BreakerState.HALF_OPEN and self.outstanding == 0)

@@ -7,6 +7,7 @@ import asyncio
 from torchmoor.http.call import Application
 from torchmoor.http.client import ClientConnection, ClientLimits
 from torchmoor.http.exchange import ExchangeMeans
+from torchmoor.http.reader import Known
 from torchmoor.http.sweeper import Sweeper
 
 
@@ -23,6 +24,7 @@ class HttpServer:
         self.application = application
         self.means = means
         self.limits = limits
+        self.known = Known(application.note)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
         self._sweeper = sweeper
