@@ -4,8 +4,7 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import pytest
 import requests
 
 from tests.torchserve.conftest import Fleet, run_fleet
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.torchserve
 
-DEADLINE_S = 60.0
 NUM_ROWS = 6
 # Nearly all tokens are equally likely, and with this seed the one that ends an answer comes late.
 ENDLESS = {"max_new_tokens": 1500, "do_sample": True, "temperature": 1e6, "seed": 6}
@@ -37,14 +36,6 @@ def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             "--instances", "1", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
         ) as fleet:
             yield fleet
-
-
-def poll(condition: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S) -> None:
-    """Until true; fails after the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        time.sleep(0.01)
 
 
 def turns(fleet: Fleet) -> dict[str, int]:
@@ -102,13 +93,13 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
     for _ in range(2):
         before = turns(small)
         leavers = [Leaver(small, question(session)) for session in sessions]
-        poll(lambda: turns(small)["in_progress"] == NUM_ROWS, "all rows taken")
+        wait_until(lambda: turns(small)["in_progress"] == NUM_ROWS, "all rows taken")
         assert call(instance_url(small), question(sessions[0])).status_code == 429
 
         for leaver in leavers:
             leaver.leave()
 
-        poll(lambda: turns(small)["in_progress"] == 0, "all rows free")
+        wait_until(lambda: turns(small)["in_progress"] == 0, "all rows free")
         after = turns(small)
         assert after["cancelled"] - before["cancelled"] == NUM_ROWS
         assert after["finished"] == before["finished"]
@@ -125,7 +116,7 @@ def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
 
     leaver.leave()
 
-    poll(lambda: turns(small)["in_progress"] == 0, "the stream's end")
+    wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
     assert turns(small)["cancelled"] == before["cancelled"] + 1
 
 
@@ -133,16 +124,16 @@ def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> No
     """The client behind another one leaves: its turn is over though the earlier one goes on."""
     before, session = turns(small), open_session(small)
     first = Leaver(small, question(session))
-    poll(lambda: turns(small)["running"] == 1, "the first turn")
+    wait_until(lambda: turns(small)["running"] == 1, "the first turn")
     second = Leaver(small, question(session))
-    poll(lambda: turns(small)["waiting"] == 1, "the second turn")
+    wait_until(lambda: turns(small)["waiting"] == 1, "the second turn")
 
     second.leave()
 
-    poll(lambda: turns(small)["cancelled"] == before["cancelled"] + 1, "the second turn's end")
+    wait_until(lambda: turns(small)["cancelled"] == before["cancelled"] + 1, "the second turn's end")
     assert turns(small)["running"] == 1
     first.leave()
-    poll(lambda: turns(small)["in_progress"] == 0, "the first turn's end")
+    wait_until(lambda: turns(small)["in_progress"] == 0, "the first turn's end")
 
 
 @pytest.mark.parametrize("kind", ["start_session", "send_text_prompt"])
@@ -163,7 +154,7 @@ def test_fetch_of_an_image_ends_with_its_client(small: Fleet, kind: str) -> None
             while connection.recv(65_536):
                 pass
     open_session(small)
-    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+    wait_until(lambda: turns(small)["in_progress"] == 0, "the turn's end")
 
 
 def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None:
@@ -173,7 +164,7 @@ def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None
         target=lambda: answers.append(call(url, question(session), X_Torchmoor_Request_Id="7f3a", **endpoint()))
     )
     asking.start()
-    poll(lambda: turns(small)["running"] == 1, "the turn")
+    wait_until(lambda: turns(small)["running"] == 1, "the turn")
 
     first = call(url, {"request_ids": ["7f3a", "unknown"]}, X_Torchmoor_Operation="cancel")
     asking.join(DEADLINE_S)
@@ -183,7 +174,7 @@ def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None
     assert (second.status_code, second.json()) == (200, {"cancelled": 0})
     (answer,) = answers
     assert (answer.status_code, answer.headers["X-Torchmoor-Error"]) == (499, "ClientGone")
-    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+    wait_until(lambda: turns(small)["in_progress"] == 0, "the turn's end")
 
 
 def endpoint() -> dict[str, str]:
@@ -205,5 +196,5 @@ def test_deadline_of_the_request_ends_its_turn(small: Fleet, *, stream: bool) ->
         assert json.loads(error)["error"]["code"] == "TurnTimedOut"
     else:
         assert (answer.status_code, answer.headers["X-Torchmoor-Error"]) == (504, "TurnTimedOut")
-    poll(lambda: turns(small)["in_progress"] == 0, "the turn's end")
+    wait_until(lambda: turns(small)["in_progress"] == 0, "the turn's end")
     assert turns(small)["timed_out"] == before["timed_out"] + 1

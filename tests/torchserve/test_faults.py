@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -12,18 +11,11 @@ from botocore.exceptions import ClientError
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_sessions import Chat, open_session
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 DEADLINE_S = 90
-
-
-def wait_for(condition: Any, what: str) -> None:
-    """Poll until true; fail after the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"after {DEADLINE_S} s: {what}")
-        time.sleep(0.2)
+PATIENTLY = {"deadline_s": DEADLINE_S, "interval_s": 0.2}
 
 
 def ready_instances(fleet: Fleet) -> set[str]:
@@ -87,7 +79,7 @@ def test_sessions_survive_the_death_of_their_worker(archives: Path, tmp_path: Pa
         assert "red" in chats[1].ask("What color is the circle?")
         assert "red" in ask_until_answered(chats[0], "What color is the circle?")
         open_session(client, image=data_url(draw("square", "blue"))).close()
-        wait_for(lambda: ready_instances(fleet) == {victim, survivor}, "the worker did not come back")
+        wait_until(lambda: ready_instances(fleet) == {victim, survivor}, "the worker is back", **PATIENTLY)
         assert "red" in ask_until_answered(chats[0], "What color is the circle?")
         again = open_session(client, image=data_url(draw("square", "blue")))
         assert "blue" in again.ask("What color is the square?")
@@ -107,7 +99,7 @@ def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_pa
 
         with pytest.raises(ClientError, match=r"ValidationError.*memory is gone"):
             ask_until_answered(chat, "What color is the circle?")
-        wait_for(lambda: ready_instances(fleet) == {"llava-0"}, "the worker did not come back")
+        wait_until(lambda: ready_instances(fleet) == {"llava-0"}, "the worker is back", **PATIENTLY)
         again = open_session(fleet.client(), image=data_url(draw("square", "blue")))
         assert "blue" in again.ask("What color is the square?")
 
@@ -139,7 +131,7 @@ def test_up_killed_with_9_takes_its_instances_along(archives: Path, tmp_path: Pa
         fleet.process.kill()
         fleet.process.wait(timeout=10)
 
-        wait_for(lambda: not processes_below(run_dir), "processes of the fleet are still there")
+        wait_until(lambda: not processes_below(run_dir), "the fleet's processes are gone", **PATIENTLY)
         assert not run_dir.exists()
 
 

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_cancel import poll
 from tests.torchserve.test_sessions import open_session
+from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environment, prepare
 
@@ -52,7 +52,7 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
     (instance,) = [i for i in fleet.instances() if i["name"] == home]
     own = f"http://{instance['host']}:{instance['metrics_port']}"
 
-    poll(lambda: total(fleet.admin, "turns_total", Outcome="finished") == before + 3, "the turns")
+    wait_until(lambda: total(fleet.admin, "turns_total", Outcome="finished") == before + 3, "the turns")
 
     for metric in METRICS:
         suffix = "" if metric.kind in (COUNTER, GAUGE) else "_count"
@@ -76,7 +76,7 @@ def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
     chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
     chat.close()
 
-    poll(lambda: total(fleet.admin, "sessions_total", Event="closed") == before + 1, "the closed session")
+    wait_until(lambda: total(fleet.admin, "sessions_total", Event="closed") == before + 1, "the closed session")
 
 
 def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
             start_new_session=True,
         )
     try:
-        poll(lambda: _has_sessions(own, process), "the worker's metrics", deadline_s=150)
+        wait_until(lambda: _has_sessions(own, process), "the worker's metrics", deadline_s=150)
         assert {s.labels["ModelName"] for s in scrape(own)[PREFIX + "turns_total"]} == {"llava"}
     finally:
         os.kill(int(spec.pid_file.read_text()), signal.SIGTERM)  # the JVM; the process that we started waits for it
