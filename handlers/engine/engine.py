@@ -50,6 +50,7 @@ class Engine:
         self._step_clock = time.thread_time if runner.model.device.type == "cpu" else clock
         self._samplers: dict[Sequence, Sampler] = {}
         self._inbox: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -66,14 +67,15 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Begin to generate when there is room; its events arrive on the engine thread."""
-        self._post(lambda: self._admit(sequence))
+        self._post(self._inbox, lambda: self._admit(sequence))
 
     def cancel(self, sequence: Sequence, error: Exception) -> None:
         """The sequence leaves before the next step, its last event being this error; nothing if it has ended."""
-        self._post(lambda: self._finish(sequence, error))
+        self._post(self._inbox, lambda: self._finish(sequence, error))
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` on the engine thread between two steps."""
+        """Run `function` on the engine thread between two steps, no other one between the same two: encoding an image
+        takes longer than a step, and those that stream would notice several."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -82,28 +84,30 @@ class Engine:
             except Exception as exc:
                 future.set_exception(exc)
 
-        self._post(run)
+        self._post(self._calls, run)
         return future
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def _post(self, queue: deque[Callable[[], None]], action: Callable[[], None]) -> None:
         with self._wake:
             if self._is_stopping:
                 raise InternalError("the worker is stopping")
-            self._inbox.append(action)
+            queue.append(action)
             self._wake.notify()
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)
         while True:
             with self._wake:
-                while not (self._inbox or self.scheduler.all() or self._is_stopping):
+                while not (self._inbox or self._calls or self.scheduler.all() or self._is_stopping):
                     self._wake.wait()
                 actions = list(self._inbox)
                 self._inbox.clear()
-                is_stopping = self._is_stopping  # then these actions are the last
+                if self._calls:
+                    actions.append(self._calls.popleft())
+                is_last = self._is_stopping and not self._calls
             for action in actions:
                 self._guard(action)
-            if is_stopping:
+            if is_last:
                 self._fail_all(InternalError("the worker is stopping"))
                 return
             try:

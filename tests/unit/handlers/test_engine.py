@@ -756,6 +756,21 @@ def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model
     assert not lost
 
 
+def test_calls_take_turns_with_steps(model: Any) -> None:
+    """Many pictures at once hold up an answer no longer than one does at a time."""
+    engine = make_engine(model)
+    engine.start()
+    generation = Generation(engine, prompts(1)[0], max_new_tokens=1500)
+    engine.submit(generation.sequence)
+    generation.wait(num_tokens=1)
+
+    calls = engine.call(lambda: [engine.call(lambda: engine.num_steps) for _ in range(4)]).result(30)
+    steps = [call.result(30) for call in calls]
+    engine.stop()
+
+    assert steps == [steps[0] + i for i in range(4)]
+
+
 def test_stop_forgets_no_call(model: Any) -> None:
     """What was asked for before the stop is answered, or whoever asked would wait for ever."""
     engine = make_engine(model)
