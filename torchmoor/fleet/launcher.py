@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 NUM_LOG_LINES = 15
+NUM_REMOVERS = 8  # threads that delete what an instance leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ class Launcher:
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         for folder in [*self._folders, self._settings.run_dir / guard.JOURNAL_FOLDER]:
-            shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.to_thread(_remove, folder)
         with suppress(OSError):
             self._settings.run_dir.rmdir()
 
@@ -261,6 +263,18 @@ class Launcher:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+def _remove(folder: Path) -> None:
+    """A folder with all that is in it, or as much of it as can be removed.
+
+    What lies in it goes several at a time: the disk lets each deletion of a file that was made durable wait, so that
+    the journals of a thousand sessions took ten seconds one after the other.
+    """
+    with suppress(OSError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
+        for path in folder.iterdir():
+            removers.submit(shutil.rmtree, path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _log_tail(spec: InstanceSpec) -> str:

@@ -294,3 +294,17 @@ def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
             await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)
 
     run(scenario())
+
+
+def test_all_that_lies_in_a_folder_is_removed(tmp_path: Path) -> None:
+    """Folders of sessions and what lies beside them; a folder that is not there is no failure."""
+    folder = tmp_path / "journal"
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "00000000").write_text("{}")
+    (folder / "loose").write_text("")
+
+    launcher_module._remove(folder)
+    launcher_module._remove(folder)
+
+    assert not folder.exists()
