@@ -334,6 +334,18 @@ def test_a_turn_waits_for_the_features_of_others(
     assert repr(room) == "<Room 0 using, 0 waiting>"
 
 
+def test_turns_that_can_never_be_answered_do_not_wait_for_one_another(
+    make_client: Any, endless_llava: Any, pictures: Any
+) -> None:
+    """Each has two pictures where there is room for one: all are refused, long before their deadlines."""
+    client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
+    sids = [client.open(data_url(pictures[i]), data_url(pictures[i + 1])) for i in range(4)]
+
+    asked = [client.ask(sid, "what is it?", **SHORT) for sid in sids]
+
+    assert [exchange.wait().error for exchange in asked] == ["OutOfMemory"] * 4
+
+
 @pytest.mark.parametrize("limit", ["kv_bytes", "max_session_bytes"])
 def test_what_can_never_fit_is_told_at_once(make_client: Any, endless_llava: Any, limit: str) -> None:
     """While another turn holds everything; the message tells the limit."""
