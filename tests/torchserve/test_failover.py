@@ -20,7 +20,6 @@ from tests.torchserve.test_sessions import Chat, open_session
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"
 NUM_INSTANCES = 3
-LOAD_S = 2.0
 
 
 class Talk(threading.Thread):
@@ -118,12 +117,11 @@ def test_killed_and_hanging_instances_lose_nothing(archives: Path, tmp_path: Pat
         talks = [Talk(open_session(fleet.client(), image=picture), is_streamed=bool(number % 2)) for number in range(6)]
         for talk in talks:
             talk.start()
-        time.sleep(LOAD_S)
+        wait_until_all_answered(talks)
 
         os.kill(find_jvm(run_dir, names[0]), signal.SIGKILL)
         wait_for(lambda: names[0] not in ready_instances(fleet), "the dead instance is not noticed")
-        time.sleep(LOAD_S)
-        wait_for(lambda: len(ready_instances(fleet)) >= 2, "two instances are left")
+        wait_until_all_answered(talks)
         hung = find_jvm(run_dir, names[1])
         os.kill(hung, signal.SIGSTOP)
         try:
