@@ -32,7 +32,7 @@ FAULTS = ("kill", "worker", "hang")
 NUM_INSTANCES = 3
 NUM_SESSIONS = 18
 BEFORE_S = 4.0
-AFTER_S = 12.0
+AFTER_S = 8.0
 RETURN_TIMEOUT_S = 120.0
 POLL_S = 0.02
 

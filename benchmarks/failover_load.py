@@ -19,7 +19,7 @@ from report import ROOT
 
 SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
 TIMEOUT_S = 90.0
-PAUSE_S = 0.1  # between an answer and the next question
+PAUSE_S = 0.6  # between an answer and the next question; a longer talk than 20 turns confuses the small model
 
 
 @dataclass(frozen=True, slots=True)

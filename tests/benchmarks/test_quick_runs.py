@@ -44,3 +44,11 @@ def test_engine_runs() -> None:
     assert {1, 4, 8, 16} == {row["streams"] for row in found["rows"] if row["arm"] == "torchmoor"}
     assert found["ratios"]["greedy_equal"] is True
     assert found["settings"]["answers_compared"] == 38
+
+
+def test_failover_runs() -> None:
+    """Whatever happens to one instance of three, no session and no acknowledged turn is lost."""
+    ratios = quick_run("failover")["ratios"]
+
+    assert (ratios["sessions_lost"], ratios["turns_lost"], ratios["failed_before_first_byte"]) == (0, 0, 0)
+    assert ratios["detect_s"] is not None

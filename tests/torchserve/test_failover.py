@@ -1,0 +1,146 @@
+"""One of three instances dies, or hangs, under load: what clients notice, on real TorchServe."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from botocore.exceptions import ClientError, EventStreamError
+
+from tests.torchserve.conftest import run_fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import processes_below, ready_instances, wait_for
+from tests.torchserve.test_sessions import Chat, open_session
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+QUESTION = "What color is the circle?"
+NUM_INSTANCES = 3
+
+
+class Talk(threading.Thread):
+    """A conversation that goes on until it is told to stop; every answer must be right."""
+
+    def __init__(self, chat: Chat, *, is_streamed: bool) -> None:
+        super().__init__(daemon=True)
+        self.chat = chat
+        self.is_streamed = is_streamed
+        self.is_stopped = False
+        self.acknowledged: list[str] = []  # ids of invocations whose answers came whole
+        self.failed_before_byte: list[str] = []
+        self.failed_after_byte: list[str] = []
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        while not self.is_stopped:
+            self.ask()
+            time.sleep(0.3)
+
+    def ask(self) -> None:
+        """One turn under an invocation id of its own."""
+        number = str(uuid4())
+
+        def name(request: object, **_: object) -> None:
+            request.headers["amz-sdk-invocation-id"] = number  # type: ignore[attr-defined]
+
+        events = self.chat.client.meta.events
+        events.register("before-send.sagemaker-runtime", name, unique_id="number")
+        pieces: list[bytes] = []
+        try:
+            if self.is_streamed:
+                for piece in self.stream():
+                    pieces.append(piece)
+            else:
+                pieces.append(self.chat.ask(QUESTION).encode())
+        except (ClientError, EventStreamError) as error:
+            (self.failed_after_byte if pieces else self.failed_before_byte).append(str(error))
+            return
+        finally:
+            events.unregister("before-send.sagemaker-runtime", unique_id="number")
+        self.acknowledged.append(number)
+        if b"red" not in b"".join(pieces):
+            self.wrong.append(b"".join(pieces).decode())
+
+    def stream(self) -> Iterator[bytes]:
+        answer = self.chat.client.invoke_endpoint_with_response_stream(
+            EndpointName="llava",
+            ContentType="application/json",
+            SessionId=self.chat.id,
+            Body=json.dumps({"type": "send_text_prompt", "prompt_text": QUESTION, "stream": True}),
+        )
+        for event in answer["Body"]:
+            yield event["PayloadPart"]["Bytes"]
+
+
+def find_jvm(run_dir: Path, instance: str) -> int:
+    """The process of an instance's TorchServe."""
+    mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
+    (pid,) = [
+        pid
+        for pid in processes_below(run_dir)
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+        and mark in Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    ]
+    return pid
+
+
+def recorded_turns(journal: Path, session_id: str) -> list[str]:
+    """Invocation ids of the turns in a session's journal."""
+    events = [json.loads(path.read_bytes()) for path in sorted((journal / session_id).glob("[0-9]" * 8))]
+    return [event["invocation_id"] for event in events if event["kind"] == "turn"]
+
+
+def check(talks: list[Talk], journal: Path) -> None:
+    """No session, no acknowledged turn is lost, none is there twice, and only streams that had begun have failed."""
+    for talk in talks:
+        assert (talk.failed_before_byte, talk.wrong) == ([], [])
+        recorded = recorded_turns(journal, talk.chat.id)
+        assert len(set(recorded)) == len(recorded)
+        assert set(talk.acknowledged) <= set(recorded)
+        talk.ask()
+        assert (talk.failed_before_byte, talk.failed_after_byte[1:], talk.wrong) == ([], [], [])
+
+
+def test_killed_and_hanging_instances_lose_nothing(archives: Path, tmp_path: Path) -> None:
+    """kill -9 of one TorchServe in the middle of conversations, then SIGSTOP of another: every session goes on, every
+    acknowledged turn is recorded once, and requests fail only if some of their answer had come."""
+    run_dir, journal = tmp_path / "run", tmp_path / "journal"
+    arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
+    with run_fleet(*arguments, run_dir=run_dir, log=tmp_path / "up.log") as fleet:
+        names = sorted(ready_instances(fleet))
+        assert len(names) == NUM_INSTANCES
+        picture = data_url(draw("circle", "red"))
+        talks = [Talk(open_session(fleet.client(), image=picture), is_streamed=bool(number % 2)) for number in range(6)]
+        for talk in talks:
+            talk.start()
+        wait_until_all_answered(talks)
+
+        os.kill(find_jvm(run_dir, names[0]), signal.SIGKILL)
+        wait_for(lambda: names[0] not in ready_instances(fleet), "the dead instance is not noticed")
+        wait_until_all_answered(talks)
+        hung = find_jvm(run_dir, names[1])
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            wait_for(lambda: names[1] not in ready_instances(fleet), "the hanging instance is not noticed")
+            wait_until_all_answered(talks)
+        finally:
+            os.kill(hung, signal.SIGCONT)
+            for talk in talks:
+                talk.is_stopped = True
+        for talk in talks:
+            talk.join(60)
+            assert not talk.is_alive()
+        check(talks, journal)
+
+
+def wait_until_all_answered(talks: list[Talk]) -> None:
+    """Every conversation has gone on since the call."""
+    before = [len(talk.acknowledged) for talk in talks]
+    wait_for(
+        lambda: all(len(talk.acknowledged) > num + 1 for talk, num in zip(talks, before, strict=True)),
+        "the conversations do not go on",
+    )
