@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 # Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# Those that say how they are run; the other files beside them are their parts.
+BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check bench archives clean
@@ -49,8 +51,8 @@ test: setup archives  ## everything but the slow and the GPU tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
 
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
-	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $$(ls benchmarks 2>/dev/null | sed -n 's/\.py$$//p' | tr '\n' ' ')" >&2; exit 1; }
-	@test -f benchmarks/$(NAME).py || { echo "make: there is no benchmarks/$(NAME).py" >&2; exit 1; }
+	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }
+	@test -n "$(filter $(NAME),$(BENCHMARKS))" || { echo "make: there is no benchmark $(NAME), but: $(BENCHMARKS)" >&2; exit 1; }
 	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
 
 clean:  ## remove what was built; the set-up too

@@ -1,254 +1,252 @@
 """What is a kept cache worth to a follow-up question?
 
-Three ways to ask the second question of a conversation about a picture, each through boto3, the proxy and real
-TorchServe, on a LLaVA of real shape with random weights:
+The second question of a conversation about a picture, asked of a LLaVA of real shape with random weights through
+boto3, the proxy and real TorchServe, float32 on one thread:
 
-    stateless   open with the picture again and send the whole conversation
+    stateless   the picture and the whole conversation again, in one request
     features    the session holds the picture's projected features, the text is computed again
     kv          the session holds the KV cache, only the question's own tokens are computed
+    rebuild     the question reaches another instance, which rebuilds the session from its journal
+    pixels      as in the AWS sample: pixel values are kept, vision tower and prompt computed again (in this process,
+                beside a stateless one in this process)
 
-Time to first token, medians of interleaved rounds. By operation counts the KV arm should be bounded by one pass over
-the weights; prototypes saw 24 times less than stateless.
+Time to first token, medians of interleaved rounds, each with a picture of its own. By operation counts the KV arm is
+bounded by one pass over the weights; prototypes saw 24 times less than stateless. Then how many sessions one device
+keeps under a budget that holds a fraction of them, on the demo model, and what a session's memory is by formula.
 
-    python benchmarks/followup.py [--quick] [--rounds 5]
+    make bench NAME=followup [QUICK=1]
+    python benchmarks/followup.py [--quick] [--rounds 5] [--save]
 """
 
-import argparse
-import base64
 import io
-import json
 import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import boto3
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import torch
-from botocore.config import Config
-from PIL import Image
-from report import median, print_report
-from transformers import (
-    AutoTokenizer,
-    CLIPImageProcessorPil,
-    CLIPVisionConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    Qwen2Config,
-)
+from fleet import Fleet, running_fleet
+from followup_arms import NEW_TOKENS, Answer, Client, PixelCache, ask_instance
+from followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_bytes_a_token
+from PIL import Image, ImageDraw
+from report import ROOT, median, parse_options, print_report
 
-ROOT = Path(__file__).resolve().parent.parent
-TOKENIZER = ROOT / "models" / "tiny-llava"  # only its words; the shapes below are what costs time
-NEW_TOKENS = 16
 NUM_TURNS = 20
-
-
-def build_checkpoint(folder: Path, *, quick: bool) -> int:
-    """Write a LLaVA with random weights; returns its number of parameters.
-
-    The full shape is CLIP-L/14-336 (576 image tokens) and Qwen2-0.5B, the quick one has a fifth of the layers.
-    """
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    vision = CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=5 if quick else 24,
-        num_attention_heads=16,
-        image_size=336,
-        patch_size=14,
-        projection_dim=768,
-    )
-    text = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=5 if quick else 24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    config = LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
-        image_seq_length=576,
-        tie_word_embeddings=True,
-    )
-    model = LlavaForConditionalGeneration(config)
-    model.generation_config.eos_token_id = None
-    model.save_pretrained(folder)
-    size = {"height": 336, "width": 336}
-    LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size=size),
-        tokenizer=tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        chat_template=(TOKENIZER / "chat_template.jinja").read_text(),
-        image_token="<image>",
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)
-    return sum(p.numel() for p in model.parameters())
-
-
-class Client:
-    """boto3 with a clock."""
-
-    def __init__(self, runtime: str) -> None:
-        self._client = boto3.client(
-            "sagemaker-runtime",
-            endpoint_url=runtime,
-            region_name="us-east-1",
-            aws_access_key_id="x",
-            aws_secret_access_key="x",
-            config=Config(read_timeout=600),
-        )
-
-    def open(self, image: str) -> tuple[str, float]:
-        """A session's id and the milliseconds that opening took."""
-        began = time.perf_counter()
-        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": image})
-        return opened["NewSessionId"].partition(";")[0], (time.perf_counter() - began) * 1000
-
-    def ask(self, session: str, question: str) -> tuple[float, str, int]:
-        """Milliseconds to the first byte of the streamed answer, the answer, and the tokens computed before it."""
-        parameters = {"max_new_tokens": NEW_TOKENS}
-        body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": parameters}
-        began = time.perf_counter()
-        answer = self._client.invoke_endpoint_with_response_stream(
-            EndpointName="llava",
-            SessionId=session,
-            ContentType="application/json",
-            Accept="text/event-stream",
-            Body=json.dumps(body),
-        )
-        parts, first_ms = [], 0.0
-        for event in answer["Body"]:
-            first_ms = first_ms or (time.perf_counter() - began) * 1000
-            parts.append(event["PayloadPart"]["Bytes"])
-        events = b"".join(parts).decode().split("\n\n")
-        text = json.loads(events[-2].removeprefix("data:"))["generated_text"]
-        num_prefilled = int(answer["ResponseMetadata"]["HTTPHeaders"]["x-torchmoor-prefill-tokens"])
-        return first_ms, text, num_prefilled
-
-    def close(self, session: str) -> None:
-        self._invoke(session, {"type": "close_session"})
-
-    def _invoke(self, session: str, body: dict[str, Any]) -> Any:
-        return self._client.invoke_endpoint(
-            EndpointName="llava", SessionId=session, ContentType="application/json", Body=json.dumps(body)
-        )
+COLORS = ("red", "green", "blue", "yellow")
+SHAPES = ("circle", "square", "triangle", "star")
+KEPT_KV_TOKENS = 1600  # of the demo model: about 25 of its sessions
+KEPT_FEATURE_BYTES = 32 * 36 * 192 * 4  # of 32 pictures of the demo model, 36 tokens of width 192
 
 
 def question(rng: random.Random) -> str:
     """About twenty tokens that no other question shares."""
-    colors, shapes = ("red", "green", "blue", "yellow"), ("circle", "square", "triangle", "star")
-    things = " or the ".join(f"{rng.choice(colors)} {rng.choice(shapes)}" for _ in range(4))
+    things = " or the ".join(f"{rng.choice(COLORS)} {rng.choice(SHAPES)}" for _ in range(4))
     return f"Where is the {things} {rng.randrange(10)}?"
 
 
-def picture() -> str:
-    """A photograph-like JPEG of 1024 x 768, as base64."""
-    noise = Image.frombytes("RGB", (128, 96), random.Random(0).randbytes(128 * 96 * 3))
+def photograph(rng: random.Random) -> bytes:
+    """A JPEG of 1024 x 768 with as much detail as one from a camera."""
+    noise = Image.frombytes("RGB", (128, 96), rng.randbytes(128 * 96 * 3))
     encoded = io.BytesIO()
     noise.resize((1024, 768), Image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
-    return base64.b64encode(encoded.getvalue()).decode()
+    return encoded.getvalue()
 
 
-def measure_round(client: Client, image: str, rng: random.Random) -> dict[str, tuple[float, int]]:
-    """One round of the three arms: milliseconds to the first token of the second answer, tokens computed before it."""
-    first, second = question(rng), question(rng)
-    kept, _ = client.open(image)
-    _, said, _ = client.ask(kept, first)
-    whole = f"{first} {said} {second}"  # as long as the conversation that a stateless client sends
-    kv_ms, _, kv_tokens = client.ask(kept, second)
-    warm, _ = client.open(image)
-    features_ms, _, features_tokens = client.ask(warm, whole)
-    stateless, open_ms = client.open(image)
-    ask_ms, _, stateless_tokens = client.ask(stateless, whole)
-    for session in (kept, warm, stateless):
+def drawing(rng: random.Random) -> bytes:
+    """A PNG for the demo model: one shape somewhere on a background."""
+    canvas = Image.new("RGB", (96, 96), (rng.randrange(200, 256),) * 3)
+    x, y = rng.randrange(5, 40), rng.randrange(5, 40)
+    draw = ImageDraw.Draw(canvas)
+    (draw.ellipse if rng.random() < 0.5 else draw.rectangle)((x, y, x + 45, y + 45), fill=rng.choice(COLORS))
+    encoded = io.BytesIO()
+    canvas.save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+class Rounds:
+    """The arms' figures by round, and whether all arms gave the same answer."""
+
+    def __init__(self, fleet: Fleet, pixels: PixelCache) -> None:
+        self._fleet = fleet
+        self._client = Client(fleet.runtime)
+        self._pixels = pixels
+        self._rng = random.Random(1)
+        self.times_ms: dict[str, list[float]] = defaultdict(list)
+        self.prefilled: dict[str, list[int]] = defaultdict(list)
+        self.is_equal = True
+
+    def warm_up(self) -> None:
+        self.run_round()
+        self.times_ms.clear()
+        self.prefilled.clear()
+
+    def run_round(self) -> None:
+        """Every arm once, asking the same conversation. Each arm ends its session, so that the next one shares
+        nothing with it; the one that leaves a copy on another instance comes last."""
+        client, picture = self._client, photograph(self._rng)
+        first, second = question(self._rng), question(self._rng)
+        session = client.open(picture)
+        said = client.ask(session, first).text
+        answers = {"kv": client.ask(session, second)}
         client.close(session)
+        answers["stateless"] = client.ask_stateless(picture, [first, said, second])
+        answers["features"] = self._with_features(picture, first, said, second)
+        answers["rebuild"] = self._rebuild(picture, first, second)
+        for arm, answer in answers.items():
+            self._note(arm, answer)
+        if len({(answer.text, answer.num_context) for answer in answers.values()}) != 1:
+            print(f"the arms answered differently: {answers}", file=sys.stderr)
+            self.is_equal = False
+        kept_ms, none_ms = self._pixels.measure(picture, [first, said, second])
+        self.times_ms["pixels, in process"].append(kept_ms)
+        self.times_ms["stateless, in process"].append(none_ms)
+
+    def _with_features(self, picture: bytes, first: str, said: str, second: str) -> Answer:
+        """A session that has the picture but not the conversation, which the question brings in the template's form."""
+        session = self._client.open(picture)
+        answer = self._client.ask(session, f"{first}<|end|><|assistant|>{said}<|end|><|user|>{second}")
+        self._client.close(session)
+        return answer
+
+    def _rebuild(self, picture: bytes, first: str, second: str) -> Answer:
+        session = self._client.open(picture)
+        home = self._client.ask(session, first).instance
+        other = next(i for i in self._fleet.instances() if i["name"] != home)
+        answer = ask_instance(other, session, second)
+        if not answer.is_rebuilt:
+            raise RuntimeError(f"{other['name']} had the session already")
+        self._client.close(session)
+        return answer
+
+    def _note(self, arm: str, answer: Answer) -> None:
+        wanted = {"kv": "kv", "features": "features"}.get(arm, answer.tier)
+        if answer.tier != wanted:
+            raise RuntimeError(f"the {arm} arm was answered from {answer.tier}")
+        self.times_ms[arm].append(answer.first_ms)
+        self.prefilled[arm].append(answer.num_prefilled)
+
+    def measure_growth(self) -> float:
+        """Time to first token of turns 18 to 20 of a conversation by that of turns 2 to 4."""
+        session = self._client.open(photograph(self._rng))
+        times = [self._client.ask(session, question(self._rng)).first_ms for _ in range(NUM_TURNS)]
+        self._client.close(session)
+        return median(times[-3:]) / median(times[1:4])
+
+    def measure_memory(self, *, quick: bool) -> dict[str, float]:
+        """What a session of one turn holds at each tier by what the formulas say."""
+        picture = photograph(self._rng)
+        before = {i["name"]: self._fleet.status(i)["memory"] for i in self._fleet.instances()}
+        session = self._client.open(picture)
+        answer = self._client.ask(session, question(self._rng))
+        home = next(i for i in self._fleet.instances() if i["name"] == answer.instance)
+        after = self._fleet.status(home)["memory"]
+        self._client.close(session)
+        held = {
+            tier: after[f"{tier}_bytes"] - before[home["name"]][f"{tier}_bytes"] for tier in ("kv", "features", "host")
+        }
+        num_tokens = answer.num_context + NEW_TOKENS - 1  # the last new token is never stored
+        return {
+            "kv_bytes_vs_formula": held["kv"] / (num_tokens * kv_bytes_a_token(quick=quick)),
+            "features_bytes_vs_formula": held["features"] / FEATURE_BYTES,
+            "host_bytes_vs_formula": held["host"] / len(picture),
+        }
+
+
+def measure_sessions(count: int) -> dict[str, int]:
+    """Open sessions on one device whose budget holds KV caches of about 25 of them, all asked again at the end.
+
+    lost: not answered; wrong: answered otherwise than the same conversation sent at once.
+    """
+    rng = random.Random(2)
+    settings = {"SESSION_KV_TOKENS": str(KEPT_KV_TOKENS), "SESSION_FEATURES_BYTES": str(KEPT_FEATURE_BYTES)}
+    with running_fleet(ROOT / "models" / "tiny-llava", **settings) as fleet:
+        client = Client(fleet.runtime)
+        pictures = [drawing(rng) for _ in range(count)]
+        sessions = [client.open(picture) for picture in pictures]
+        first, second = "What color is the shape?", "What shape is it?"
+        said = [client.ask(session, first).text for session in sessions]
+        (instance,) = fleet.instances()
+        status = fleet.status(instance)
+        lost = wrong = 0
+        for i in rng.sample(range(count), count):
+            try:
+                answer = client.ask(sessions[i], second).text
+            except Exception as error:
+                print(f"session {i} is lost: {error}", file=sys.stderr)
+                lost += 1
+                continue
+            if i % 4 == 0:
+                wrong += answer != client.ask_stateless(pictures[i], [first, said[i], second]).text
+    memory = status["memory"]
     return {
-        "stateless": (open_ms + ask_ms, stateless_tokens),
-        "features": (features_ms, features_tokens),
-        "kv": (kv_ms, kv_tokens),
+        "open": status["sessions"]["open"],
+        "lost": lost,
+        "wrong": wrong,
+        "kv_bytes": memory["kv_bytes"],
+        "kv_capacity_bytes": memory["kv_capacity_bytes"],
+        "features_bytes": memory["features_bytes"],
+        "features_capacity_bytes": memory["features_capacity_bytes"],
     }
-
-
-def measure_growth(client: Client, image: str, rng: random.Random) -> float:
-    """Time to first token of turns 18 to 20 of a conversation by that of turns 2 to 4."""
-    session, _ = client.open(image)
-    times = [client.ask(session, question(rng))[0] for _ in range(NUM_TURNS)]
-    client.close(session)
-    return median(times[-3:]) / median(times[1:4])
-
-
-def run(runtime: str, rounds: int) -> tuple[dict[str, list[tuple[float, int]]], float]:
-    client, image, rng = Client(runtime), picture(), random.Random(1)
-    measure_round(client, image, rng)  # warm-up
-    times: dict[str, list[tuple[float, int]]] = {"stateless": [], "features": [], "kv": []}
-    for number in range(rounds):
-        for arm, measured in measure_round(client, image, rng).items():
-            times[arm].append(measured)
-        print(f"round {number + 1} of {rounds}", file=sys.stderr)
-    return times, measure_growth(client, image, rng)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the layers")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = parse_options(__doc__, quick="a fifth of the layers, and fewer sessions")
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:
-        num_parameters = build_checkpoint(Path(folder), quick=options.quick)
-        up = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).with_name("torchmoor")), "up", "--port", "0", "--admin-port", "0"),
-                *("--model-store", str(ROOT / "model_store")),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TORCHMOOR_HANDLER_MODEL_PATH": folder},
-        )
-        assert up.stdout is not None
-        try:
-            line = up.stdout.readline()
-            if not line:
-                raise SystemExit("followup: the instance did not start")
-            times, growth = run(json.loads(line)["runtime"], options.rounds)
-        finally:
-            up.send_signal(signal.SIGINT)
-            up.wait(timeout=60)
-    medians = {arm: median([ms for ms, _ in values]) for arm, values in times.items()}
-    rows = [
+        checkpoint = Path(folder)
+        num_parameters = build_checkpoint(checkpoint, quick=options.quick)
+        pixels = PixelCache(checkpoint)
+        with running_fleet(checkpoint, num_instances=2, MODEL_DTYPE="float32") as fleet:
+            rounds = Rounds(fleet, pixels)
+            rounds.warm_up()
+            for number in range(options.rounds):
+                rounds.run_round()
+                print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            growth = rounds.measure_growth()
+            memory = rounds.measure_memory(quick=options.quick)
+    sessions = measure_sessions(100 if options.quick else 500)
+    times: dict[str, list[float]] = rounds.times_ms
+    rows: list[dict[str, Any]] = [
         {
             "arm": arm,
-            "ttft_ms": medians[arm],
-            "least": min(values)[0],
-            "most": max(values)[0],
-            "tokens": int(median([tokens for _, tokens in values])),
+            "ttft_ms": median(times[arm]),
+            "least": min(times[arm]),
+            "most": max(times[arm]),
+            "tokens": int(median(rounds.prefilled[arm])) if arm in rounds.prefilled else None,
         }
-        for arm, values in times.items()
+        for arm in times
     ]
+
+    def ratio(arm: str, base: str = "stateless") -> float:
+        return median([a / b for a, b in zip(times[arm], times[base], strict=True)])
+
     ratios = {
-        "ttft_kv_vs_stateless": medians["kv"] / medians["stateless"],
-        "ttft_features_vs_stateless": medians["features"] / medians["stateless"],
+        "ttft_kv_vs_stateless": ratio("kv"),
+        "ttft_features_vs_stateless": ratio("features"),
+        "ttft_pixels_vs_stateless": ratio("pixels, in process", "stateless, in process"),
         "ttft_turn20_vs_turn2": growth,
-        "rebuild_vs_stateless": None,
-        "greedy_equal": None,
+        "rebuild_vs_stateless": ratio("rebuild"),
+        "greedy_equal": rounds.is_equal,
+        "sessions_vs_one_a_worker": sessions["open"],
+        "sessions_lost": sessions["lost"],
+        "sessions_wrong": sessions["wrong"],
+        **memory,
     }
-    print_report("followup", rows, ratios, quick=options.quick, rounds=options.rounds, parameters=num_parameters)
+    print_report(
+        "followup",
+        rows,
+        ratios,
+        save=options.save,
+        quick=options.quick,
+        rounds=options.rounds,
+        parameters=num_parameters,
+        sessions=sessions,
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""What every benchmark prints: a table for people, then one line of JSON for programs."""
+"""What every benchmark is asked and prints: a table for people, then one line of JSON for programs."""
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "benchmarks"  # what docs/benchmarks.md shows; plot.py draws from it
 PACKAGES = ("torch", "transformers", "torchserve", "uvloop", "httptools")
 
 
@@ -16,27 +22,79 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def print_report(name: str, rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Any], **settings: Any) -> None:
-    """Print rows as a table and the whole as the last line.
+def parse_options(description: str | None, *, quick: str, rounds: int = 5) -> argparse.Namespace:
+    """`--quick`, `--rounds`, `--save`; the number of rounds is 1 when it is not given and the run is quick."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--rounds", type=int, help=f"{rounds} unless quick")
+    parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks/ and draw it")
+    options = parser.parse_args()
+    if options.rounds is None:
+        options.rounds = 1 if options.quick else rounds
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
+    if options.save and options.quick:
+        parser.error("--save is for whole runs; a quick one's figures mean little")
+    return options
+
+
+def print_report(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    ratios: Mapping[str, Any],
+    *,
+    save: bool = False,
+    **settings: Any,
+) -> None:
+    """Print rows as a table, the ratios, and the whole as the last line.
 
     rows: all with the same keys; ratios: the keys that docs/benchmarks.md explains, None where not measured.
+    save: keep the last line, readable, as docs/benchmarks/NAME.json too.
     """
+    for line in as_table(rows):
+        print(line)
+    for key, value in ratios.items():
+        print(f"{key} = {_cell(value)}")
+    report = {"benchmark": name, "rows": list(rows), "ratios": dict(ratios), **about(), "settings": settings}
+    if save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "plot.py"), name], check=True, timeout=60)
+    print(json.dumps(report))
+
+
+def about() -> dict[str, Any]:
+    """Where and with what a figure was measured."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=10
+    )
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit.stdout.strip(),
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+    }
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines with aligned columns, the names first."""
     columns = list(rows[0])
     table = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-    for key, value in ratios.items():
-        print(f"{key} = {_cell(value)}")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    about = {
-        "commit": commit.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {package: version(package) for package in PACKAGES},
-        "settings": settings,
-    }
-    print(json.dumps({"benchmark": name, "rows": list(rows), "ratios": dict(ratios), **about}))
+    return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+
+
+def _processor() -> str:
+    """The processor's own name where Linux tells it, else its architecture."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)

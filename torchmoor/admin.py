@@ -60,6 +60,7 @@ class AdminServer:
             {
                 "name": instance.name,
                 "endpoint": instance.endpoint,
+                "variant": instance.variant,
                 "model": instance.model,
                 "host": instance.host,
                 "port": instance.port,
@@ -68,6 +69,7 @@ class AdminServer:
                 "state": instance.state.value,
                 "outstanding": instance.outstanding,
                 "capacity": instance.capacity,
+                "session_room": instance.session_room,
                 "idle_connections": len(instance.idle),
             }
             for instance in self._registry.instances()

@@ -14,6 +14,7 @@ from torchmoor.api.gateway import Gateway
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
+from torchmoor.fleet.session_room import SessionRooms
 from torchmoor.http.client import ClientLimits
 from torchmoor.http.errand import Errands
 from torchmoor.http.exchange import ExchangeMeans
@@ -69,6 +70,7 @@ class Proxy:
         )
         self.server = HttpServer(Api(self.gateway), means, self.sweeper, client_limits)
         self.health = HealthChecker(registry, settings.health)
+        self.session_rooms = SessionRooms(registry, settings.health)
         self._settings = settings
         self._stack = AsyncExitStack()
 
@@ -80,7 +82,8 @@ class Proxy:
             stack.callback(self._close_idle)
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
-            collector = MetricsCollector(self.registry, self.gateway.metrics.values())
+            await stack.enter_async_context(self.session_rooms)
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers())
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             admin = AdminServer(self.registry, collector, scraper, listen.host, listen.admin_port)
             await stack.enter_async_context(admin)

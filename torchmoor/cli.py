@@ -11,6 +11,7 @@ import click
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
+from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
@@ -131,6 +132,39 @@ def up(
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
+    except TorchmoorError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@main.command()
+@click.option(
+    "--config",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Endpoints, instances and settings; docs/routing.md has an example.",
+)
+@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
+@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
+def serve(config: Path, no_auth: bool, log_level: str) -> None:
+    """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
+
+    One line of JSON on standard output says where it listens. Session ids are verified with the keys in
+    TORCHMOOR_SESSION_KEYS, which the instances must have too.
+
+    \b
+    Examples:
+      torchmoor serve --config torchmoor.yaml
+    """
+    import uvloop
+
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        uvloop.run(run_serve(config, is_open=no_auth, announce=click.echo))
+    except OSError as error:
+        raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
 

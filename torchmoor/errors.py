@@ -7,7 +7,8 @@ TorchmoorError
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
     |-- ValidationError      400
-    |   `-- UnknownEndpoint
+    |   |-- UnknownEndpoint
+    |   `-- UnknownVariant
     |-- ModelError           424, with what the model answered
     |-- ModelNotReady        429
     |-- InternalFailure      500
@@ -63,6 +64,13 @@ class UnknownEndpoint(ValidationError):
 
     def __init__(self, name: str, account_id: str = "000000000000") -> None:
         super().__init__(f"Endpoint {name} of account {account_id} not found.")
+
+
+class UnknownVariant(ValidationError):
+    """The endpoint has no variant of that name."""
+
+    def __init__(self, name: str, endpoint: str) -> None:
+        super().__init__(f"Variant {name} not found for endpoint {endpoint}.")
 
 
 class ModelError(ApiError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -28,6 +29,7 @@ COUNTERS = {
 HISTOGRAMS = {
     "ModelLatency": "Seconds from sending the request to an instance until its answer has ended.",
     "OverheadLatency": "Seconds that a request spent in the proxy beside the model's time.",
+    "QueueLatency": "Seconds from a request's head until an instance was free, of those that had to wait for one.",
     "FirstChunkLatency": "Seconds from receiving the request's head to the first byte of a streamed answer's body.",
 }
 
@@ -70,6 +72,7 @@ class InvocationMetrics:
         "no_capacity",
         "model_latency",
         "overhead_latency",
+        "queue_latency",
         "first_chunk_latency",
     )
 
@@ -80,6 +83,7 @@ class InvocationMetrics:
         self.mid_stream_errors = self.no_capacity = 0
         self.model_latency = Histogram()
         self.overhead_latency = Histogram()
+        self.queue_latency = Histogram()
         self.first_chunk_latency = Histogram()
 
     def count_status(self, status: int) -> None:
@@ -102,13 +106,25 @@ class InvocationMetrics:
         """The histograms by their names."""
         yield "ModelLatency", self.model_latency
         yield "OverheadLatency", self.overhead_latency
+        yield "QueueLatency", self.queue_latency
         yield "FirstChunkLatency", self.first_chunk_latency
+
+
+class Variant(Protocol):
+    """A variant's numbers, and how many of its requests wait at this moment."""
+
+    metrics: InvocationMetrics
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an instance."""
+        ...
 
 
 class MetricsCollector:
     """Turns the numbers of all variants and instances into Prometheus metrics, when scraped."""
 
-    def __init__(self, registry: Registry, variants: Iterable[InvocationMetrics]) -> None:
+    def __init__(self, registry: Registry, variants: Iterable[Variant]) -> None:
         self._registry = registry
         self._variants = list(variants)
 
@@ -117,14 +133,18 @@ class MetricsCollector:
         labels = ["endpoint", "variant"]
         counters = {name: CounterMetricFamily(name, text, labels=labels) for name, text in COUNTERS.items()}
         histograms = {name: HistogramMetricFamily(name, text, labels=labels) for name, text in HISTOGRAMS.items()}
-        for variant in self._variants:
+        waiting = GaugeMetricFamily("WaitingInvocations", "Requests that wait for an instance.", labels=labels)
+        for traffic in self._variants:
+            variant = traffic.metrics
             where = [variant.endpoint, variant.variant]
             for name, value in variant.values():
                 counters[name].add_metric(where, value)
             for name, histogram in variant.histograms():
                 histograms[name].add_metric(where, histogram.cumulative(), sum_value=histogram.sum)
+            waiting.add_metric(where, traffic.num_waiting)
         yield from counters.values()
         yield from histograms.values()
+        yield waiting
         yield from self._instances()
 
     def _instances(self) -> Iterator[Metric]:

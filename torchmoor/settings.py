@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 
 from torchmoor.errors import ConfigError
 
-ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM")
+ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE")
+ALL_TRAFFIC = "AllTraffic"
 MIB = 1 << 20
 
 _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
@@ -24,6 +25,12 @@ def _require_positive(group: object, prefix: str) -> None:
         value = getattr(group, item.name)
         if isinstance(value, (int, float)) and value <= 0:
             raise ConfigError(f"{prefix}.{item.name} must be positive, not {value}")
+
+
+def _require_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise ConfigError unless the number is within the range."""
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be from {least} to {most}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,7 @@ class LimitSettings:
     max_connections: int = 10_000
     max_replay_body_bytes: int = 2 * MIB  # a body up to this size is kept until its answer begins
     max_replay_total_bytes: int = 64 * MIB  # over all requests in flight; beyond it none is kept
+    max_waiting_bytes: int = 64 * MIB  # of bodies that wait for an instance, over all endpoints
     max_error_body_bytes: int = 65_536  # of an instance's error answer, read to name the cause
     header_timeout_s: float = 10.0  # from a request's first byte to the end of its head
     body_timeout_s: float = 60.0  # from there to the end of its body
@@ -82,6 +90,8 @@ class HealthSettings:
     starting_interval_s: float = 0.25  # while an instance is not ready
     ready_interval_s: float = 2.0
     probe_timeout_s: float = 2.0
+    status_interval_s: float = 5.0  # between questions for an instance's session room
+    max_status_per_s: float = 20.0  # over all instances: with many of them each is asked less often
     unanswered_before_down: int = 3  # a busy instance may be slow to answer, and its sessions cannot move
 
     def __post_init__(self) -> None:
@@ -89,22 +99,81 @@ class HealthSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixAwareSettings:
+    """PREFIX_AWARE, with SageMaker's ranges: bytes of a body that are its prefix, and when an instance is full."""
+
+    prefix_length: int = 4096
+    concurrency_threshold: int = 16
+
+    def __post_init__(self) -> None:
+        _require_range("prefix_aware.prefix_length", self.prefix_length, 1024, 65_536)
+        _require_range("prefix_aware.concurrency_threshold", self.concurrency_threshold, 1, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvAwareSettings:
+    """KV_AWARE: how prompts are compared, and what a match is worth."""
+
+    max_prompt_bytes: int = 65_536  # of a body that are looked at
+    block_bytes: int = 512
+    bytes_per_request: int = 8_192  # a match of so many bytes outweighs one more outstanding request
+    max_blocks_per_instance: int = 8_192  # believed to be held; 4 MiB of prompts, about a million tokens
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "kv_aware")
+        _require_range("kv_aware.max_prompt_bytes", self.max_prompt_bytes, self.block_bytes, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateBindingSettings:
+    """Requests beyond the instances' capacity wait at the proxy for whichever frees first."""
+
+    max_waiting: int = 1024  # of each variant
+    max_wait_s: float = 30.0  # then 503; the wait is part of the time that the client gives the model
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "late_binding")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantSettings:
+    """One variant of an endpoint: the model that its instances serve, its share of traffic, how they are chosen."""
+
+    model: str
+    name: str = ALL_TRAFFIC
+    weight: float = 1.0
+    routing_strategy: str = ROUTING_STRATEGIES[0]
+    prefix_aware: PrefixAwareSettings = field(default_factory=PrefixAwareSettings)
+    kv_aware: KvAwareSettings = field(default_factory=KvAwareSettings)
+
+    def __post_init__(self) -> None:
+        if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
+            raise ConfigError(f"variant.name {self.name!r} is not a valid variant name")
+        if not self.model:
+            raise ConfigError(f"variant.model of {self.name!r} must not be empty")
+        if not 0 <= self.weight < float("inf"):
+            raise ConfigError(f"variant.weight of {self.name!r} must be 0 or more, not {self.weight}")
+        if self.routing_strategy not in ROUTING_STRATEGIES:
+            known = ", ".join(ROUTING_STRATEGIES)
+            raise ConfigError(f"variant.routing_strategy must be one of {known}, not {self.routing_strategy!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """One endpoint: the name in the URL, the model its instances serve, and how they are chosen."""
+    """One endpoint: the name in the URL, and the variants among which its traffic is split."""
 
     name: str
-    model: str
-    routing_strategy: str = "LEAST_OUTSTANDING_REQUESTS"
-    variant: str = "AllTraffic"
+    variants: tuple[VariantSettings, ...]
+    late_binding: LateBindingSettings | None = None  # None: a request that no instance can take is refused at once
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
             raise ConfigError(f"endpoint.name {self.name!r} is not a valid endpoint name")
-        if not self.model:
-            raise ConfigError(f"endpoint.model of {self.name!r} must not be empty")
-        if self.routing_strategy not in ROUTING_STRATEGIES:
-            known = ", ".join(ROUTING_STRATEGIES)
-            raise ConfigError(f"endpoint.routing_strategy must be one of {known}, not {self.routing_strategy!r}")
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) != len(names):
+            raise ConfigError(f"endpoint.variants of {self.name!r} must be one or more of different names, not {names}")
+        if not any(variant.weight for variant in self.variants):
+            raise ConfigError(f"endpoint.variants of {self.name!r} must have a weight above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

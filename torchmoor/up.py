@@ -23,7 +23,7 @@ from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
-from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings
+from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings, VariantSettings
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
         endpoints=tuple(
-            EndpointSettings(name=name, model=name, routing_strategy=options.strategy) for name in options.endpoints
+            EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
+            for name in options.endpoints
         ),
         listen=ListenSettings(host=options.host, port=options.port, admin_port=options.admin_port),
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),

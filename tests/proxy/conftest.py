@@ -7,7 +7,7 @@ import dataclasses
 import http.client
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
@@ -25,11 +25,13 @@ from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
     EndpointSettings,
     HealthSettings,
+    LateBindingSettings,
     LimitSettings,
     ListenSettings,
     ProxySettings,
     SessionSettings,
     TimeoutSettings,
+    VariantSettings,
 )
 
 T = TypeVar("T")
@@ -59,12 +61,19 @@ class Stage:
         timeouts: TimeoutSettings | None = None,
         health: HealthSettings = NO_PROBES,
         strategy: str = "LEAST_OUTSTANDING_REQUESTS",
+        variants: tuple[VariantSettings, ...] = (),
+        late_binding: LateBindingSettings | None = None,
+        homes: Mapping[str, str] | None = None,  # the variants of instances, where there are several
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
     ) -> None:
+        variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
+        models = {variant.name: variant.model for variant in variants}
+        self._homes = {name: (homes or {}).get(name, variants[0].name) for name in names}
+        self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
-            endpoints=(EndpointSettings(name="llava", model="llava", routing_strategy=strategy),),
+            endpoints=(EndpointSettings(name="llava", variants=variants, late_binding=late_binding),),
             listen=LISTEN,
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
@@ -125,7 +134,8 @@ class Stage:
                 Instance(
                     name=fake.name,
                     endpoint="llava",
-                    model="llava",
+                    variant=self._homes[fake.name],
+                    model=self._models[fake.name],
                     port=fake.port,
                     capacity=self._capacity,
                     state=InstanceState.READY,
@@ -185,6 +195,10 @@ class Stage:
                 assert connection.is_usable
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
+        for dispatcher in self.proxy.gateway.dispatchers():
+            dispatcher.variant.pool.check_integrity()
+            assert dispatcher.num_waiting == 0
+        assert self.proxy.gateway.waiting_bytes.used_bytes == 0
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

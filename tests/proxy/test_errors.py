@@ -94,7 +94,6 @@ def test_instance_without_room_is_replaced_by_another(
 ) -> None:
     """A request that is no turn of a session goes elsewhere, with its whole body."""
     stage.a.behave = refusing(status, code, "full")
-    stage.registry.find("b").last_chosen = 9  # type: ignore[union-attr]
 
     answer = getattr(stage.client(), operation)(EndpointName="llava", Body=b"the body")
 
@@ -169,7 +168,6 @@ def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) ->
         wire.reset()
 
     stage.a.behave = dying
-    stage.registry.find("b").last_chosen = 9  # type: ignore[union-attr]
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import openai
@@ -13,11 +12,11 @@ import pytest
 from tests.proxy.conftest import Stage, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.api.application import Api
-from torchmoor.api.gateway import Gateway
+from torchmoor.app import Proxy
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.http.message import Request
-from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings
+from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings, VariantSettings
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -164,7 +163,6 @@ def test_odd_error_body_is_still_openais_object(stage: Stage, body: bytes) -> No
 def test_full_instance_is_replaced_by_another(stage: Stage, status: int) -> None:
     """A completion belongs to no session: it goes where there is room, with its whole body."""
     stage.a.behave = refusing(status, {429: "Overloaded", 507: "OutOfMemory"}[status], "full")
-    stage.instance("b").last_chosen = 9
 
     found, headers, _ = complete(stage)
 
@@ -202,8 +200,10 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
 
 def test_plain_path_needs_a_single_endpoint() -> None:
     """With several the body would decide, and the proxy does not read it: the error names the paths to use."""
-    settings = ProxySettings(endpoints=tuple(EndpointSettings(name=name, model=name) for name in ("a1", "b2")))
-    api = Api(Gateway(settings, Registry(settings.endpoints), Random(1)))
+    settings = ProxySettings(
+        endpoints=tuple(EndpointSettings(name=name, variants=(VariantSettings(model=name),)) for name in ("a1", "b2"))
+    )
+    api = Api(Proxy(settings, Registry(settings.endpoints)).gateway)
 
     refused: Any = api.handle(Request(b"POST", b"/v1/chat/completions", b"", []))
     listed: Any = api.handle(Request(b"GET", b"/v1/models", b"", []))

@@ -26,5 +26,4 @@ class ContainerApi:
 
     def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
-        path = b"/predictions/" + self._endpoint.settings.model.encode()
-        return self._pass_through.invoke(request, request_id, self._endpoint, path)
+        return self._pass_through.invoke(request, request_id, self._endpoint)

@@ -1,4 +1,4 @@
-"""What every dialect shares: the endpoints and how one of their instances is chosen, session ids, ids of requests.
+"""What every dialect shares: the endpoints and which of their variants serves a request, session ids, ids of requests.
 
 Owns no connection; all calls are made on the proxy's event loop.
 """
@@ -6,61 +6,43 @@ Owns no connection; all calls are made on the proxy's event loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from itertools import count
 from random import Random
 
 from torchmoor.api.cancellation import Cancellations
+from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.validation import SESSION_ID_MEMBER
-from torchmoor.errors import ServiceUnavailable, UnknownEndpoint, ValidationError
+from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Endpoint, Registry
-from torchmoor.metrics import InvocationMetrics
-from torchmoor.routing.least_outstanding import LeastOutstanding
-from torchmoor.routing.random import RandomChoice
+from torchmoor.routing.random import choose_weighted
 from torchmoor.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
-from torchmoor.routing.strategy import RouteRequest, Strategy
-from torchmoor.settings import EndpointSettings, ProxySettings
+from torchmoor.routing.waiting import WaitingBytes
+from torchmoor.settings import ProxySettings
 
 MAX_REMEMBERED_IDS = 4096
 
 
-class Choice:
-    """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
-
-    request_line: names the instance to itself. answer_lines: say where an answer comes from.
-    """
-
-    __slots__ = ("instance", "reason", "request_line", "answer_lines")
-
-    def __init__(self, instance: Instance, reason: str) -> None:
-        self.instance = instance
-        self.reason = reason
-        self.request_line = b"host: %b:%d\r\n" % (instance.host.encode(), instance.port)
-        self.answer_lines = b"x-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
-            instance.name.encode(),
-            reason.encode(),
-        )
-
-
 class Gateway:
-    """Chooses instances for the dialects."""
+    """Finds the dispatcher for a request of any dialect."""
 
     def __init__(self, settings: ProxySettings, registry: Registry, rng: Random, cancellations: Cancellations) -> None:
         self.settings = settings
         self.registry = registry
         self.cancellations = cancellations
-        self.metrics = {
-            endpoint.name: InvocationMetrics(endpoint.name, endpoint.settings.variant)
+        self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
+        self._rng = rng
+        self._dispatchers = {
+            endpoint.name: [
+                Dispatcher(registry, variant, endpoint.settings.late_binding, self.waiting_bytes, rng)
+                for variant in endpoint.variants
+            ]
             for endpoint in registry.endpoints()
         }
-        self._strategies = {endpoint.name: _make_strategy(endpoint.settings, rng) for endpoint in registry.endpoints()}
-        self._num_choices = 0
         random = os.urandom(10).hex()
         self._id_prefix = "-".join((random[:8], random[8:12], random[12:16], random[16:])).encode()
         self._ids = count(1)
         self._verified: dict[tuple[str, bytes], SessionId] = {}
-        self._choices: dict[tuple[str, str], Choice] = {}
 
     def new_request_id(self) -> bytes:
         """A unique id in the form of a UUID: a random part of this process, then a count."""
@@ -92,58 +74,40 @@ class Gateway:
         self._verified[endpoint.name, raw] = session
         return session
 
-    def choose(self, endpoint: Endpoint, session: SessionId | None, excluded: frozenset[str]) -> Choice:
-        """The instance for a request. Raises ServiceUnavailable.
+    def dispatchers(self) -> list[Dispatcher]:
+        """Those of all variants of all endpoints."""
+        return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
 
-        A session's requests go to the instance that opened it; while that one is not ready, to the one that all
-        proxies agree on. excluded: instances that this request has tried.
+    def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
+        """Whose metrics count a request that is refused before its variant is known."""
+        return self._dispatchers[endpoint.name][0]
+
+    def dispatcher_for(self, endpoint: Endpoint, session: SessionId | None, variant: bytes | None) -> Dispatcher:
+        """That of the variant which serves a request: its session's, or the one it names, or one by weight.
+
+        A variant without a ready instance gets no share of the traffic that names none. Raises UnknownVariant.
         """
+        dispatchers = self._dispatchers[endpoint.name]
+        if variant is not None:
+            named = [dispatcher for dispatcher in dispatchers if dispatcher.name == variant]
+            if not named:
+                raise UnknownVariant(variant.decode("latin-1"), endpoint.name)
+            if session is None:
+                return named[0]
+        if len(dispatchers) == 1:
+            return dispatchers[0]
         if session is not None:
-            choice = self._choose_for_session(endpoint, session, excluded)
-        else:
-            strategy = self._strategies[endpoint.name]
-            instance = strategy.choose(RouteRequest(excluded), endpoint.instances)
-            choice = None if instance is None else self.choice_of(instance, strategy.reason)
-        if choice is None:
-            self.metrics[endpoint.name].no_capacity += 1
-            raise ServiceUnavailable(_why_unavailable(endpoint.instances))
-        self._num_choices += 1
-        choice.instance.last_chosen = self._num_choices
-        return choice
-
-    def _choose_for_session(self, endpoint: Endpoint, session: SessionId, excluded: frozenset[str]) -> Choice | None:
-        home = self.registry.find(session.instance)
-        # A draining instance still serves the sessions that it holds.
-        if (
-            home is not None
-            and (home.state is InstanceState.READY or home.state is InstanceState.DRAINING)
-            and home.endpoint == endpoint.name
-            and home.name not in excluded
-        ):
-            return self.choice_of(home, "session")
-        others = [instance for instance in endpoint.instances if instance.name not in excluded]
-        instance = rendezvous(session.text, others)
-        return None if instance is None else self.choice_of(instance, "session-failover")
-
-    def choice_of(self, instance: Instance, reason: str) -> Choice:
-        """The Choice of an instance for a reason, made once."""
-        key = (instance.name, reason)
-        choice = self._choices.get(key)
-        if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason)
-        return choice
+            home = self.registry.find(session.instance)
+            if home is None or home.endpoint != endpoint.name:
+                home = rendezvous(session.text, endpoint.instances)
+            for dispatcher in dispatchers:
+                if home is not None and dispatcher.variant.name == home.variant:
+                    return dispatcher
+        ready = [d for d in dispatchers if any(instance.is_ready for instance in d.variant.pool.members)]
+        weights = [dispatcher.variant.settings.weight for dispatcher in ready]
+        return choose_weighted(self._rng, ready, weights) or dispatchers[0]
 
     def report_unreachable(self, instance: Instance) -> None:
         """A connection was refused: send nothing there until a probe succeeds."""
         if instance.state is InstanceState.READY and self.registry.find(instance.name) is instance:
             self.registry.set_state(instance.name, InstanceState.DOWN)
-
-
-def _make_strategy(settings: EndpointSettings, rng: Random) -> Strategy:
-    return RandomChoice(rng) if settings.routing_strategy == "RANDOM" else LeastOutstanding()
-
-
-def _why_unavailable(instances: Sequence[Instance]) -> str:
-    if any(instance.is_ready for instance in instances):
-        return "All instances of the endpoint are busy. Try again later."
-    return "No instance of the endpoint is ready. Try again later."

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
 from time import monotonic
 
-from torchmoor.api.gateway import Choice, Gateway
-from torchmoor.api.validation import MEMBERS
+from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
+from torchmoor.api.gateway import Gateway
+from torchmoor.api.validation import INFERENCE_ID, MEMBERS, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance, Lease
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.call import Answer, Deadlines, Loss, Outcome
+from torchmoor.http.call import WAITING, Answer, Deadlines, Loss, Outcome, Waiter, Waiting
+from torchmoor.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.http.message import Headers, Reply, Request
-from torchmoor.routing.sessions import SessionId
+from torchmoor.routing.kv_aware import Expectation
+from torchmoor.routing.sessions import NEW_SESSION, SessionId
+from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest
+from torchmoor.routing.waiting import Ticket
 
 access_log = logging.getLogger("torchmoor.access")
 
@@ -27,6 +35,9 @@ REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
 TIMEOUT_GRACE_S = 1.0
+RETRY = "retry"  # why an instance was chosen after another
+PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed for this answer
+CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
 
 # Never sent on: credentials, what the proxy writes itself, what it owns.
@@ -48,20 +59,28 @@ class Invocation:
     __slots__ = (
         "gateway",
         "endpoint",
+        "dispatcher",
         "request",
         "request_id",
         "session",
+        "opens_session",
         "metrics",
         "max_body_bytes",
+        "num_prefix_bytes",
         "deadlines",
+        "wait_ends_at",
+        "route_request",
         "choice",
         "status",
         "_path",
         "_fields",
+        "_prefix_id",
+        "_waiter",
+        "_ticket",
         "_lease",
-        "_excluded",
         "_num_resets",
         "_sent_at",
+        "_expected",
     )
 
     def __init__(
@@ -71,8 +90,9 @@ class Invocation:
         request: Request,
         *,
         request_id: bytes,
+        dispatcher: Dispatcher,
         session: SessionId | None,
-        inference_id: bytes | None,
+        members: Mapping[bytes, bytes],
         path: bytes,
         fields: Headers,
         deadlines: Deadlines,
@@ -80,19 +100,27 @@ class Invocation:
     ) -> None:
         self.gateway = gateway
         self.endpoint = endpoint
+        self.dispatcher = dispatcher
         self.request = request
         self.request_id = request_id
         self.session = session
-        self.metrics = gateway.metrics[endpoint.name]
+        self.opens_session = members.get(SESSION_ID) == NEW_SESSION
+        self.metrics = dispatcher.metrics
         self.max_body_bytes = max_body_bytes
+        self.num_prefix_bytes = 0 if session is not None else dispatcher.num_prefix_bytes
         self.deadlines = deadlines
+        self.wait_ends_at = request.received_at + dispatcher.max_wait_s
+        self.route_request = FIRST_ATTEMPT
         self.choice: Choice | None = None
         self.status = 0  # that the client was told
         self._path = path
+        self._prefix_id = members.get(PREFIX_AWARE_ID, b"")
+        self._waiter: Waiter | None = None
+        self._ticket: Ticket[Applicant] | None = None
         self._lease: Lease | None = None
-        self._excluded: frozenset[str] = frozenset()
         self._num_resets = 0
         self._sent_at = 0.0
+        self._expected: Expectation | None = None  # what KV_AWARE believes to be held of the prompt
         lines = [
             b"%b: %b\r\n" % field
             for field in fields
@@ -100,7 +128,7 @@ class Invocation:
         ]
         lines.append(
             b"x-torchmoor-endpoint: %b\r\nx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n"
-            % (endpoint.name.encode(), request_id, inference_id or request_id)
+            % (endpoint.name.encode(), request_id, members.get(INFERENCE_ID) or request_id)
         )
         if find_field(fields, INVOCATION_ID) is None:
             lines.append(b"amz-sdk-invocation-id: %b\r\n" % request_id)
@@ -123,14 +151,61 @@ class Invocation:
 
     # Call
 
-    def route(self) -> Instance | Reply:
-        """Choose and lease an instance."""
+    def route(self, prefix: bytes, waiter: Waiter) -> Instance | Reply | Waiting:
+        """Choose and lease an instance, or wait for one."""
+        self._waiter = waiter
+        if self.num_prefix_bytes:
+            self.route_request = RouteRequest(prefix=prefix, prefix_id=self._prefix_id)
+        return self._choose_or_wait()
+
+    def _choose_or_wait(self) -> Instance | Reply | Waiting:
+        choice = self.dispatcher.choose(self)
+        if choice is not None:
+            self._take(choice)
+            return choice.instance
         try:
-            choice = self.gateway.choose(self.endpoint, self.session, self._excluded)
-        except ApiError as error:
+            self._ticket = self.dispatcher.wait(self)
+        except ServiceUnavailable as error:
             return self.fail(error)
+        return WAITING
+
+    def on_wait_over(self) -> Reply:
+        """No instance was free in time."""
+        return self.fail(self.dispatcher.wait_over())
+
+    # Applicant
+
+    @property
+    def principal(self) -> bytes:
+        """Who asks, by the name that the request's signature or token gives; for taking turns while waiting."""
+        credential = find_field(self.request.headers, b"authorization") or b""
+        return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
+
+    @property
+    def body_bytes(self) -> int:
+        """The declared length, 0 if there is none."""
+        return self.request.content_length or 0
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """The declared length; a body without one is taken up to a limit only while it waits."""
+        return MAX_WAITING_CHUNKED_BYTES if self.request.is_chunked else self.body_bytes
+
+    def go(self, choice: Choice) -> None:
+        """An instance is free: take it."""
+        assert self._waiter is not None
+        self._ticket = None
+        self.metrics.queue_latency.observe(monotonic() - self.request.received_at)
         self._take(choice)
-        return choice.instance
+        self._waiter.resume(choice.instance)
+
+    def route_again(self) -> None:
+        """The instance that was waited for is gone: another, or another wait."""
+        assert self._waiter is not None
+        self._ticket = None
+        self._waiter.resume(self._choose_or_wait())
+
+    # Call, once there is an instance
 
     def request_head(self, framing: bytes, time_left_s: float) -> bytes:
         """The request as the chosen instance gets it."""
@@ -151,7 +226,9 @@ class Invocation:
         path = self._path.partition(b"?")[0]
         self.gateway.cancellations.cancel(self.choice.instance, path, self.request_id)
 
-    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Instance | None:
+    def on_answer(
+        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
+    ) -> Answer | Instance | Waiting | None:
         """Pass the answer on, or go elsewhere if the instance could not take the request.
 
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
@@ -163,12 +240,23 @@ class Invocation:
                 other = self._find_other()
                 if other is not None:
                     return other
+        if self._expected is not None:
+            self._read_receipt(headers)
         answer = self.answer(status, reason, headers)
         if answer is not None:
             self.status = status
         return answer
 
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Instance | Reply:
+    def _read_receipt(self, headers: Headers) -> None:
+        """Tell KV_AWARE how much of a prompt that it believed to be held was held."""
+        assert self.choice is not None
+        num_context = find_field(headers, CONTEXT_TOKENS) or b""
+        num_prefill = find_field(headers, PREFILL_TOKENS) or b""
+        if self._expected is not None and num_context.isdigit() and num_prefill.isdigit():
+            num_tokens, num_kept = int(num_context), int(num_context) - int(num_prefill)
+            self.dispatcher.on_receipt(self.choice.instance, self._expected, num_kept=num_kept, num_tokens=num_tokens)
+
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Instance | Reply | Waiting:
         """Go elsewhere if that cannot do the work twice, else say what happened."""
         assert self.choice is not None
         instance = self.choice.instance
@@ -196,9 +284,11 @@ class Invocation:
 
     def finish(self, outcome: Outcome) -> None:
         """Give the lease back and count."""
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+        if self._ticket is not None:
+            self.dispatcher.leave(self._ticket)
+            self._ticket = None
+        lease, self._lease = self._lease, None
+        self._release(lease)
         now = monotonic()
         metrics = self.metrics
         if self._sent_at:
@@ -239,22 +329,35 @@ class Invocation:
         )
 
     def _take(self, choice: Choice) -> None:
-        if self._lease is not None:
-            self._lease.release()
+        before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
-        self._lease = choice.instance.lease()
+        self._release(before)
+        self._expected = self.dispatcher.on_sent(self, choice.instance)
 
-    def _find_other(self) -> Instance | None:
-        """Lease another instance instead of the chosen one; None if there is none, and then nothing changes."""
+    def _release(self, lease: Lease | None) -> None:
+        """Give a lease back; what waits may go on."""
+        if lease is not None:
+            lease.release()
+            self.dispatcher.on_free(lease.instance)
+
+    def _find_other(self) -> Instance | Waiting | None:
+        """Lease another instance instead of the chosen one, or wait for it; None if there is none: nothing changes."""
         assert self.choice is not None
-        excluded = self._excluded | {self.choice.instance.name}
+        request = self.route_request
+        self.route_request = replace(request, excluded=request.excluded | {self.choice.instance.name})
+        choice = self.dispatcher.choose(self)
+        if choice is not None:
+            is_turn = self.session is not None
+            self._take(choice if is_turn else self.dispatcher.choice_of(choice.instance, RETRY))
+            return choice.instance
         try:
-            choice = self.gateway.choose(self.endpoint, self.session, excluded)
+            self._ticket = self.dispatcher.wait(self)
         except ServiceUnavailable:
+            self.route_request = request
             return None
-        self._excluded = excluded
-        self._take(choice if self.session is not None else self.gateway.choice_of(choice.instance, "retry"))
-        return choice.instance
+        before, self._lease = self._lease, None
+        self._release(before)
+        return WAITING
 
     def _log(self, outcome: Outcome, now: float) -> None:
         choice = self.choice

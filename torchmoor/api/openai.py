@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, body_too_large, find_field
 from torchmoor.api.streaming import EventPassEncoder
-from torchmoor.api.validation import INFERENCE_ID, read_members
+from torchmoor.api.validation import TARGET_VARIANT, read_members
 from torchmoor.errors import (
     ApiError,
     ModelError,
@@ -87,8 +87,9 @@ class OpenAIApi:
             members = read_members(request.headers)
             if (request.content_length or 0) > self._max_body_bytes:
                 raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, members.get(TARGET_VARIANT))
         except ApiError as error:
-            metrics = self._gateway.metrics[endpoint.name]
+            metrics = self._gateway.first_dispatcher(endpoint).metrics
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
@@ -97,9 +98,10 @@ class OpenAIApi:
             endpoint,
             request,
             request_id=request_id,
+            dispatcher=dispatcher,
             session=None,
-            inference_id=members.get(INFERENCE_ID),
-            path=b"/predictions/" + endpoint.settings.model.encode(),
+            members=members,
+            path=dispatcher.path,
             fields=request.headers,
             deadlines=self._deadlines,
             max_body_bytes=self._max_body_bytes,

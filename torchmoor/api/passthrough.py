@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import Invocation, body_too_large
 from torchmoor.api.replies import container_error
-from torchmoor.api.validation import INFERENCE_ID, SESSION_ID, read_members
+from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, read_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import Answer, Deadlines
@@ -54,25 +54,32 @@ class PassThrough:
         )
 
     def invoke(
-        self, request: Request, request_id: bytes, endpoint: Endpoint, path: bytes
+        self,
+        request: Request,
+        request_id: bytes,
+        endpoint: Endpoint,
+        *,
+        path: bytes | None = None,
+        variant: bytes | None = None,
     ) -> PassThroughInvocation | Reply:
-        """Send the request to `path` of an instance of the endpoint; sticky by the session header."""
+        """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header."""
         try:
             members = read_members(request.headers)
             session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+            dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or members.get(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
             return container_error(error, request_id)
-        inference_id = members.get(INFERENCE_ID)
         return PassThroughInvocation(
             self._gateway,
             endpoint,
             request,
             request_id=request_id,
+            dispatcher=dispatcher,
             session=session,
-            inference_id=inference_id,
-            path=path,
+            members=members,
+            path=path or dispatcher.path,
             fields=request.headers,
             deadlines=self._deadlines,
             max_body_bytes=self._max_body_bytes,

@@ -22,7 +22,6 @@ from torchmoor.api.replies import runtime_error
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
-    INFERENCE_ID,
     SAGEMAKER_ACCEPT,
     SESSION_ID,
     TARGET_MODEL,
@@ -48,14 +47,12 @@ _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSIO
 class RuntimeRoute:
     """An operation of an endpoint, with what each of its requests needs, made once."""
 
-    __slots__ = ("endpoint", "is_stream", "path", "deadlines", "variant")
+    __slots__ = ("endpoint", "is_stream", "deadlines")
 
     def __init__(self, endpoint: Endpoint, *, is_stream: bool, deadlines: Deadlines) -> None:
         self.endpoint = endpoint
         self.is_stream = is_stream
-        self.path = b"/predictions/" + endpoint.settings.model.encode()
         self.deadlines = deadlines
-        self.variant = endpoint.settings.variant.encode()
 
 
 class RuntimeApi:
@@ -82,7 +79,7 @@ class RuntimeApi:
             return self._invoke(request, request_id, route)
         except ApiError as error:
             if route is not None:
-                metrics = self._gateway.metrics[route.endpoint.name]
+                metrics = self._gateway.first_dispatcher(route.endpoint).metrics
                 metrics.invocations += 1
                 metrics.count_status(error.status)
             return runtime_error(error, request_id)
@@ -94,18 +91,18 @@ class RuntimeApi:
         endpoint = route.endpoint
         if TARGET_MODEL in members:
             raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
-        if members.get(TARGET_VARIANT, route.variant) != route.variant:
-            variant = members[TARGET_VARIANT].decode()
-            raise ValidationError(f"Variant {variant} not found for endpoint {endpoint.name}.")
+        session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+        dispatcher = self._gateway.dispatcher_for(endpoint, session, members.get(TARGET_VARIANT))
         kind = StreamInvocation if route.is_stream else RuntimeInvocation
         return kind(
             self._gateway,
             endpoint,
             request,
             request_id=request_id,
-            session=self._gateway.get_session(endpoint, members.get(SESSION_ID)),
-            inference_id=members.get(INFERENCE_ID),
-            path=route.path,
+            dispatcher=dispatcher,
+            session=session,
+            members=members,
+            path=dispatcher.path,
             fields=_with_accept(request.headers) if route.is_stream else request.headers,
             deadlines=route.deadlines,
             max_body_bytes=self._max_body_bytes,
@@ -170,7 +167,7 @@ class RuntimeInvocation(Invocation):
             lines.append(b"x-amzn-sagemaker-new-session-id: %b\r\n" % session)
         lines.append(
             b"x-amzn-requestid: %b\r\nx-amzn-invoked-production-variant: %b\r\n%b"
-            % (self.request_id, self.endpoint.settings.variant.encode(), self.choice.answer_lines)
+            % (self.request_id, self.dispatcher.name, self.choice.answer_lines)
         )
         return b"".join(lines)
 

@@ -13,7 +13,7 @@ PREFIX = b"/predictions/"
 
 
 class TorchServeApi:
-    """Finds the endpoint that serves the model in the path."""
+    """Finds the variant that serves the model in the path."""
 
     def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
         self._registry = gateway.registry
@@ -22,11 +22,12 @@ class TorchServeApi:
     def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
         """Pass the request on with its path and query as they are."""
         segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
-        endpoint = self._registry.find_endpoint_by_model(segments[0])
-        if endpoint is None or "." in segments or ".." in segments:
+        variant = self._registry.find_variant_by_model(segments[0])
+        if variant is None or "." in segments or ".." in segments:
             return _model_not_found(segments[0])
         path = request.path + b"?" + request.query if request.query else request.path
-        return self._pass_through.invoke(request, request_id, endpoint, path)
+        endpoint = self._registry.get_endpoint(variant.endpoint)
+        return self._pass_through.invoke(request, request_id, endpoint, path=path, variant=variant.name.encode())
 
 
 def _model_not_found(model: str) -> Reply:

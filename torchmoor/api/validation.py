@@ -54,6 +54,7 @@ SESSION_ID = b"x-amzn-sagemaker-session-id"
 INFERENCE_ID = b"x-amzn-sagemaker-inference-id"
 TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
+PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
 SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
 
 # Checked where it is verified, which is once for each id and not once for each request.
@@ -73,7 +74,7 @@ MEMBERS: dict[bytes, Member] = {
         "inferenceComponentName", 63, 0, re.compile(rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$")
     ),
     SESSION_ID: SESSION_ID_MEMBER,
-    _PREFIX + b"prefix-aware-id": _printable("prefixAwareId", 64),
+    PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
 }
 
 

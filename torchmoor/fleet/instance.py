@@ -6,9 +6,12 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any
+
+from torchmoor.settings import ALL_TRAFFIC
 
 
 class InstanceState(Enum):
@@ -32,12 +35,15 @@ class Lease:
         self.instance = instance
         self._is_held = True
         instance.outstanding += 1
+        instance.on_load(instance)
 
     def release(self) -> None:
         """Count down; later calls do nothing."""
         if self._is_held:
             self._is_held = False
-            self.instance.outstanding -= 1
+            instance = self.instance
+            instance.outstanding -= 1
+            instance.on_load(instance)
 
     def __enter__(self) -> Lease:
         return self
@@ -49,19 +55,21 @@ class Lease:
 
 
 class Instance:
-    """A TorchServe process that serves one endpoint's model.
+    """A TorchServe process that serves the model of one variant of an endpoint.
 
     name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
     port: the inference port; management_port: None where the instance is probed by /ping only; metrics_port: None
     where its metrics are nobody's business here.
-    capacity: the most invocations that routing sends there at a time. Sticky ones are not held back by it:
-    they can go nowhere else, and the handler refuses what it cannot take.
-    last_chosen: a counter of the dispatcher's choices, not a time; the smallest was chosen longest ago.
+    capacity: the most invocations that routing sends there at a time. Without late binding sticky ones are not held
+    back by it: they can go nowhere else, and the handler refuses what it cannot take.
+    session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
+    on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
     """
 
     __slots__ = (
         "name",
         "endpoint",
+        "variant",
         "model",
         "host",
         "port",
@@ -70,7 +78,8 @@ class Instance:
         "capacity",
         "state",
         "outstanding",
-        "last_chosen",
+        "session_room",
+        "on_load",
         "idle",
     )
 
@@ -81,6 +90,7 @@ class Instance:
         endpoint: str,
         model: str,
         port: int,
+        variant: str = ALL_TRAFFIC,
         host: str = "127.0.0.1",
         management_port: int | None = None,
         metrics_port: int | None = None,
@@ -89,6 +99,7 @@ class Instance:
     ) -> None:
         self.name = name
         self.endpoint = endpoint
+        self.variant = variant
         self.model = model
         self.host = host
         self.port = port
@@ -97,7 +108,8 @@ class Instance:
         self.capacity = capacity
         self.state = state
         self.outstanding = 0
-        self.last_chosen = 0
+        self.session_room: int | None = None
+        self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
 
     @property
@@ -118,3 +130,7 @@ class Instance:
     def __repr__(self) -> str:
         load = f"{self.outstanding}/{self.capacity} outstanding"
         return f"<Instance {self.name} {self.state.name} {load}>"
+
+
+def _ignore(instance: Instance) -> None:
+    """Nobody routes by the load of an instance that no registry knows."""

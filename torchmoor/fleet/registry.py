@@ -6,24 +6,52 @@ Owned by one event loop: every call is synchronous and made on that loop's threa
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from torchmoor.errors import UnknownEndpoint, UnknownInstance
+from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.settings import EndpointSettings
+from torchmoor.routing.pool import Pool
+from torchmoor.settings import EndpointSettings, VariantSettings
 
 logger = logging.getLogger(__name__)
 
 
-class Endpoint:
-    """An endpoint's settings and its instances, in the order in which they were added."""
+class Variant:
+    """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    __slots__ = ("settings", "name", "instances")
+    opens_sessions: a client has opened one, so that it matters how many more its instances can take.
+    """
+
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions")
+
+    def __init__(self, endpoint: str, settings: VariantSettings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.endpoint = endpoint
+        self.pool: Pool[Instance] = Pool()
+        self.opens_sessions = False
+
+    def __repr__(self) -> str:
+        return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
+
+
+class Endpoint:
+    """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
+
+    __slots__ = ("settings", "name", "variants", "instances")
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.name = settings.name
+        self.variants = [Variant(settings.name, variant) for variant in settings.variants]
         self.instances: list[Instance] = []
+
+    def find_variant(self, name: str) -> Variant | None:
+        """The variant of that name, or None."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        return None
 
     def has_ready_instance(self) -> bool:
         """True if at least one instance may be sent new work."""
@@ -39,6 +67,15 @@ class Registry:
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
         self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
         self._instances: dict[str, Instance] = {}
+        self._listeners: list[Callable[[Instance], None]] = []
+
+    def listen(self, listener: Callable[[Instance], None]) -> None:
+        """Tell the listener, after each change, of an instance that came, went or changed its state."""
+        self._listeners.append(listener)
+
+    def _tell(self, instance: Instance) -> None:
+        for listener in self._listeners:
+            listener(instance)
 
     # Endpoints
 
@@ -57,11 +94,12 @@ class Registry:
             raise UnknownEndpoint(name)
         return endpoint
 
-    def find_endpoint_by_model(self, model: str) -> Endpoint | None:
-        """The first endpoint whose instances serve that model, or None."""
+    def find_variant_by_model(self, model: str) -> Variant | None:
+        """The first variant whose instances serve that model, or None."""
         for endpoint in self._endpoints.values():
-            if endpoint.settings.model == model:
-                return endpoint
+            for variant in endpoint.variants:
+                if variant.settings.model == model:
+                    return variant
         return None
 
     # Instances
@@ -77,12 +115,18 @@ class Registry:
         return self._instances.get(name)
 
     def add(self, instance: Instance) -> None:
-        """Make an instance known. One of the same name is replaced. Raises UnknownEndpoint."""
+        """Make an instance known. One of the same name is replaced. Raises UnknownEndpoint, UnknownVariant."""
         endpoint = self.get_endpoint(instance.endpoint)
+        variant = endpoint.find_variant(instance.variant)
+        if variant is None:
+            raise UnknownVariant(instance.variant, endpoint.name)
         if instance.name in self._instances:
             self.remove(instance.name)
         self._instances[instance.name] = instance
         endpoint.instances.append(instance)
+        variant.pool.add(instance)
+        instance.on_load = variant.pool.update
+        self._tell(instance)
         logger.info("instance added instance=%s endpoint=%s", instance.name, instance.endpoint)
 
     def remove(self, name: str) -> None:
@@ -90,8 +134,11 @@ class Registry:
         instance = self._instances.pop(name, None)
         if instance is None:
             raise UnknownInstance(name)
-        self._endpoints[instance.endpoint].instances.remove(instance)
+        endpoint = self._endpoints[instance.endpoint]
+        endpoint.instances.remove(instance)
+        self.variant_of(instance).pool.remove(instance)
         instance.close_idle()
+        self._tell(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
 
     def set_state(self, name: str, state: InstanceState) -> None:
@@ -104,4 +151,13 @@ class Registry:
         logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
         instance.state = state
         if state is InstanceState.DOWN:
+            instance.session_room = None
             instance.close_idle()
+        self.variant_of(instance).pool.update(instance)
+        self._tell(instance)
+
+    def variant_of(self, instance: Instance) -> Variant:
+        """The variant whose model an instance serves."""
+        variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
+        assert variant is not None  # checked when the instance was added
+        return variant

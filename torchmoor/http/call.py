@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torchmoor.http.message import Headers, Reply, Request
 
@@ -37,6 +37,23 @@ class Outcome(Enum):
     ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
     BROKEN = "broken"  # the answer had begun and could not be finished
     CLIENT_GONE = "client gone"
+
+
+class Waiting(Enum):
+    """A call's verdict that no target can take the request yet."""
+
+    WAITING = "waiting"  # the call will use its Waiter, or be told on_wait_over
+
+
+WAITING: Final = Waiting.WAITING
+
+
+class Waiter(Protocol):
+    """The exchange, as a call that waits for a target uses it."""
+
+    def resume(self, verdict: Target | Reply | Waiting) -> None:
+        """The wait is over; once, and not after the call was told the end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +99,23 @@ class Answer:
 
 
 class Call(Protocol):
-    """One request that is forwarded."""
+    """One request that is forwarded.
+
+    num_prefix_bytes: how much of the body's beginning `route` wants; 0 to be asked at the request's head.
+    wait_ends_at: when on_wait_over is due, in monotonic seconds; read whenever a verdict is WAITING.
+    """
 
     max_body_bytes: int
     deadlines: Deadlines
+    num_prefix_bytes: int
+    wait_ends_at: float
 
-    def route(self) -> Target | Reply:
-        """Choose where the request goes."""
+    def route(self, prefix: bytes, waiter: Waiter) -> Target | Reply | Waiting:
+        """Choose where the request goes. prefix: num_prefix_bytes of the body or more, or all of it."""
+        ...
+
+    def on_wait_over(self) -> Reply:
+        """The request has waited too long for a target."""
         ...
 
     def request_head(self, framing: bytes, time_left_s: float) -> bytes:
@@ -102,10 +129,12 @@ class Call(Protocol):
         """The chosen target has the whole request and may be working on it, but no answer is awaited any more."""
         ...
 
-    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer | Target | None:
+    def on_answer(
+        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
+    ) -> Answer | Target | Waiting | None:
         """Judge the answer's head: pass it on, send the request to another target, or None: read the body first.
 
-        A Target may be returned only if can_replay.
+        A Target or WAITING may be returned only if can_replay.
         """
         ...
 
@@ -113,8 +142,8 @@ class Call(Protocol):
         """The body asked for by None above, cut at the limit for error bodies."""
         ...
 
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply:
-        """No answer will come. A Target may be returned only if can_replay."""
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply | Waiting:
+        """No answer will come. A Target or WAITING may be returned only if can_replay."""
         ...
 
     def on_body_too_large(self) -> Reply:

@@ -2,11 +2,14 @@
 
 The life of an exchange:
 
+    ROUTING    the call wants to see the beginning of the body first, or waits until a target is free; what is
+               received meanwhile is held
     SENDING    the request's head and body go to the target, which may be being connected to
     ANSWERED   the answer's head was judged; its body passes, or is collected if it explains a refusal
     over       `call.finish` was told the outcome; both connections were released
 
-SENDING may begin again with another target as long as nothing was told to the client and the body was kept.
+ROUTING or SENDING may begin again, with another target, as long as nothing was told to the client and the body
+was kept.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from torchmoor.http.call import Answer, Call, Encoder, Loss, Outcome, Target
+from torchmoor.http.call import Answer, Call, Encoder, Loss, Outcome, Target, Waiting
 from torchmoor.http.message import Headers, Reply, Request
 from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
 from torchmoor.http.upstream import Connector, UpstreamConnection
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 # A pooled connection that the peer has closed shows it at once. A reset that comes later may mean that the
 # request was being worked on, so the application decides.
 STALE_WINDOW_S = 0.25
+# Of a body without a declared length that is taken while its request waits for a target: nobody has counted more.
+MAX_WAITING_CHUNKED_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,8 @@ class Exchange:
         "_sent_at",
         "_was_stale",
         "_is_awaited",
+        "_prefix",
+        "_is_waiting",
         "_out",
         "_encoder",
         "_collected",
@@ -79,6 +86,7 @@ class Exchange:
         "_has_piece",
         "_idle_s",
         "_ends_at",
+        "_answer_by",
     )
 
     def __init__(
@@ -106,16 +114,48 @@ class Exchange:
         self._num_collected = 0
         self._is_out_chunked = self._has_piece = False
         self._idle_s: float | None = None
-        self._ends_at = 0.0
+        self._ends_at = self._answer_by = 0.0
+        self._prefix: list[bytes] | None = None  # of the body, while the call waits for it
+        self._is_waiting = False
         client.deadline = request.received_at + means.body_timeout_s
 
     def start(self) -> None:
-        """Choose a target and begin to send."""
-        chosen = self.call.route()
-        if isinstance(chosen, Reply):
-            self._reply(chosen)
+        """Choose a target and begin to send, unless the call wants to see some of the body first."""
+        if self.call.num_prefix_bytes:
+            self._prefix = []
+            self._outgoing.begin(b"")
         else:
-            self._send_to(chosen)
+            self._follow(self.call.route(b"", self))
+
+    def _route_by_prefix(self, prefix: list[bytes]) -> None:
+        """Let the call choose once it has as much of the body as it wants, or all there is."""
+        if self.is_request_complete or self._outgoing.num_body_bytes >= self.call.num_prefix_bytes:
+            self._prefix = None
+            self._follow(self.call.route(b"".join(prefix), self))
+            if not self.is_over:
+                self.flush_request()
+
+    def _follow(self, verdict: Target | Reply | Waiting) -> None:
+        """Send the request, answer it, or hold it."""
+        if isinstance(verdict, Reply):
+            self._reply(verdict)
+        elif isinstance(verdict, Waiting):
+            self._is_waiting = True
+            self._outgoing.begin(b"")
+            self.client.deadline = min(self.client.deadline, self.call.wait_ends_at)
+        else:
+            self._send_to(verdict)
+
+    def resume(self, verdict: Target | Reply | Waiting) -> None:
+        """The call has waited, and now there is a target, or never will be."""
+        self._is_waiting = False
+        request = self.request
+        is_complete = self.is_request_complete
+        self.client.deadline = self._answer_by if is_complete else request.received_at + self._means.body_timeout_s
+        self._follow(verdict)
+        if not self.is_over:
+            self.client.resume_reading()
+            self.flush_request()
 
     @property
     def is_request_complete(self) -> bool:
@@ -170,6 +210,8 @@ class Exchange:
             return
         outgoing = self._outgoing
         outgoing.add(piece)
+        if self._prefix is not None:
+            self._prefix.append(piece)
         if outgoing.num_body_bytes > self.call.max_body_bytes:
             self._detach()
             if self.is_answered:
@@ -185,10 +227,13 @@ class Exchange:
         now = monotonic()
         deadlines = self.call.deadlines
         self._ends_at = now + deadlines.total_s
-        if not self.is_answered:
-            self.client.deadline = now + deadlines.first_byte_s
-        else:
+        self._answer_by = now + deadlines.first_byte_s
+        if self.is_answered:
             self._note_progress(now)
+        elif self._is_waiting:
+            self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
+        else:
+            self.client.deadline = self._answer_by
 
     def flush_request(self) -> None:
         """Everything of one received piece was told: send it on in one write."""
@@ -199,7 +244,18 @@ class Exchange:
                 upstream.transport.write(data)
                 self._sent_at = monotonic()
                 self._is_awaited = self.is_request_complete and not self.is_answered and self._collected is None
-        elif self._connecting is not None and not self.is_request_complete:
+        elif self._connecting is not None:
+            if not self.is_request_complete:
+                self.client.pause_reading()
+        elif self._prefix is not None:
+            self._route_by_prefix(self._prefix)
+        elif (
+            self._is_waiting
+            and not self.is_request_complete
+            # A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
+            and self.request.is_chunked
+            and self._outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
+        ):
             self.client.pause_reading()
 
     def on_upstream_write_paused(self, is_paused: bool) -> None:
@@ -221,7 +277,7 @@ class Exchange:
             self._begin_answer(verdict, status, content_length)
         else:
             self._detach()
-            self._send_to(verdict)
+            self._follow(verdict)
             self.flush_request()
 
     def _begin_answer(self, answer: Answer, status: int, content_length: int | None) -> None:
@@ -339,10 +395,8 @@ class Exchange:
             self._end_collected()
         else:
             verdict = self.call.on_lost(loss, can_replay=self.can_replay and loss is not Loss.TIMEOUT)
-            if isinstance(verdict, Reply):
-                self._reply(verdict)
-            else:
-                self._send_to(verdict)
+            self._follow(verdict)
+            if not self.is_over:
                 self.flush_request()
 
     def _break(self, loss: Loss) -> None:
@@ -361,7 +415,9 @@ class Exchange:
 
     def expire(self, refusal: Reply) -> None:
         """The client's deadline has passed. refusal: the answer if it was the client who was too slow."""
-        if not self.is_request_complete or self.client.is_write_paused:
+        if self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
+            self._reply(self.call.on_wait_over())
+        elif not self.is_request_complete or self.client.is_write_paused:
             self._detach()
             if self.is_answered:
                 self._finish(Outcome.CLIENT_GONE)
@@ -425,5 +481,7 @@ class Exchange:
             self.client.exchange_over(is_request_complete=self.is_request_complete)
 
     def __repr__(self) -> str:
-        state = "over" if self.is_over else "answered" if self.is_answered else "sending"
+        state = (
+            "over" if self.is_over else "answered" if self.is_answered else "waiting" if self._is_waiting else "sending"
+        )
         return f"<Exchange {state} {self.request!r} to {self._target!r}>"

@@ -68,10 +68,14 @@ class OutgoingRequest:
         return self._kept is not None or not self._is_written
 
     def begin(self, head: bytes) -> None:
-        """Start, or start again, with this head; what was received of the body so far follows it."""
+        """Start, or start again, with this head; what was received of the body so far follows it.
+
+        A later call before anything was taken only changes the head: b"" keeps the place of one that is not known yet.
+        """
         if not self._is_written:
             self._pending[:1] = [head]
             return
+        self._is_written = False
         self._pending = [head]
         for piece in self._kept or ():
             self._append(piece)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from torchmoor.routing.pool import C, Pool
+from torchmoor.routing.strategy import Pick, RouteRequest
 
-from torchmoor.routing.strategy import C, RouteRequest, can_take
+REASON = "least-outstanding-requests"
 
 
 class LeastOutstanding:
     """The instance with the fewest outstanding invocations."""
 
-    reason = "least-outstanding-requests"
+    num_prefix_bytes = 0
 
-    def choose(self, request: RouteRequest, instances: Sequence[C]) -> C | None:
-        """The ready instance with the fewest outstanding invocations, or None if all are full.
-
-        Ties go to the one chosen longest ago, so that equal load spreads.
-        """
-        best: C | None = None
-        for instance in instances:
-            if not can_take(request, instance):
-                continue
-            if (
-                best is None
-                or instance.outstanding < best.outstanding
-                or (instance.outstanding == best.outstanding and instance.last_chosen < best.last_chosen)
-            ):
-                best = instance
-        return best
+    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+        """The open instance with the fewest, or None if there is none."""
+        instance = pool.find_least_outstanding(request.excluded)
+        return None if instance is None else Pick(instance, REASON)

@@ -13,11 +13,11 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import b32encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from torchmoor.routing.strategy import C
+from torchmoor.routing.pool import C, Pool
 
 NEW_SESSION = b"NEW_SESSION"
 MAX_LENGTH = 256
@@ -84,7 +84,7 @@ def verify(text: str, keys: Mapping[str, bytes], *, endpoint: str, principal: st
     return SessionId(text, instance, int(expiry, 16), key_id)
 
 
-def rendezvous(session_id: str, instances: Sequence[C]) -> C | None:
+def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
     """Where a session goes whose own instance is not ready: the same answer in every proxy, without shared state.
 
     The ready instance with the highest hash of id and name. When one leaves, only its own sessions move.
@@ -94,3 +94,18 @@ def rendezvous(session_id: str, instances: Sequence[C]) -> C | None:
         return blake2b(f"{session_id}\n{instance.name}".encode(), digest_size=16).digest()
 
     return max((instance for instance in instances if instance.is_ready), key=weight, default=None)
+
+
+def find_roomiest(pool: Pool[C], excluded: frozenset[str]) -> C | None:
+    """Where a new session goes: to the open instance with the most session room, then the fewest outstanding.
+
+    Rooms within an eighth of the most count as equal, else one free place more would outweigh any load. An instance
+    whose room is not known yet counts as the roomiest. None if nobody's room is known: then load decides alone.
+    """
+    instances = [instance for instance in pool.open_instances if instance.name not in excluded]
+    most = max((instance.session_room for instance in instances if instance.session_room is not None), default=None)
+    if most is None:
+        return None
+    enough = most - most // 8
+    roomy = [instance for instance in instances if instance.session_room is None or instance.session_room >= enough]
+    return min(roomy, key=lambda instance: (instance.outstanding, -(instance.session_room or 0)))

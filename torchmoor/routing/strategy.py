@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol
 
-
-class Candidate(Protocol):
-    """An instance as routing sees it.
-
-    last_chosen counts the choices made; the smallest was chosen longest ago.
-    """
-
-    name: str
-    capacity: int
-    outstanding: int
-    last_chosen: int
-
-    @property
-    def is_ready(self) -> bool:
-        """True if new work may be sent there."""
-        ...
-
-
-C = TypeVar("C", bound=Candidate)
+from torchmoor.routing.pool import C, Pool
 
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What is known of a request. excluded: the instances that have refused or failed it already."""
+    """What is known of a request.
+
+    excluded: the instances that have refused or failed it already. prefix: the body's first bytes, as many as the
+    strategy asks for, or the whole body if that is shorter. prefix_id: the client's word on what shares a prefix.
+    """
 
     excluded: frozenset[str] = frozenset()
+    prefix: bytes = b""
+    prefix_id: bytes = b""
 
 
 FIRST_ATTEMPT = RouteRequest()
 
 
-class Strategy(Protocol):
-    """Chooses among instances. `reason` is told to the client."""
+class Pick(NamedTuple, Generic[C]):
+    """A chosen instance, and why: the reason is told to the client."""
 
+    instance: C
     reason: str
 
-    def choose(self, request: RouteRequest, instances: Sequence[C]) -> C | None:
-        """The instance to send to, or None if none can take it."""
+
+class Strategy(Protocol):
+    """Chooses among the instances of a variant. num_prefix_bytes: how much of a body it wants to see; 0 for nothing."""
+
+    num_prefix_bytes: int
+
+    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+        """The instance to send to, or None if none can take the request now."""
         ...
-
-
-def can_take(request: RouteRequest, instance: Candidate) -> bool:
-    """True if the instance is ready, has room, and has not failed this request before."""
-    return instance.is_ready and instance.outstanding < instance.capacity and instance.name not in request.excluded

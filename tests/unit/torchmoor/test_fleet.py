@@ -14,9 +14,10 @@ from torchmoor.settings import (
     ListenSettings,
     ProxySettings,
     SessionSettings,
+    VariantSettings,
 )
 
-ENDPOINT = EndpointSettings(name="llava", model="llava")
+ENDPOINT = EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))
 
 
 class FakeConnection:
@@ -131,9 +132,9 @@ def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: EndpointSettings(name="a_b", model="m"),
-        lambda: EndpointSettings(name="a", model=""),
-        lambda: EndpointSettings(name="a", model="m", routing_strategy="BEST"),
+        lambda: EndpointSettings(name="a_b", variants=(VariantSettings(model="m"),)),
+        lambda: VariantSettings(model=""),
+        lambda: VariantSettings(model="m", routing_strategy="BEST"),
         lambda: ListenSettings(port=70000),
         lambda: LimitSettings(max_body_bytes=0),
         lambda: ProxySettings(endpoints=()),

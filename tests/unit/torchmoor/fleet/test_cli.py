@@ -14,7 +14,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help")])
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("serve", "-h")])
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     """-h and --help alike."""
     result = invoke(*arguments)

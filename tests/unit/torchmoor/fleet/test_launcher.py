@@ -19,7 +19,7 @@ from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
-from torchmoor.settings import EndpointSettings
+from torchmoor.settings import EndpointSettings, VariantSettings
 
 DEADLINE_S = 20.0
 
@@ -59,7 +59,7 @@ class Host:
 
     @asynccontextmanager
     async def launcher(self, **settings: Any) -> AsyncIterator[tuple[Launcher, Registry]]:
-        registry = Registry([EndpointSettings(name="llava", model="llava")])
+        registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
         store = self.tmp_path / "store"
         store.mkdir(exist_ok=True)
         (store / "llava.mar").touch()

@@ -12,7 +12,7 @@ from torchmoor.fleet import scraper as module
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper, merge
-from torchmoor.settings import EndpointSettings
+from torchmoor.settings import EndpointSettings, VariantSettings
 
 PAGE = """\
 # HELP torchmoor_turns_total Torchserve prometheus counter metric with unit: Count
@@ -82,7 +82,7 @@ async def scrape(behaviour: Behaviour, *, state: InstanceState = InstanceState.R
     app = web.Application()
     app.router.add_get("/metrics", behaviour)
     async with TestServer(app) as server:
-        registry = Registry([EndpointSettings(name="llava", model="llava")])
+        registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
         options = {"endpoint": "llava", "model": "llava", "port": 1}
         registry.add(Instance(name="a", metrics_port=server.port, state=state, **options))  # type: ignore[arg-type]
         registry.add(Instance(name="b", state=state, **options))  # type: ignore[arg-type]

@@ -1,0 +1,308 @@
+"""The ways to generate that engine.py compares. Each answers the same prompts, greedily, and says what it cost."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Sequence as Items
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import boto3
+import torch
+from botocore.config import Config
+from fleet import Fleet, Spent
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+from handlers.engine.engine import Engine
+from handlers.engine.kv_cache import SequenceCache
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner
+from handlers.engine.scheduler import Scheduler
+from handlers.engine.sequence import SamplingParams, Sequence, TokenEvent
+from handlers.errors import TurnTimedOut
+from handlers.models.loader import load_model
+from handlers.settings import EngineSettings
+
+CPU = torch.device("cpu")
+KV_BYTES = 1 << 30  # the default of a worker on a CPU
+FOR_EVER = float("inf")
+LONGER_THAN_NEEDED = 1000  # tokens of a stream that is cancelled when a long prompt is in; the pool has room for eight
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What an arm said, token ids a prompt, and the processor time of everything that worked on it."""
+
+    tokens: list[Ids]
+    cpu_s: float
+
+    @property
+    def cpu_token_ms(self) -> float:
+        return self.cpu_s * 1000 / sum(len(ids) for ids in self.tokens)
+
+
+class Sequential:
+    """transformers' `generate`, one prompt after the other: a handler without an engine."""
+
+    def __init__(self, checkpoint: Path, dtype: str) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+
+    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+        begin = time.process_time()
+        tokens = [self._generate(prompt, num_new) for prompt in prompts]
+        return Answers(tokens, time.process_time() - begin)
+
+    @torch.inference_mode()
+    def _generate(self, prompt: Ids, num_new: int) -> Ids:
+        ids = torch.tensor([prompt])
+        found = self.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_new, do_sample=False)
+        tokens: Ids = found[0, len(prompt) :].tolist()
+        return tokens
+
+
+class TransformersManager:
+    """transformers' own continuous batching, on the model of the sequential arm.
+
+    It is told the sizes that fit the prompts: without them it takes all free memory.
+    """
+
+    PAGE = 32  # positions
+
+    def __init__(self, sequential: Sequential) -> None:
+        self._model = sequential.model
+
+    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+        eos = self._model.generation_config.eos_token_id
+        settings = GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=eos, pad_token_id=0)
+        num_pages = sum(-(-(len(prompt) + num_new) // self.PAGE) for prompt in prompts)
+        memory = ContinuousBatchingConfig(num_blocks=num_pages, page_size=self.PAGE, max_batch_tokens=512)
+        begin = time.process_time()
+        found = self._model.generate_batch(
+            list(prompts), generation_config=settings, continuous_batching_config=memory, warmup=False
+        )
+        spent = time.process_time() - begin
+        by_prompt = {tuple(output.prompt_ids): output.generated_tokens for output in found.values()}
+        return Answers([by_prompt[tuple(prompt)] for prompt in prompts], spent)
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Seconds between two tokens of a stream: usually, and at most while a long prompt is taken in."""
+
+    usual_s: float
+    longest_s: float
+
+    @property
+    def stretch(self) -> float:
+        return self.longest_s / self.usual_s
+
+
+class TorchmoorEngine:
+    """The engine of handlers/engine in this process, as start.py builds it."""
+
+    def __init__(self, checkpoint: Path, dtype: str) -> None:
+        settings = EngineSettings()
+        runner = ModelRunner(load_model(checkpoint, CPU, dtype), KV_BYTES)
+        self._pool = runner.pool
+        scheduler = Scheduler(settings.max_rows, Pace(settings.prefill_chunk, settings.max_stretch))
+        self._engine = Engine(runner, scheduler, settings.num_threads)
+        self._engine.start()
+
+    def stop(self) -> None:
+        self._engine.stop()
+
+    def open(self, count: int) -> list[SequenceCache]:
+        """Caches that no two conversations share."""
+        return [SequenceCache(self._pool, scope=str(i)) for i in range(count)]
+
+    def close(self, caches: Items[SequenceCache]) -> None:
+        for cache in caches:
+            cache.drop()
+
+    def generate(self, prompts: Items[Ids], num_new: int) -> Answers:
+        caches = self.open(len(prompts))
+        answers = self.follow_up(prompts, num_new, caches)
+        self.close(caches)
+        return answers
+
+    def follow_up(self, prompts: Items[Ids], num_new: int, caches: Items[SequenceCache]) -> Answers:
+        """All prompts at once, each on its own cache: what that holds already is not computed again."""
+        begin = time.process_time()
+        sequences = [self._submit(p, num_new, c) for p, c in zip(prompts, caches, strict=True)]
+        tokens = [sequence.wait() for sequence in sequences]
+        return Answers(tokens, time.process_time() - begin)
+
+    def measure_gaps(self, prompts: Items[Ids], long_prompt: Ids, num_before: int) -> tuple[Gaps, Gaps]:
+        """What a long prompt does to streams that run: by the wall clock, and by the engine thread's own time.
+
+        num_before: tokens of each stream before the long prompt arrives.
+        """
+        caches = self.open(len(prompts) + 1)
+        streams = [self._submit(p, LONGER_THAN_NEEDED, c) for p, c in zip(prompts, caches, strict=False)]
+        for stream in streams:
+            stream.wait_for(num_before)
+        newcomer = self._submit(long_prompt, 1, caches[-1])
+        newcomer.wait()
+        for stream in streams:
+            self._engine.cancel(stream.sequence, TurnTimedOut("measured"))
+            stream.ended.wait()
+        self.close(caches)
+        begin, end = newcomer.submitted, newcomer.times[0]
+        return _gaps(streams, begin.wall, end.wall, "wall"), _gaps(streams, begin.wall, end.wall, "cpu")
+
+    def _submit(self, prompt: Ids, num_new: int, cache: SequenceCache) -> "_Stream":
+        self._pool.pin(cache)
+        cache.match(prompt)
+        stream = _Stream(prompt, num_new, cache)
+        self._engine.submit(stream.sequence)
+        return stream
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    wall: float
+    cpu: float
+
+
+class _Stream:
+    """One answer of the engine as it comes, and when."""
+
+    def __init__(self, prompt: Ids, num_new: int, cache: SequenceCache) -> None:
+        params = SamplingParams(max_new_tokens=num_new)
+        self.sequence = Sequence(prompt, [], cache, params, FOR_EVER, self._on_event)
+        self.submitted = _Moment(time.monotonic(), 0.0)
+        self.times: list[_Moment] = []
+        self.ended = threading.Event()
+        self._error: Exception | None = None
+        self._grown = threading.Condition()
+
+    def wait(self) -> Ids:
+        self.ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self.sequence.output
+
+    def wait_for(self, num_tokens: int) -> None:
+        with self._grown:
+            self._grown.wait_for(lambda: len(self.times) >= num_tokens or self.ended.is_set())
+
+    def _on_event(self, event: TokenEvent) -> bool:
+        """On the engine's thread, whose own time therefore is thread_time."""
+        with self._grown:
+            if event.error is None:
+                self.times.append(_Moment(time.monotonic(), time.thread_time()))
+            self._error = event.error
+            if event.error is not None or event.finish_reason is not None:
+                self.ended.set()
+            self._grown.notify()
+        return True
+
+
+def _gaps(streams: Items[_Stream], begin: float, end: float, clock: str) -> Gaps:
+    before: list[float] = []
+    during: list[float] = []
+    for stream in streams:
+        for a, b in zip(stream.times, stream.times[1:], strict=False):
+            gap = getattr(b, clock) - getattr(a, clock)
+            if b.wall < begin:
+                before.append(gap)
+            elif b.wall <= end:
+                during.append(gap)
+    return Gaps(median(before[len(before) // 2 :]), max(during))
+
+
+class Served:
+    """The same engine behind real TorchServe and the proxy, asked by boto3, streaming."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._client: Any = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=fleet.runtime,
+            region_name="us-east-1",
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+            config=Config(read_timeout=600, max_pool_connections=64),
+        )
+
+    def ask(self, questions: Items[str], num_new: int) -> tuple[list[str], int, Spent]:
+        """All questions at once, each in a session of its own: texts, tokens in all, and the servers' time."""
+        with ThreadPoolExecutor(len(questions)) as threads:
+            sessions = list(threads.map(lambda _: self._open(), questions))
+            before = self._fleet.cpu_times()
+            texts = list(threads.map(lambda s, q: self._ask(s, q, num_new), sessions, questions))
+            spent = self._fleet.cpu_times().since(before)
+            list(threads.map(self._close, sessions))
+        return texts, num_new * len(questions), spent
+
+    def _open(self) -> str:
+        opened = self._invoke("NEW_SESSION", {"requestType": "NEW_SESSION"})
+        session: str = opened["NewSessionId"].partition(";")[0]
+        return session
+
+    def _ask(self, session: str, question: str, num_new: int) -> str:
+        parameters = {"max_new_tokens": num_new}
+        body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": parameters}
+        answer = self._client.invoke_endpoint_with_response_stream(
+            EndpointName="llava",
+            SessionId=session,
+            ContentType="application/json",
+            Accept="text/event-stream",
+            Body=json.dumps(body),
+        )
+        streamed = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]).decode()
+        last = json.loads(streamed.rstrip().rpartition("\n\n")[2].removeprefix("data:"))
+        if last["details"]["generated_tokens"] != num_new:
+            raise RuntimeError(f"{last['details']} instead of {num_new} tokens")
+        text: str = last["generated_text"]
+        return text
+
+    def _close(self, session: str) -> None:
+        self._invoke(session, {"type": "close_session"})
+
+    def _invoke(self, session: str, body: dict[str, Any]) -> Any:
+        return self._client.invoke_endpoint(
+            EndpointName="llava", SessionId=session, ContentType="application/json", Body=json.dumps(body)
+        )
+
+
+class Vllm:
+    """vLLM's own engine on the processor, in a process of its own (vllm_arm.py)."""
+
+    def __init__(self, python: Path, checkpoint: Path, dtype: str) -> None:
+        program = Path(__file__).with_name("vllm_arm.py")
+        self._process = subprocess.Popen(
+            [str(python), str(program), str(checkpoint), dtype],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        self._read()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def generate(self, prompts: Items[Ids], num_new: int, *, is_fresh: bool = True) -> Answers:
+        """is_fresh: without what earlier prompts have left in its prefix cache."""
+        assert self._process.stdin is not None
+        task = {"prompts": list(prompts), "num_new": num_new, "is_fresh": is_fresh}
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        return Answers(answer["tokens"], answer["cpu_s"])
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("vLLM did not start; what it said is above")
+        return json.loads(line)

@@ -1,0 +1,151 @@
+"""`torchmoor up` as a benchmark starts it, and what its processes have used of the processor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from report import ROOT
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Seconds of processor time, user and system, since the processes began; the workers' also by thread."""
+
+    proxy_s: float
+    torchserve_s: float
+    worker_s: float
+    threads_s: dict[str, float]
+
+    def since(self, before: "CpuTimes") -> "Spent":
+        by_thread = [used - before.threads_s.get(thread, 0.0) for thread, used in self.threads_s.items()]
+        engine_s = max(by_thread)
+        worker_s = self.worker_s - before.worker_s
+        return Spent(
+            self.proxy_s - before.proxy_s, self.torchserve_s - before.torchserve_s, worker_s - engine_s, engine_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of processor time between two moments.
+
+    engine_s: of the one worker's busiest thread, which runs the model; worker_s: of the rest of that worker.
+    """
+
+    proxy_s: float
+    torchserve_s: float
+    worker_s: float
+    engine_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.proxy_s + self.torchserve_s + self.worker_s + self.engine_s
+
+
+class Fleet:
+    """A running `torchmoor up`."""
+
+    def __init__(self, process: subprocess.Popen[str], runtime: str, admin: str) -> None:
+        self.runtime = runtime
+        self._process = process
+        self._admin = admin
+
+    def instances(self) -> list[dict[str, Any]]:
+        """What the admin plane tells of each instance."""
+        found: list[dict[str, Any]] = _get_json(f"{self._admin}/instances", {})["instances"]
+        return found
+
+    def status(self, instance: Mapping[str, Any]) -> dict[str, Any]:
+        """What a worker says that it holds, asked past the proxy."""
+        url = f"http://{instance['host']}:{instance['port']}/predictions/{instance['model']}"
+        return _get_json(url, {"X-Torchmoor-Operation": "status"})
+
+    def cpu_times(self) -> CpuTimes:
+        """Of the whole process tree."""
+        proxy = torchserve = worker = 0.0
+        threads: dict[str, float] = {}
+        tree = _process_tree(self._process.pid)
+        java = {pid for pid in tree if _command(pid) == "java"}
+        for pid, parent in tree.items():
+            used = _used_s(Path(f"/proc/{pid}"))
+            if pid in java:
+                torchserve += used
+            elif parent in java:
+                worker += used
+                threads |= {path.name: _used_s(path) for path in Path(f"/proc/{pid}/task").iterdir()}
+            else:
+                proxy += used
+        return CpuTimes(proxy, torchserve, worker, threads)
+
+
+@contextmanager
+def running_fleet(checkpoint: Path, *, num_instances: int = 1, **settings: str) -> Iterator[Fleet]:
+    """Instances that serve `checkpoint`, and the proxy, on free ports.
+
+    settings: of the handler, as in the environment without their prefix: MODEL_DTYPE="float32".
+    """
+    environment = {f"TORCHMOOR_HANDLER_{name}": value for name, value in settings.items()}
+    command = [
+        *(sys.executable, "-m", "torchmoor", "up", "--port", "0", "--admin-port", "0"),
+        *("--instances", str(num_instances), "--model-store", str(ROOT / "model_store")),
+    ]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment, "TORCHMOOR_HANDLER_MODEL_PATH": str(checkpoint)},
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit("the instances did not start; what they said is above")
+        ready = json.loads(line)
+        yield Fleet(process, ready["runtime"], ready["admin"])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
+def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=30) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _process_tree(root: int) -> dict[int, int]:
+    """Every process below `root` and itself, with its parent."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+    tree = {root: parents.get(root, 0)}
+    while more := {pid: parent for pid, parent in parents.items() if parent in tree and pid not in tree}:
+        tree |= more
+    return tree
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def _used_s(process: Path) -> float:
+    """Seconds of processor time of a process or thread, user and system, by its directory in /proc; 0 if it ended."""
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S

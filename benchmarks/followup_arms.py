@@ -1,0 +1,182 @@
+"""Those who ask in followup.py: a client of the fleet, and a handler as in the AWS sample."""
+
+import base64
+import http.client
+import io
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import torch
+from botocore.config import Config
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+NEW_TOKENS = 16
+PARAMETERS = {"max_new_tokens": NEW_TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, when its first piece did, and the receipts of what it cost."""
+
+    text: str
+    first_ms: float
+    tier: str
+    num_prefilled: int
+    num_context: int
+    is_rebuilt: bool
+    instance: str
+
+
+class Client:
+    """boto3 with a clock; each request on the connection that the last one left."""
+
+    def __init__(self, runtime: str) -> None:
+        self._client: Any = boto3.client(
+            "sagemaker-runtime",
+            endpoint_url=runtime,
+            region_name="us-east-1",
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+            config=Config(read_timeout=600),
+        )
+
+    def open(self, picture: bytes) -> str:
+        """A session about a picture; returns its id."""
+        opened = self._invoke("NEW_SESSION", {"type": "start_session", "image": base64.b64encode(picture).decode()})
+        session: str = opened["NewSessionId"].partition(";")[0]
+        return session
+
+    def ask(self, session: str, question: str) -> Answer:
+        body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
+        return self._stream(body, {"SessionId": session})
+
+    def ask_stateless(self, picture: bytes, said: list[str]) -> Answer:
+        """The whole conversation at once: the client's questions and the answers to all but the last, in turn."""
+        url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+        messages: list[dict[str, Any]] = [
+            {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
+            for i, text in enumerate(said)
+        ]
+        messages[0]["content"].insert(0, {"type": "image_url", "image_url": {"url": url}})
+        return self._stream({"messages": messages, "stream": True, "max_tokens": NEW_TOKENS, "temperature": 0}, {})
+
+    def close(self, session: str) -> None:
+        self._invoke(session, {"type": "close_session"})
+
+    def _stream(self, body: dict[str, Any], members: dict[str, str]) -> Answer:
+        encoded = json.dumps(body)
+        begin = time.perf_counter()
+        answer = self._client.invoke_endpoint_with_response_stream(
+            EndpointName="llava",
+            ContentType="application/json",
+            Accept="text/event-stream",
+            Body=encoded,
+            **members,
+        )
+        parts, first_ms = [], 0.0
+        for event in answer["Body"]:
+            first_ms = first_ms or (time.perf_counter() - begin) * 1000
+            parts.append(event["PayloadPart"]["Bytes"])
+        return _answer(b"".join(parts), first_ms, answer["ResponseMetadata"]["HTTPHeaders"])
+
+    def _invoke(self, session: str, body: dict[str, Any]) -> Any:
+        return self._client.invoke_endpoint(
+            EndpointName="llava", SessionId=session, ContentType="application/json", Body=json.dumps(body)
+        )
+
+
+def ask_instance(instance: Mapping[str, Any], session: str, question: str) -> Answer:
+    """A session's next question, sent to this instance whoever holds the session: what the proxy does when that one
+    is gone."""
+    body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
+    headers = {
+        "Content-Type": "application/json",
+        "Accept": "text/event-stream",
+        "X-Amzn-SageMaker-Session-Id": session,
+        "X-Torchmoor-Endpoint": instance["endpoint"],
+    }
+    connection = http.client.HTTPConnection(instance["host"], instance["port"], timeout=600)
+    try:
+        begin = time.perf_counter()
+        connection.request("POST", f"/predictions/{instance['model']}", json.dumps(body), headers)
+        response = connection.getresponse()
+        first = response.read(1)
+        first_ms = (time.perf_counter() - begin) * 1000
+        streamed = first + response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status} {streamed!r}")
+        return _answer(streamed, first_ms, {name.lower(): value for name, value in response.getheaders()})
+    finally:
+        connection.close()
+
+
+def _answer(streamed: bytes, first_ms: float, headers: Mapping[str, str]) -> Answer:
+    return Answer(
+        _text(streamed),
+        first_ms,
+        headers["x-torchmoor-cache-tier"],
+        int(headers["x-torchmoor-prefill-tokens"]),
+        int(headers["x-torchmoor-context-tokens"]),
+        "x-torchmoor-rebuilt-events" in headers,
+        headers.get("x-torchmoor-instance", ""),
+    )
+
+
+def _text(streamed: bytes) -> str:
+    """The answer's text out of either form of event stream, TGI's or OpenAI's."""
+    lines = [line.removeprefix("data:").strip() for line in streamed.decode().split("\n\n") if line]
+    values = [json.loads(line) for line in lines if line != "[DONE]"]
+    if "generated_text" in values[-1]:
+        text: str = values[-1]["generated_text"]
+        return text
+    return "".join(choice["delta"].get("content", "") for value in values for choice in value["choices"])
+
+
+class PixelCache:
+    """A handler as in the AWS sample: it keeps one session's pixel values, and computes all the rest at each turn.
+
+    In this process, on transformers' own model, so its figures are compared with a stateless one in this process.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._processor: Any = AutoProcessor.from_pretrained(checkpoint)
+        self._model: Any = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+    def measure(self, picture: bytes, said: list[str]) -> tuple[float, float]:
+        """Milliseconds to the first token of the conversation's next answer: with kept pixels, and with none."""
+        pixels = self._pixels(picture)
+        begin = time.perf_counter()
+        self._first_token(pixels, said)
+        kept = time.perf_counter()
+        self._first_token(self._pixels(picture), said)
+        return (kept - begin) * 1000, (time.perf_counter() - kept) * 1000
+
+    def _pixels(self, picture: bytes) -> Any:
+        decoded = Image.open(io.BytesIO(picture)).convert("RGB")
+        return self._processor.image_processor(images=[decoded], return_tensors="pt")["pixel_values"]
+
+    @torch.inference_mode()
+    def _first_token(self, pixels: Any, said: list[str]) -> None:
+        messages: list[dict[str, Any]] = [
+            {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
+            for i, text in enumerate(said)
+        ]
+        messages[0]["content"].insert(0, {"type": "image"})
+        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        config = self._model.config
+        expanded = [t for i in ids for t in [i] * (config.image_seq_length if i == config.image_token_id else 1)]
+        inputs = torch.tensor([expanded])
+        self._model.generate(
+            input_ids=inputs,
+            attention_mask=torch.ones_like(inputs),
+            pixel_values=pixels,
+            max_new_tokens=1,
+            do_sample=False,
+        )

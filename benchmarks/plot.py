@@ -1,0 +1,206 @@
+"""Draws docs/benchmarks/NAME.svg from the result that is kept beside it as NAME.json.
+
+    python benchmarks/plot.py [engine followup]      all that have a result, unless named
+
+One bar for each arm: its median, a thin line from its least to its most, a mark where its goal is. Plain SVG by hand:
+a dozen bars need no library, and the file changes only when the figures do.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
+WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, TOP = 860, 250, 190, 24, 64
+OURS, BASELINE, GOAL = "#2563a8", "#9aa5b1", "#c2410c"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """goal: at most so much, None where there is none; text: what is written behind the bar."""
+
+    label: str
+    value: float
+    least: float
+    most: float
+    is_ours: bool
+    text: str
+    goal: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    subtitle: str
+    bars: Sequence[Bar]
+
+
+def draw(chart: Chart) -> str:
+    """The chart as SVG."""
+    longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
+    scale = (WIDTH - LABEL_WIDTH - VALUE_WIDTH) / longest
+    height = TOP + BAR_HEIGHT * len(chart.bars) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="system-ui, sans-serif" font-size="13">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        _text(12, 24, chart.title, size=16, weight="bold"),
+        _text(12, 44, chart.subtitle, color="#52606d"),
+    ]
+    for row, bar in enumerate(chart.bars):
+        lines += _bar(bar, TOP + row * BAR_HEIGHT, scale)
+    legend = TOP + BAR_HEIGHT * len(chart.bars) + 20
+    lines += [
+        f'<rect x="12" y="{legend - 10}" width="12" height="12" fill="{OURS}"/>',
+        _text(30, legend, "torchmoor"),
+        f'<rect x="112" y="{legend - 10}" width="12" height="12" fill="{BASELINE}"/>',
+        _text(130, legend, "baseline"),
+        f'<line x1="206" x2="206" y1="{legend - 12}" y2="{legend + 3}" stroke="{GOAL}" stroke-width="3"/>',
+        _text(214, legend, "goal: the bar ends before it"),
+        f'<line x1="410" x2="434" y1="{legend - 4}" y2="{legend - 4}" stroke="black"/>',
+        _text(440, legend, "least to most of all rounds"),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bar(bar: Bar, y: float, scale: float) -> list[str]:
+    color = OURS if bar.is_ours else BASELINE
+    middle = y + BAR_HEIGHT / 2 - 2
+    end = LABEL_WIDTH + bar.value * scale
+    lines = [
+        _text(LABEL_WIDTH - 8, middle + 4, bar.label, anchor="end"),
+        f'<rect x="{LABEL_WIDTH}" y="{y:.1f}" width="{bar.value * scale:.1f}" height="{BAR_HEIGHT - 5}" '
+        f'fill="{color}"/>',
+        f'<line x1="{LABEL_WIDTH + bar.least * scale:.1f}" x2="{LABEL_WIDTH + bar.most * scale:.1f}" '
+        f'y1="{middle:.1f}" y2="{middle:.1f}" stroke="black"/>',
+    ]
+    if bar.goal is not None:
+        x = LABEL_WIDTH + bar.goal * scale
+        lines.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2:.1f}" y2="{y + BAR_HEIGHT - 3:.1f}" '
+            f'stroke="{GOAL}" stroke-width="3"/>'
+        )
+        end = max(end, x)
+    lines.append(_text(max(end, LABEL_WIDTH + bar.most * scale) + 6, middle + 4, bar.text))
+    return lines
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: int = 13,
+    weight: str = "normal",
+    color: str = "black",
+    anchor: str = "start",
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" fill="{color}" '
+        f'text-anchor="{anchor}">{escape(text)}</text>'
+    )
+
+
+def engine(result: dict[str, Any]) -> Chart:
+    """Processor time a token; goals are parts of the sequential arm's."""
+    rows = {(row["arm"], row["dtype"], row["streams"]): row for row in result["rows"]}
+    alone = rows["sequential", "float32", 1]["median"]
+    goals = {("torchmoor", "float32", 8): alone / 3.7, ("torchmoor", "float32", 16): alone / 5.1}
+    if ("vllm", "bfloat16", 8) in rows:
+        goals["torchmoor", "bfloat16", 8] = rows["vllm", "bfloat16", 8]["median"]
+    if ("vllm follow-up", "bfloat16", 8) in rows:
+        goals["torchmoor follow-up", "bfloat16", 8] = rows["vllm follow-up", "bfloat16", 8]["median"]
+    order = {"float32": 0, "bfloat16": 1}
+    tokens = [key for key, row in rows.items() if row["unit"] == "CPU ms a token" and not key[0].startswith("added")]
+    bars = [
+        Bar(
+            f"{arm}, {count} at once, {dtype}" if count > 1 else f"{arm}, {dtype}",
+            row["median"],
+            row["least"],
+            row["most"],
+            arm.startswith(("torchmoor", "served")),
+            f"{row['median']:.1f} ms",
+            goals.get((arm, dtype, count)),
+        )
+        for arm, dtype, count in sorted(tokens, key=lambda key: order[key[1]])
+        for row in [rows[arm, dtype, count]]
+    ]
+    settings = result["settings"]
+    subtitle = (
+        f"{settings['model']}, one thread, {settings['prompt_tokens']} prompt and {settings['new_tokens']} new tokens; "
+        f"median of {settings['rounds']} rounds, {result['date']}"
+    )
+    return Chart("Processor time a generated token", subtitle, bars)
+
+
+def followup(result: dict[str, Any]) -> Chart:
+    """Time to first token; goals are parts of the stateless arm's."""
+    rows = {row["arm"]: row for row in result["rows"]}
+    stateless = rows["stateless"]["ttft_ms"]
+    goals = {"kv": stateless / 20, "features": stateless * 0.55, "rebuild": stateless * 1.15}
+    bars = [
+        Bar(
+            arm,
+            row["ttft_ms"],
+            row["least"],
+            row["most"],
+            arm in goals,
+            f"{row['ttft_ms']:,.0f} ms" + (f", {row['ttft_ms'] / stateless:.3f} x stateless" if arm in goals else ""),
+            goals.get(arm),
+        )
+        for arm, row in sorted(rows.items(), key=lambda item: item[1]["ttft_ms"])
+    ]
+    settings = result["settings"]
+    subtitle = (
+        f"second question about a picture, {settings['parameters'] / 1e6:,.0f} M parameters, one thread; "
+        f"median of {settings['rounds']} rounds, {result['date']}"
+    )
+    return Chart("Time to first token of a follow-up question", subtitle, bars)
+
+
+def routing(result: dict[str, Any]) -> Chart:
+    """P99 of the published table over real HTTP; the mark is what one central queue would have, by simulation."""
+    rows = {(row["users/instances"], row["arm"]): row for row in result["rows"]}
+    bars = []
+    for users in ("20/5", "40/10", "60/15", "80/20"):
+        random = rows[users, "random"]["p99_ms"]
+        best = random * (1 - rows[users, "simulated central_queue"]["p99_cut"])
+        for arm in ("random", "least_outstanding", "late_binding"):
+            row = rows[users, arm]
+            is_ours = arm != "random"
+            bars.append(
+                Bar(
+                    f"{users} {arm.replace('_', ' ')}",
+                    row["p99_ms"],
+                    random * (1 - row["most"]),
+                    random * (1 - row["least"]),
+                    is_ours,
+                    f"{row['p99_ms']:,.0f} ms" + (f", {-row['p99_cut']:+.0%}" if is_ours else ""),
+                    best if is_ours else None,
+                )
+            )
+    settings = result["settings"]
+    subtitle = (
+        "users/instances in a closed loop, 100 ms a request, one at a time an instance; "
+        f"{settings['rounds']} rounds of {settings['duration_s']:.0f} s, {result['date']}"
+    )
+    return Chart("P99 latency over real HTTP; the mark is one central queue, simulated", subtitle, bars)
+
+
+CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {"engine": engine, "followup": followup, "routing": routing}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or [name for name in CHARTS if (RESULTS / f"{name}.json").is_file()]:
+        if name in CHARTS:
+            chart = CHARTS[name](json.loads((RESULTS / f"{name}.json").read_text()))
+            (RESULTS / f"{name}.svg").write_text(draw(chart))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""How much sooner is the slowest answer when requests go where there is room?
+
+The published table of users and instances (20/5, 40/10, 60/15, 80/20): users who send their next request as soon as
+the last is answered, instances that take one request at a time, lognormal service times (cv 0.5, mean 100 ms so that
+two shared cores are not what is measured), over real HTTP through the real proxy:
+
+    random             SageMaker's default
+    least_outstanding  LEAST_OUTSTANDING_REQUESTS
+    late_binding       the same with a queue at the proxy: an instance gets one request, the rest wait for the first
+                       that is free
+
+Beside them what a simulation says of random, least outstanding, and one central queue, which is the optimum. A row of
+5 ms shows what is left where service is about as short as the machine's own noise. Then, simulated with this project's
+own strategies: 1,000 instances, and the time to choose.
+
+P99 is that of all rounds together: random's pile-ups are so rare that a round alone does not show their share. Beside
+it the least and the most of the rounds' own cuts, against random in the same round. `p99_cut_*` and
+`throughput_gain_*` are late_binding's.
+
+    python benchmarks/routing.py [--quick] [--rounds 6] [--save]
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from report import median, parse_options, print_report
+from routing_simulation import Run, simulate, time_to_choose
+from routing_stage import ARMS, Results, Row, ask, stage, undisturbed
+
+PUBLISHED = [Row(users, instances, 0.1) for users, instances in ((20, 5), (40, 10), (60, 15), (80, 20))]
+SHORT = Row(20, 5, 0.005)
+SIMULATED = ("random", "least_outstanding", "central_queue")
+DURATION_S = 30.0
+LARGE = (4000, 1000)  # users, instances; simulated
+
+Simulated = dict[tuple[int, int], dict[str, Run]]
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="one round of 6 s an arm", rounds=6)
+    duration_s = 6.0 if options.quick else DURATION_S
+    measured: dict[Row, dict[str, list[Run]]] = {row: {arm: [] for arm in ARMS} for row in (*PUBLISHED, SHORT)}
+    with undisturbed() as is_ahead, stage([*PUBLISHED, SHORT]) as port:
+        for round_number in range(options.rounds):
+            for rows in (PUBLISHED, [SHORT]):
+                for arm in ARMS:
+                    share = 0.25 if rows == [SHORT] else 1.0  # as many requests in less time
+                    runs = ask(port, rows, arm, seed=round_number, duration_s=share * duration_s)
+                    for row, run in runs.items():
+                        measured[row][arm].append(run)
+            print(f"round {round_number + 1} of {options.rounds}", flush=True)
+    num_requests = 30_000 if options.quick else 200_000
+    simulated: Simulated = {
+        (users, instances): {arm: simulate(arm, users, instances, num_requests=num) for arm in SIMULATED}
+        for users, instances, num in (
+            *((row.users, row.instances, num_requests) for row in PUBLISHED),
+            (*LARGE, 2 * num_requests),
+        )
+    }
+    choosing = {number: time_to_choose(number) for number in (10, 100, 1000)}
+    ratios = ratios_of(measured, simulated)
+    for strategy, micros in choosing[1000].items():
+        ratios[f"choose_us_1000_{strategy.lower()}"] = round(micros, 2)
+    print_report(
+        "routing",
+        rows_of(measured, simulated),
+        ratios,
+        save=options.save,
+        rounds=options.rounds,
+        duration_s=duration_s,
+        service="lognormal, cv 0.5, one request at a time an instance",
+        is_ahead_of_other_processes=is_ahead,
+        choose_us={
+            str(number): {name: round(us, 2) for name, us in found.items()} for number, found in choosing.items()
+        },
+    )
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Several rounds as one."""
+    return Run([latency for run in runs for latency in run.latencies_s], median([run.throughput for run in runs]))
+
+
+def p99_cut(run: Run, baseline: Run) -> float:
+    """By how much of random's P99 it is below it."""
+    return 1 - run.percentile(0.99) / baseline.percentile(0.99)
+
+
+def throughput_gain(run: Run, baseline: Run) -> float:
+    return run.throughput / baseline.throughput - 1
+
+
+def rows_of(measured: Results, simulated: Simulated) -> list[dict[str, Any]]:
+    """One row for each arm of each pair of users and instances, simulated ones after the measured."""
+    rows = []
+    for row, arms in measured.items():
+        name = f"{row.users}/{row.instances}" + (" short" if row is SHORT else "")
+        rows += [_row(name, arm, runs, arms["random"], unit_s=1.0) for arm, runs in arms.items()]
+        if row is not SHORT:
+            found = simulated[row.users, row.instances]
+            for arm, run in found.items():  # its mean service time is 1
+                rows.append(_row(name, f"simulated {arm}", [run], [found["random"]], unit_s=row.mean_s))
+    large = simulated[LARGE]
+    for arm, run in large.items():
+        rows.append(_row("{}/{}".format(*LARGE), f"simulated {arm}", [run], [large["random"]], unit_s=0.1))
+    return rows
+
+
+def _row(name: str, arm: str, runs: Sequence[Run], baselines: Sequence[Run], *, unit_s: float) -> dict[str, Any]:
+    run, baseline = together(runs), together(baselines)
+    cuts = [p99_cut(*pair) for pair in zip(runs, baselines, strict=True)]
+    return {
+        "users/instances": name,
+        "arm": arm,
+        "p50_ms": 1000 * unit_s * run.percentile(0.5),
+        "p99_ms": 1000 * unit_s * run.percentile(0.99),
+        "per_s": run.throughput / unit_s,
+        "p99_cut": p99_cut(run, baseline),
+        "least": min(cuts),
+        "most": max(cuts),
+        "throughput_gain": throughput_gain(run, baseline),
+    }
+
+
+def ratios_of(measured: Results, simulated: Simulated) -> dict[str, float]:
+    """The keys of docs/benchmarks.md."""
+    ratios: dict[str, float] = {}
+    gaps = []
+    for row in PUBLISHED:
+        name = f"{row.users}_{row.instances}"
+        arms = {arm: together(runs) for arm, runs in measured[row].items()}
+        for arm, key in (("late_binding", name), ("least_outstanding", f"least_outstanding_{name}")):
+            ratios[f"p99_cut_{key}"] = p99_cut(arms[arm], arms["random"])
+            ratios[f"throughput_gain_{key}"] = throughput_gain(arms[arm], arms["random"])
+        best = simulated[row.users, row.instances]
+        gaps.append(p99_cut(best["central_queue"], best["random"]) - ratios[f"p99_cut_{name}"])
+    ratios["p99_gap_to_central_queue"] = max(gaps)
+    short = {arm: together(runs) for arm, runs in measured[SHORT].items()}
+    for arm in ("least_outstanding", "late_binding"):
+        ratios[f"p99_cut_short_{arm}"] = p99_cut(short[arm], short["random"])
+    large = simulated[LARGE]
+    for arm in SIMULATED[1:]:
+        ratios[f"p99_cut_simulated_4000_1000_{arm}"] = p99_cut(large[arm], large["random"])
+    return ratios
+
+
+if __name__ == "__main__":
+    main()

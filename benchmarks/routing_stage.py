@@ -1,0 +1,228 @@
+"""Users, instances and the proxy of benchmarks/routing.py, each kind in a process of its own, over real sockets."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from random import Random
+from time import perf_counter
+from typing import cast
+
+import uvloop
+from routing_simulation import Run, service_time
+
+from torchmoor.app import Proxy
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import (
+    EndpointSettings,
+    HealthSettings,
+    LateBindingSettings,
+    ListenSettings,
+    ProxySettings,
+    VariantSettings,
+)
+
+ARMS = ("random", "least_outstanding", "late_binding")
+UNBOUNDED = 10_000  # the instance's own queue takes what the router sends
+WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """So many users of so many instances, which take one request at a time."""
+
+    users: int
+    instances: int
+    mean_s: float
+
+    def endpoint(self, arm: str) -> str:
+        return f"{arm.replace('_', '-')}-{self.users}-{self.instances}-{self.mean_s * 1000:.0f}ms"
+
+
+class ServedRequests(asyncio.Protocol):
+    """An instance's connection: each body is the microseconds that its request takes, one after the other."""
+
+    def __init__(self, instance: "ServingInstance") -> None:
+        self._instance = instance
+        self._data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not one by its bases
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, end, body = self._data.partition(b"\r\n\r\n")
+        if not end:
+            return
+        if head.startswith(b"GET"):
+            self._data = b""
+            self._answer(b"")
+            return
+        lines = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        length = int(lines[0][15:])
+        if len(body) >= length:
+            self._data = b""
+            self._instance.serve(int(body) / 1e6, lambda: self._answer(body))
+
+    def _answer(self, body: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+class ServingInstance:
+    """One request at a time; the others wait in the order in which they came."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._free_at = 0.0
+
+    def serve(self, service_s: float, answer: Callable[[], None]) -> None:
+        self._free_at = max(self._free_at, self._loop.time()) + service_s
+        self._loop.call_at(self._free_at, answer)
+
+
+def serve_instances(num_instances: int, pipe: Connection) -> None:
+    """A process of instances; tells their ports, and ends when it is told to."""
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        ports = []
+        for _ in range(num_instances):
+            instance = ServingInstance(loop)
+            server = await loop.create_server(lambda instance=instance: ServedRequests(instance), "127.0.0.1", 0)
+            ports.append(server.sockets[0].getsockname()[1])
+        pipe.send(ports)
+        await loop.run_in_executor(None, pipe.recv)
+
+    uvloop.run(serve())
+
+
+def serve_proxy(rows: Sequence[Row], ports: Sequence[int], pipe: Connection) -> None:
+    """A process with the proxy: an endpoint for each row and arm, a row's over the same instances; tells its port."""
+
+    async def serve() -> None:
+        endpoints, instances = [], []
+        taken = 0  # ports of the rows before: all rows are asked at once
+        for row in rows:
+            own = ports[taken : taken + row.instances]
+            taken += row.instances
+            for arm in ARMS:
+                is_late = arm == "late_binding"
+                name = row.endpoint(arm)
+                strategy = "RANDOM" if arm == "random" else "LEAST_OUTSTANDING_REQUESTS"
+                endpoints.append(
+                    EndpointSettings(
+                        name=name,
+                        variants=(VariantSettings(model=name, routing_strategy=strategy),),
+                        late_binding=LateBindingSettings(max_wait_s=60.0) if is_late else None,
+                    )
+                )
+                instances += [
+                    Instance(
+                        name=f"{name}-{number}",
+                        endpoint=name,
+                        model=name,
+                        port=port,
+                        capacity=1 if is_late else UNBOUNDED,
+                        state=InstanceState.READY,
+                    )
+                    for number, port in enumerate(own)
+                ]
+        settings = ProxySettings(
+            endpoints=tuple(endpoints),
+            listen=ListenSettings(port=0, admin_port=0),
+            # Seldom: the instances are many names of few ports, and always there.
+            health=HealthSettings(ready_interval_s=600, status_interval_s=3600),
+        )
+        registry = Registry(settings.endpoints)
+        for instance in instances:
+            registry.add(instance)
+        async with Proxy(settings, registry, rng=Random(5)) as proxy:
+            pipe.send(proxy.port)
+            await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+
+    uvloop.run(serve())
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[bool]:
+    """Ahead of what else runs on this machine, if that is allowed; the processes started meanwhile too.
+
+    Users, proxy and instances mostly wait. Where others use all cores, waking up takes longer than choosing does,
+    and what would be measured is the machine's scheduler.
+    """
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
+@contextlib.contextmanager
+def stage(rows: Sequence[Row]) -> Iterator[int]:
+    """Instances and proxy for these rows; the proxy's port."""
+    context = get_context("spawn")
+    with contextlib.ExitStack() as stack:
+
+        def start(target: Callable[..., None], *args: object) -> object:
+            here, there = context.Pipe()
+            process = context.Process(target=target, args=(*args, there), daemon=True)
+            process.start()
+            stack.callback(process.join, 20)
+            stack.callback(here.send, None)
+            if not here.poll(60):
+                raise RuntimeError(f"{target.__name__} did not start within 60 s")
+            return here.recv()
+
+        ports = start(serve_instances, sum(row.instances for row in rows))
+        port = start(serve_proxy, list(rows), ports)
+        assert isinstance(port, int)
+        yield port
+
+
+def ask(port: int, rows: Sequence[Row], arm: str, *, seed: int, duration_s: float) -> dict[Row, Run]:
+    """All users of these rows at once, against one arm; the same users ask the same in every arm."""
+
+    async def run() -> dict[Row, Run]:
+        loop = asyncio.get_running_loop()
+        begin = loop.time() + WARM_UP_S
+        found: dict[Row, list[float]] = {row: [] for row in rows}
+
+        async def user(row: Row, number: int) -> None:
+            rng = Random(f"{seed} {row} {number}")
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            path = f"/endpoints/{row.endpoint(arm)}/invocations"
+            try:
+                while loop.time() < begin + duration_s:
+                    body = b"%d" % max(1, round(service_time(rng, row.mean_s) * 1e6))
+                    began = perf_counter()
+                    writer.write(
+                        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+                        % (path.encode(), len(body), body)
+                    )
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    if not head.startswith(b"HTTP/1.1 200"):
+                        raise RuntimeError(head.decode("latin-1"))
+                    await reader.readexactly(len(body))
+                    if begin <= loop.time() < begin + duration_s:
+                        found[row].append(perf_counter() - began)
+            finally:
+                writer.close()
+
+        users: list[Awaitable[None]] = [user(row, number) for row in rows for number in range(row.users)]
+        await asyncio.gather(*users)
+        return {row: Run(latencies, len(latencies) / duration_s) for row, latencies in found.items()}
+
+    return uvloop.run(run())
+
+
+Results = Mapping[Row, Mapping[str, Sequence[Run]]]

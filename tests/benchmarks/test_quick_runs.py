@@ -1,0 +1,46 @@
+"""Every benchmark runs from end to end; its figures are not judged here, only that nothing was answered wrongly."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(900)]
+
+
+def quick_run(name: str) -> Any:
+    """What its last line says."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_followup_runs() -> None:
+    """Every way to ask a follow-up question gives the same greedy answer, and no session is lost under pressure."""
+    found = quick_run("followup")
+
+    ratios = found["ratios"]
+    arms = {"kv", "features", "stateless", "rebuild", "pixels, in process", "stateless, in process"}
+    assert arms == {row["arm"] for row in found["rows"]}
+    assert ratios["greedy_equal"] is True
+    assert tuple(ratios[f"sessions_{key}"] for key in ("vs_one_a_worker", "lost", "wrong")) == (100, 0, 0)
+    assert 1.0 == ratios["features_bytes_vs_formula"] == ratios["host_bytes_vs_formula"]
+    assert 1.0 <= ratios["kv_bytes_vs_formula"] <= 1.05
+
+
+def test_engine_runs() -> None:
+    """Answers of any number of streams, of follow-ups and of the served engine are those of generate."""
+    if not (ROOT / "models" / "smollm2" / "config.json").is_file():
+        pytest.skip("there is no models/smollm2; scripts/make_smollm2.py makes it")
+
+    found = quick_run("engine")
+
+    assert {1, 4, 8, 16} == {row["streams"] for row in found["rows"] if row["arm"] == "torchmoor"}
+    assert found["ratios"]["greedy_equal"] is True
+    assert found["settings"]["answers_compared"] == 38

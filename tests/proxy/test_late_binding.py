@@ -1,0 +1,424 @@
+"""Late binding over real sockets: what waits, for what, in which order, and how a wait ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, refusing
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import LateBindingSettings, LimitSettings, TimeoutSettings
+
+LATE = LateBindingSettings(max_waiting=8, max_wait_s=20)
+
+
+class Held:
+    """Makes an instance hold its requests until they are let go, one by one, by their bodies."""
+
+    def __init__(self, stage: Stage, *fakes: FakeInstance) -> None:
+        self._stage = stage
+        self._let_go: dict[bytes, asyncio.Event] = {}
+        for fake in fakes:
+            fake.behave = self._behave
+
+    async def _behave(self, request: Received, wire: Wire) -> None:
+        event = self._let_go.setdefault(request.body, asyncio.Event())
+        await event.wait()
+        await wire.answer(body=request.body)
+
+    def let_go(self, body: bytes) -> None:
+        async def release() -> None:
+            self._let_go.setdefault(body, asyncio.Event()).set()
+
+        self._stage.run(release())
+
+
+def send(stage: Stage, body: bytes, *, session: str | None = None, more: str = "") -> socket.socket:
+    """Send a request and return once the proxy has it: at an instance, or waiting."""
+    before = taken(stage)
+    sock = stage.socket()
+    stage.close_later(sock)
+    line = f"X-Amzn-SageMaker-Session-Id: {session}\r\n" if session else ""
+    head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{line}{more}Content-Length: {len(body)}\r\n\r\n"
+    sock.sendall(head.encode() + body)
+    stage.until(lambda: taken(stage) > before, "the request taken")
+    return sock
+
+
+def taken(stage: Stage) -> int:
+    return stage.outstanding() + waiting(stage)
+
+
+def waiting(stage: Stage) -> int:
+    return stage.proxy.gateway.dispatchers()[0].num_waiting
+
+
+def received(fake: FakeInstance) -> list[bytes]:
+    return [request.body for request in fake.received]
+
+
+def status(sock: socket.socket) -> int:
+    return int(read_answer(sock).split(b" ")[1])
+
+
+def late(make_stage: Callable[..., Stage], **options: object) -> Stage:
+    """Two instances that take one request at a time."""
+    return make_stage(**{"capacity": 1, "late_binding": LATE, "names": ("a", "b"), **options})
+
+
+def test_request_waits_and_goes_to_whichever_instance_frees_first(make_stage: Callable[..., Stage]) -> None:
+    """Not to the one that looked best when it came."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    socks = {body: send(stage, body) for body in (b"1", b"2", b"3")}
+    assert (received(stage.a), received(stage.b), waiting(stage)) == ([b"1"], [b"2"], 1)
+
+    held.let_go(b"2")
+    stage.until(lambda: len(stage.b.received) == 2, "the third at b")
+
+    assert received(stage.b) == [b"2", b"3"]
+    assert waiting(stage) == 0
+    for body in (b"1", b"3"):
+        held.let_go(body)
+    assert {status(sock) for sock in socks.values()} == {200}
+    assert stage.proxy.gateway.dispatchers()[0].metrics.queue_latency.counts.count(1) == 1
+
+
+def test_turn_waits_for_its_own_instance_and_blocks_nobody(make_stage: Callable[..., Stage]) -> None:
+    """A later request without a session passes it; at its instance it goes before those that came earlier."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    send(stage, b"a1", session=make_session_id("a"))
+    send(stage, b"b1", session=make_session_id("b"))
+    send(stage, b"new 1")
+    send(stage, b"turn", session=make_session_id("a"))
+    send(stage, b"new 2")
+    assert waiting(stage) == 3
+
+    held.let_go(b"b1")
+    stage.until(lambda: len(stage.b.received) == 2, "the first new one at b")
+    held.let_go(b"a1")
+    stage.until(lambda: len(stage.a.received) == 2, "the turn at a")
+
+    assert (received(stage.a), received(stage.b)) == ([b"a1", b"turn"], [b"b1", b"new 1"])
+    for body in (b"new 1", b"turn"):
+        held.let_go(body)
+    stage.until(lambda: waiting(stage) == 0, "all taken")
+    held.let_go(b"new 2")
+
+
+def test_callers_take_turns(make_stage: Callable[..., Stage]) -> None:
+    """One who sent three requests before another's first does not hold it up."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    signed = "Authorization: AWS4-HMAC-SHA256 Credential={}/20260101/us-east-1/sagemaker/aws4_request, Signature=x\r\n"
+    send(stage, b"0")
+    for number in (1, 2, 3):
+        send(stage, b"many %d" % number, more=signed.format("MANY"))
+    send(stage, b"few", more=signed.format("FEW"))
+    send(stage, b"token", more="Authorization: Bearer secret\r\n")
+
+    for body in (b"0", b"many 1", b"few", b"token", b"many 2", b"many 3"):
+        held.let_go(body)
+        stage.until(lambda body=body: body in received(stage.a), "its turn")  # type: ignore[misc]
+
+    stage.until(lambda: stage.outstanding() == 0, "all answered")
+    assert received(stage.a) == [b"0", b"many 1", b"few", b"token", b"many 2", b"many 3"]
+
+
+def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Stage]) -> None:
+    """With Retry-After, and counted; what waits already is not disturbed."""
+    stage = late(make_stage, names=("a",), late_binding=LateBindingSettings(max_waiting=1, max_wait_s=20))
+    held = Held(stage, stage.a)
+    first, second = send(stage, b"1"), send(stage, b"2")
+
+    refused = stage.raw(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n3")
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in refused
+    assert b"Too many requests wait" in refused
+    held.let_go(b"1")
+    held.let_go(b"2")
+    assert (status(first), status(second)) == (200, 200)
+    assert stage.proxy.gateway.dispatchers()[0].metrics.no_capacity == 1
+
+
+def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
+    """A body's declared length counts before it has come; a small request still finds room."""
+    stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=1000))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+
+    refused = stage.raw(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")
+    small = send(stage, b"2")
+
+    assert refused.startswith(b"HTTP/1.1 503")
+    assert stage.proxy.gateway.waiting_bytes.used_bytes == 1
+    held.let_go(b"1")
+    held.let_go(b"2")
+    assert status(small) == 200
+
+
+@pytest.mark.parametrize("session", [None, "a"])
+def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: str | None) -> None:
+    """503 with Retry-After, on a connection that can be used again; the instance never saw the request."""
+    stage = late(make_stage, names=("a",), late_binding=LateBindingSettings(max_waiting=8, max_wait_s=0.05))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+
+    sock = send(stage, b"2", session=make_session_id(session) if session else None)
+    answer = read_answer(sock)
+
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"retry-after" in answer
+    assert b"was free in time" in answer
+    assert b"connection: close" not in answer
+    assert waiting(stage) == 0
+    held.let_go(b"1")
+    stage.until(lambda: stage.outstanding() == 0, "the first answered")
+    assert received(stage.a) == [b"1"]
+
+
+def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage]) -> None:
+    """A client's patience is one: what is left of it after the wait is the model's."""
+    stage = late(make_stage, names=("a",), timeouts=TimeoutSettings(model_timeout_s=0.3, sweep_interval_s=0.02))
+    Held(stage, stage.a)
+
+    first, second = send(stage, b"1"), send(stage, b"2")
+
+    assert status(first) == 424
+    assert status(second) in (424, 503)
+    stage.until(lambda: stage.outstanding() == 0, "both over")
+
+
+def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callable[..., Stage]) -> None:
+    """The next one moves up; the instance never sees the one that left."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+    leaving, staying = send(stage, b"2"), send(stage, b"3")
+
+    leaving.close()
+    stage.until(lambda: waiting(stage) == 1, "its place free")
+    held.let_go(b"1")
+    held.let_go(b"3")
+
+    assert status(staying) == 200
+    assert received(stage.a) == [b"1", b"3"]
+
+
+def test_large_body_is_read_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
+    """It arrives whole, and a client that leaves is noticed because its connection is read."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+    body = bytes(range(256)) * 8192
+    sock = send(stage, body)
+    assert waiting(stage) == 1
+
+    held.let_go(b"1")
+    held.let_go(body)
+
+    answer = read_answer(sock)
+    assert answer.endswith(body)
+    assert received(stage.a) == [b"1", body]
+
+
+def test_chunked_body_is_held_back_while_its_request_waits(make_stage: Callable[..., Stage]) -> None:
+    """Nobody has counted its bytes, so only a few are taken; it arrives whole all the same."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+    body = bytes(range(256)) * 4096
+    chunk = b"%x\r\n%b\r\n" % (len(body), body)
+    with stage.socket() as sock:
+        sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        stage.until(lambda: waiting(stage) == 1, "the request waiting")
+        sock.setblocking(False)
+        num_sent = sock.send(chunk)
+        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.server.connections), "held back")
+        sock.settimeout(10)
+        held.let_go(b"1")
+        held.let_go(body)
+        sock.sendall(chunk[num_sent:] + b"0\r\n\r\n")
+        assert read_answer(sock).endswith(body)
+
+    assert received(stage.a) == [b"1", body]
+
+
+def test_turns_move_on_when_their_instance_goes_down(make_stage: Callable[..., Stage]) -> None:
+    """To the one that adopts their session, at once or after another wait."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    send(stage, b"a1")
+    send(stage, b"b1")
+    session = make_session_id("a")
+    socks = [send(stage, b"turn 1", session=session), send(stage, b"turn 2", session=session)]
+
+    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    assert waiting(stage) == 2
+    for body in (b"b1", b"turn 1", b"turn 2", b"a1"):
+        held.let_go(body)
+
+    for sock in socks:
+        answer = read_answer(sock)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"invoked-routing-reason: session-failover" in answer
+    assert received(stage.b) == [b"b1", b"turn 1", b"turn 2"]
+
+
+async def set_state(stage: Stage, name: str, state: InstanceState) -> None:
+    stage.registry.set_state(name, state)
+
+
+def test_turns_are_refused_when_nobody_is_left_to_take_them(make_stage: Callable[..., Stage]) -> None:
+    """Their instance is down and there is no other."""
+    stage = late(make_stage, names=("a",))
+    held = Held(stage, stage.a)
+    send(stage, b"1")
+    turn = send(stage, b"turn", session=make_session_id("a"))
+
+    stage.run(set_state(stage, "a", InstanceState.DOWN))
+
+    assert status(turn) == 503
+    held.let_go(b"1")
+
+
+def test_instance_that_becomes_ready_takes_what_waits(make_stage: Callable[..., Stage]) -> None:
+    """No request need end for that."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    stage.run(set_state(stage, "b", InstanceState.DOWN))
+    send(stage, b"1")
+    sock = send(stage, b"2")
+    assert waiting(stage) == 1
+
+    stage.run(set_state(stage, "b", InstanceState.READY))
+    held.let_go(b"2")
+
+    assert status(sock) == 200
+    assert received(stage.b) == [b"2"]
+    held.let_go(b"1")
+
+
+def test_draining_instance_serves_its_turns_and_nothing_else(make_stage: Callable[..., Stage]) -> None:
+    """Those that wait for it included."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    send(stage, b"a1")
+    send(stage, b"b1")
+    turn, new = send(stage, b"turn", session=make_session_id("a")), send(stage, b"new")
+
+    stage.run(set_state(stage, "a", InstanceState.DRAINING))
+    for body in (b"a1", b"turn"):
+        held.let_go(body)
+    assert status(turn) == 200
+    assert waiting(stage) == 1
+    held.let_go(b"b1")
+    held.let_go(b"new")
+
+    assert status(new) == 200
+    assert (received(stage.a), received(stage.b)) == ([b"a1", b"turn"], [b"b1", b"new"])
+
+
+def test_request_whose_instance_cannot_take_it_waits_for_another(make_stage: Callable[..., Stage]) -> None:
+    """A retry waits as any other request does, with its whole body, and never for the one that failed it."""
+    stage = late(make_stage)
+    held = Held(stage, stage.b)
+    stage.a.behave = refusing(503, None, "no worker")
+    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    send(stage, b"b1")
+    stage.run(set_state(stage, "a", InstanceState.READY))
+
+    sock = send(stage, b"body" * 1000)
+    stage.until(lambda: len(stage.a.received) == 1 and waiting(stage) == 1, "refused by a, waiting for b")
+    stage.a.behave = answering()
+    held.let_go(b"b1")
+    held.let_go(b"body" * 1000)
+
+    assert status(sock) == 200
+    assert received(stage.b) == [b"b1", b"body" * 1000]
+    assert len(stage.a.received) == 1
+
+
+def test_request_to_an_instance_that_died_waits_for_another(make_stage: Callable[..., Stage]) -> None:
+    """The connection was refused: the instance is down, its place is nobody's, the request is sent whole."""
+    stage = late(make_stage)
+    held = Held(stage, stage.b)
+    stage.run(set_state(stage, "a", InstanceState.DOWN))
+    send(stage, b"b1")
+    stage.run(stage.a.stop())
+    stage.run(set_state(stage, "a", InstanceState.READY))
+
+    sock = send(stage, b"body" * 1000)
+    stage.until(lambda: not stage.instance("a").is_ready and waiting(stage) == 1, "a found dead")
+    held.let_go(b"b1")
+    held.let_go(b"body" * 1000)
+
+    assert status(sock) == 200
+    assert stage.instance("a").outstanding == 0
+
+
+def test_no_ready_instance_is_refused_at_once(make_stage: Callable[..., Stage]) -> None:
+    """There is nothing to wait for that would be likely to come in time."""
+    stage = late(make_stage)
+    for name in ("a", "b"):
+        stage.run(set_state(stage, name, InstanceState.DOWN))
+
+    for session in (None, make_session_id("a")):
+        line = f"X-Amzn-SageMaker-Session-Id: {session}\r\n" if session else ""
+        head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 1\r\n\r\nx"
+        answer = stage.raw(head.encode())
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"No instance of the endpoint is ready" in answer
+
+
+def test_instance_that_is_removed_lets_its_turns_go(make_stage: Callable[..., Stage]) -> None:
+    """And the lease of what still runs there ends without a trace."""
+    stage = late(make_stage)
+    held = Held(stage, stage.a, stage.b)
+    first = send(stage, b"a1")
+    turn = send(stage, b"turn", session=make_session_id("a"))
+
+    async def remove() -> None:
+        stage.registry.remove("a")
+
+    stage.run(remove())
+    stage.until(lambda: received(stage.b) == [b"turn"], "the turn at b")
+    held.let_go(b"turn")
+    held.let_go(b"a1")
+
+    assert (status(turn), status(first)) == (200, 200)
+
+
+def test_streams_hold_their_place_until_their_end(make_stage: Callable[..., Stage]) -> None:
+    """The slot is free when the last byte has passed, not with the first."""
+    stage = late(make_stage, names=("a",))
+    go_on = asyncio.Event()
+
+    async def stream(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/plain")
+        await wire.chunk(b"first")
+        await go_on.wait()
+        await wire.chunk(b"")
+
+    stage.a.behave = stream
+    client = stage.client()
+    answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"1")
+    events = iter(answer["Body"])
+    assert next(events)["PayloadPart"]["Bytes"] == b"first"
+    stage.a.behave = answering()
+    second = send(stage, b"2")
+    assert waiting(stage) == 1
+
+    async def finish() -> None:
+        go_on.set()
+
+    stage.run(finish())
+
+    assert list(events) == []
+    assert status(second) == 200

@@ -1,0 +1,406 @@
+"""Strategies that look at the body, variants, and new sessions, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import KvAwareSettings, LimitSettings, PrefixAwareSettings, VariantSettings
+
+PREFIX_AWARE = VariantSettings(
+    model="llava",
+    routing_strategy="PREFIX_AWARE",
+    prefix_aware=PrefixAwareSettings(prefix_length=1024, concurrency_threshold=2),
+)
+KV_AWARE = VariantSettings(
+    model="llava",
+    routing_strategy="KV_AWARE",
+    kv_aware=KvAwareSettings(block_bytes=64, bytes_per_request=64, max_prompt_bytes=4096),
+)
+INVOKE = "POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n"
+
+
+def where(answer: Any) -> tuple[str, str]:
+    """Which instance answered, and why it was chosen."""
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers["x-torchmoor-instance"], headers["x-amzn-sagemaker-invoked-routing-reason"]
+
+
+def ask(client: Any, body: bytes, **members: Any) -> tuple[str, str]:
+    answer = client.invoke_endpoint(EndpointName="llava", Body=body, **members)
+    answer["Body"].read()
+    return where(answer)
+
+
+# PREFIX_AWARE
+
+
+def test_requests_with_one_prefix_go_to_one_instance(make_stage: Callable[..., Stage]) -> None:
+    """However many instances there are, and whatever comes after the prefix; another prefix may go elsewhere."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
+    client = stage.client()
+
+    owners = {
+        number: {ask(client, (b"%d " % number) * 600 + tail) for tail in (b"", b"x", b"y" * 100_000)}
+        for number in range(12)
+    }
+
+    assert all(len(found) == 1 for found in owners.values())
+    assert len({name for found in owners.values() for name, _ in found}) == 3
+    assert {reason for found in owners.values() for _, reason in found} == {"prefix-aware"}
+    assert {len(request.body) for fake in stage.instances.values() for request in fake.received} <= {
+        length + tail for length in (1200, 1800) for tail in (0, 1, 100_000)
+    }
+
+
+def test_prefix_id_of_the_client_counts(make_stage: Callable[..., Stage]) -> None:
+    """boto3 sends it as PrefixAwareId."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a", "b", "c"))
+    client = stage.client()
+
+    owners = [ask(client, b"{}", PrefixAwareId=f"application {number}")[0] for number in range(12)]
+
+    assert len(set(owners)) == 3
+    assert owners == [ask(client, b"{}", PrefixAwareId=f"application {number}")[0] for number in range(12)]
+
+
+def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage: Callable[..., Stage]) -> None:
+    """Two are in flight there: the third goes on to the next, and the reason says so."""
+    stage = make_stage(variants=(PREFIX_AWARE,))
+    client = stage.client()
+    owner = stage.instances[ask(client, b"prompt")[0]]
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    owner.behave = slow
+    waiting = []
+    for _ in range(2):
+        sock = stage.socket()
+        stage.close_later(sock)
+        sock.sendall(f"{INVOKE}Content-Length: 6\r\n\r\nprompt".encode())
+        waiting.append(sock)
+    stage.until(lambda: stage.instance(owner.name).outstanding == 2, "both in flight")
+
+    name, reason = ask(client, b"prompt")
+
+    assert (name != owner.name, reason) == (True, "prefix-aware-overflow")
+    gate.open()
+    for sock in waiting:
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_request_is_sent_on_as_soon_as_its_prefix_has_come(make_stage: Callable[..., Stage], is_chunked: bool) -> None:
+    """Not before, and without waiting for the rest of the body, which arrives whole."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
+    framing = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 3000"
+
+    def piece(data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data
+
+    with stage.socket() as sock:
+        sock.sendall(f"{INVOKE}{framing}\r\n\r\n".encode() + piece(b"a" * 1000))
+        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
+        stage.run(settle())
+        assert stage.outstanding() == 0
+        sock.sendall(piece(b"b" * 1000))
+        stage.until(lambda: stage.outstanding() == 1, "the request sent on")
+        sock.sendall(piece(b"c" * 1000) + (b"0\r\n\r\n" if is_chunked else b""))
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    assert stage.a.received[0].body == b"a" * 1000 + b"b" * 1000 + b"c" * 1000
+
+
+async def settle() -> None:
+    """Let everything that has been received be handled."""
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_expected_body_is_asked_for_before_the_instance_is_known(make_stage: Callable[..., Stage]) -> None:
+    """The client holds its body back until it is told to go on, and the prefix is in the body."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
+
+    with stage.socket() as sock:
+        sock.sendall(f"{INVOKE}Content-Length: 5\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(b"hello")
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+    assert stage.a.received[0].body == b"hello"
+
+
+def test_request_without_a_body_is_routed_too(make_stage: Callable[..., Stage]) -> None:
+    """Its prefix is empty."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
+
+    assert stage.raw(f"{INVOKE}Content-Length: 0\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
+    assert stage.raw(f"{INVOKE}\r\n".encode()).startswith(b"HTTP/1.1 200")
+
+
+def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage: Callable[..., Stage]) -> None:
+    """Nothing is leased for it."""
+    stage = make_stage(variants=(PREFIX_AWARE,))
+
+    with stage.socket() as sock:
+        sock.sendall(f"{INVOKE}Content-Length: 5000\r\n\r\nabc".encode())
+        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
+    stage.until(lambda: not stage.proxy.server.connections, "the connection gone")
+
+    assert stage.a.received == stage.b.received == []
+
+
+def test_body_that_outgrows_its_limit_before_its_prefix_has_come_is_refused(make_stage: Callable[..., Stage]) -> None:
+    """The limit may be smaller than the prefix."""
+    stage = make_stage(variants=(PREFIX_AWARE,), limits=LimitSettings(max_body_bytes=500))
+
+    answer = stage.raw(f"{INVOKE}Transfer-Encoding: chunked\r\n\r\n3e8\r\n".encode() + b"a" * 1000 + b"\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert stage.a.received == stage.b.received == []
+
+
+def test_no_instance_is_told_once_the_prefix_has_come(make_stage: Callable[..., Stage]) -> None:
+    """And the connection is kept for the next request, as the body was read whole."""
+    stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
+    stage.registry.set_state("a", InstanceState.DOWN)
+
+    with stage.socket() as sock:
+        sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
+        assert read_answer(sock).startswith(b"HTTP/1.1 503")
+        stage.registry.set_state("a", InstanceState.READY)
+        sock.sendall(f"{INVOKE}Content-Length: 4\r\n\r\nbody".encode())
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+
+def test_instance_that_refuses_a_prefix_is_replaced_by_the_next(make_stage: Callable[..., Stage]) -> None:
+    """With the whole body."""
+    stage = make_stage(variants=(PREFIX_AWARE,))
+    for fake in stage.instances.values():
+        fake.behave = refusing(503, None, "no worker")
+    owner = ask_refused(stage)
+    other = stage.b if owner == "a" else stage.a
+    other.behave = answering()
+
+    assert ask(stage.client(), b"prompt" * 500) == (other.name, "retry")
+    assert other.received[-1].body == b"prompt" * 500
+
+
+def ask_refused(stage: Stage) -> str:
+    """Who was asked first when everybody refuses."""
+    client = stage.client()
+    with pytest.raises(client.exceptions.ServiceUnavailable):
+        client.invoke_endpoint(EndpointName="llava", Body=b"prompt" * 500)
+    return "a" if len(stage.a.received) > len(stage.b.received) or stage.a.received else "b"
+
+
+def test_turn_of_a_session_does_not_wait_for_its_prefix(make_stage: Callable[..., Stage]) -> None:
+    """It is sticky: its instance is known from the head."""
+    stage = make_stage(variants=(PREFIX_AWARE,))
+
+    with stage.socket() as sock:
+        session = make_session_id("b")
+        sock.sendall(f"{INVOKE}X-Amzn-SageMaker-Session-Id: {session}\r\nContent-Length: 5000\r\n\r\n".encode())
+        stage.until(lambda: stage.instance("b").outstanding == 1, "the request sent on")
+        sock.sendall(b"a" * 5000)
+        assert read_answer(sock).startswith(b"HTTP/1.1 200")
+
+
+# KV_AWARE
+
+
+def test_conversation_that_is_sent_again_goes_where_its_beginning_was_served(make_stage: Callable[..., Stage]) -> None:
+    """While others spread, each conversation stays; the reason tells which it was."""
+    stage = make_stage(variants=(KV_AWARE,), names=("a", "b", "c"))
+    client = stage.client()
+    firsts = {name: ask(client, name.encode() * 300) for name in "uvw"}
+
+    seconds = {name: ask(client, name.encode() * 300 + b"and more") for name in "wuv"}
+
+    assert {name for name, _ in firsts.values()} == {"a", "b", "c"}
+    assert {reason for _, reason in firsts.values()} == {"least-outstanding-requests"}
+    assert seconds == {name: (firsts[name][0], "kv-aware") for name in "uvw"}
+
+
+def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Callable[..., Stage]) -> None:
+    """The handler's receipt says that nothing of the prompt was held: older prompts are not looked for there either."""
+    stage = make_stage(variants=(KV_AWARE,))
+    client = stage.client()
+    receipt = {"X-Torchmoor-Context-Tokens": "100", "X-Torchmoor-Prefill-Tokens": "100"}
+    for fake in stage.instances.values():
+        fake.behave = answering(headers=receipt)
+    older, asked = b"o" * 300, b"p" * 300
+    home = ask(client, older)[0]
+    other = ask(client, b"r" * 300)[0]
+    assert home != other
+    index = stage.proxy.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
+    num_before = len(index._blocks[home])
+    stage.registry.set_state(other, InstanceState.DRAINING)
+    assert ask(client, asked)[0] == home
+
+    assert ask(client, asked) == (home, "kv-aware")
+
+    assert len(index._blocks[home]) == num_before  # `older` was forgotten, `asked` is there
+    stage.registry.set_state(other, InstanceState.READY)
+    assert ask(client, older)[1] == "least-outstanding-requests"
+
+
+def test_receipt_of_a_held_prompt_changes_nothing(make_stage: Callable[..., Stage]) -> None:
+    """It was right to look for it there; a receipt that is no number says nothing."""
+    stage = make_stage(variants=(KV_AWARE,), names=("a",))
+    client = stage.client()
+    for kept in ("40", "many"):
+        receipt = {"X-Torchmoor-Context-Tokens": "100", "X-Torchmoor-Prefill-Tokens": kept}
+        stage.a.behave = answering(headers=receipt)
+        ask(client, b"old" * 100)
+        ask(client, b"new" * 100)
+        assert ask(client, b"new" * 100)[1] == "kv-aware"
+
+    assert ask(client, b"old" * 100)[1] == "kv-aware"
+
+
+def test_instance_that_was_down_holds_nothing(make_stage: Callable[..., Stage]) -> None:
+    """Its process may be another."""
+    stage = make_stage(variants=(KV_AWARE,), names=("a",))
+    client = stage.client()
+    ask(client, b"p" * 300)
+
+    stage.run(set_states(stage, "a", InstanceState.DOWN, InstanceState.READY))
+
+    assert ask(client, b"p" * 300)[1] == "least-outstanding-requests"
+
+
+async def set_states(stage: Stage, name: str, *states: InstanceState) -> None:
+    for state in states:
+        stage.registry.set_state(name, state)
+
+
+# Variants
+
+BLUE = VariantSettings(name="blue", model="llava", weight=3)
+GREEN = VariantSettings(name="green", model="llava-next", weight=1)
+HOMES = {"a": "blue", "b": "green"}
+
+
+def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_stage: Callable[..., Stage]) -> None:
+    """The answer names the variant, and the metrics are counted by it."""
+    stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
+    client = stage.client()
+
+    answers = [client.invoke_endpoint(EndpointName="llava", Body=b"{}") for _ in range(80)]
+
+    counts = Counter((answer["InvokedProductionVariant"], where(answer)[0]) for answer in answers)
+    assert set(counts) == {("blue", "a"), ("green", "b")}
+    assert 48 < counts["blue", "a"] < 72
+    assert {request.path for request in stage.a.received} == {"/predictions/llava"}
+    assert {request.path for request in stage.b.received} == {"/predictions/llava-next"}
+    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.gateway.dispatchers()}
+    assert invocations == {"blue": counts["blue", "a"], "green": counts["green", "b"]}
+
+
+def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
+    """Even to a variant of weight 0; an unknown one is the client's error."""
+    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    client = stage.client()
+
+    answers = [client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="green") for _ in range(5)]
+
+    assert {answer["InvokedProductionVariant"] for answer in answers} == {"green"}
+    assert {ask(client, b"{}")[0] for _ in range(10)} == {"a"}
+    with pytest.raises(client.exceptions.ClientError, match="Variant red not found for endpoint llava"):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="red")
+
+
+def test_variant_without_a_ready_instance_gets_no_traffic_unless_it_is_named(make_stage: Callable[..., Stage]) -> None:
+    """The others take its share; who names it is told that it is not there."""
+    stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
+    stage.run(set_states(stage, "a", InstanceState.DOWN))
+    client = stage.client()
+
+    assert {ask(client, b"{}")[0] for _ in range(10)} == {"b"}
+    with pytest.raises(client.exceptions.ServiceUnavailable):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="blue")
+
+
+def test_session_stays_with_its_variant(make_stage: Callable[..., Stage]) -> None:
+    """Its instance decides, not the weights and not TargetVariant; also where it is adopted."""
+    stage = make_stage(variants=(BLUE, GREEN), homes={**HOMES, "c": "green"}, names=("a", "b", "c"))
+    client = stage.client()
+    session = make_session_id("b")
+
+    for members in ({}, {"TargetVariant": "blue"}):
+        assert ask(client, b"{}", SessionId=session, **members) == ("b", "session")
+    stage.run(set_states(stage, "b", InstanceState.DOWN))
+    assert ask(client, b"{}", SessionId=session) == ("c", "session-failover")
+
+
+def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage: Callable[..., Stage]) -> None:
+    """To one instance of any variant, always the same."""
+    stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
+    client = stage.client()
+
+    owners = {text: {ask(client, b"{}", SessionId=make_session_id(text)) for _ in range(4)} for text in "klmnopqrst"}
+
+    assert all(len(found) == 1 for found in owners.values())
+    assert {name for found in owners.values() for name, _ in found} == {"a", "b"}
+
+
+def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[..., Stage]) -> None:
+    """A model's name in the path is a variant's model; the container's dialect goes by weights."""
+    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    connection = stage.http()
+
+    for path, fake in (("/predictions/llava-next", stage.b), ("/predictions/llava", stage.a)):
+        connection.request("POST", path, b"{}")
+        assert connection.getresponse().read() == b"{}"
+        assert fake.received[-1].path == path
+    connection.request("POST", "/invocations", b"{}")
+    connection.getresponse().read()
+    assert stage.a.received[-1].path == "/predictions/llava"
+
+
+# New sessions
+
+
+def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
+    """By their own last word, less what was sent there since; without it, by load."""
+    stage = make_stage()
+    client = stage.client()
+    assert ask(client, b"{}", SessionId="NEW_SESSION")[1] == "least-outstanding-requests"
+    stage.instance("a").session_room = 5
+    stage.instance("b").session_room = 7
+
+    owners = [ask(client, b"{}", SessionId="NEW_SESSION") for _ in range(4)]
+
+    assert owners[:2] == [("b", "session-room")] * 2
+    assert {name for name, _ in owners[2:]} == {"a", "b"}
+    assert (stage.instance("a").session_room, stage.instance("b").session_room) == (4, 4)
+    assert ask(client, b"{}")[1] == "least-outstanding-requests"
+
+
+def test_metrics_name_the_variant(make_stage: Callable[..., Stage]) -> None:
+    """Every family of numbers has both labels; what waits is a gauge."""
+    stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
+    ask(stage.client(), b"{}", TargetVariant="green")
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/instances", timeout=5) as answer:
+        rows = json.load(answer)["instances"]
+
+    assert 'Invocations_total{endpoint="llava",variant="green"} 1.0' in text
+    assert 'Invocations_total{endpoint="llava",variant="blue"} 0.0' in text
+    assert 'WaitingInvocations{endpoint="llava",variant="blue"} 0.0' in text
+    assert {row["name"]: row["variant"] for row in rows} == HOMES

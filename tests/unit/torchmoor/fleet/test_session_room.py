@@ -1,0 +1,180 @@
+"""How many more sessions instances can take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.session_room import SessionRooms, read_room
+from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+
+SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
+STATUS = {"sessions": {"open": 3, "max": 10}}
+
+
+class Told:
+    """An instance that answers its status operation with what a test says."""
+
+    def __init__(self, answer: Callable[[], web.Response]) -> None:
+        self.answer = answer
+        self.num_asked = 0
+        self.headers: dict[str, str] = {}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.num_asked += 1
+        self.headers = dict(request.headers)
+        await request.read()
+        return self.answer()
+
+
+def with_instances(
+    told: Told, work: Callable[[Registry, SessionRooms], Awaitable[None]], *, settings: HealthSettings, number: int = 1
+) -> None:
+    """Run the work beside instances of a variant that opens sessions."""
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/predictions/llava", told.handle)
+        async with TestServer(app) as server:
+            registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
+            registry.endpoints()[0].variants[0].opens_sessions = True
+            for index in range(number):
+                registry.add(
+                    Instance(
+                        name=f"i{index}",
+                        endpoint="llava",
+                        model="llava",
+                        port=server.port or 0,
+                        state=InstanceState.READY,
+                    )
+                )
+            async with SessionRooms(registry, settings) as rooms:
+                await work(registry, rooms)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("never came")
+
+
+def room(registry: Registry) -> int | None:
+    instance = registry.find("i0")
+    assert instance is not None
+    return instance.session_room
+
+
+def test_room_is_what_the_handler_says() -> None:
+    """Asked by its status operation, and again when it is due."""
+    told = Told(lambda: web.json_response(STATUS))
+
+    async def work(registry: Registry, rooms: SessionRooms) -> None:
+        await until(lambda: room(registry) == 7)
+        told.answer = lambda: web.json_response({"sessions": {"open": 12, "max": 10}})
+        await until(lambda: room(registry) == 0)
+
+    with_instances(told, work, settings=SETTINGS)
+
+    assert told.headers["X-Torchmoor-Operation"] == "status"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: web.Response(status=404),
+        lambda: web.Response(text="a picture of a cat"),
+        lambda: web.json_response(["cat"]),
+        lambda: web.json_response({"sessions": {"open": 1, "max": None}}),
+    ],
+)
+def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], web.Response]) -> None:
+    """Its model would have to work for each question; it is asked again after it was down."""
+    told = Told(answer)
+
+    async def work(registry: Registry, rooms: SessionRooms) -> None:
+        await until(lambda: rooms._others)
+        for now in range(5):
+            rooms.ask_due(1e9 + now)
+        assert (told.num_asked, room(registry)) == (1, None)
+        registry.set_state("i0", InstanceState.DOWN)
+        registry.set_state("i0", InstanceState.READY)
+        await until(lambda: told.num_asked == 2)
+
+    with_instances(told, work, settings=SETTINGS)
+
+
+def test_no_answer_makes_the_room_unknown() -> None:
+    """What it was before may be wrong by now; and the instance is asked again."""
+    told = Told(lambda: web.json_response(STATUS))
+
+    async def work(registry: Registry, rooms: SessionRooms) -> None:
+        await until(lambda: room(registry) == 7)
+        told.answer = lambda: web.Response(status=503)
+        await until(lambda: room(registry) is None)
+        told.answer = lambda: web.json_response(STATUS)
+        await until(lambda: room(registry) == 7)
+
+    with_instances(told, work, settings=SETTINGS)
+
+
+def test_only_instances_that_need_it_are_asked() -> None:
+    """Not those of a variant that opens no sessions, and none that is not ready."""
+    told = Told(lambda: web.json_response(STATUS))
+
+    async def work(registry: Registry, rooms: SessionRooms) -> None:
+        await until(lambda: room(registry) == 7)
+        await until(lambda: not rooms._questions)
+        before = told.num_asked
+        registry.endpoints()[0].variants[0].opens_sessions = False
+        rooms.ask_due(1e9)
+        registry.endpoints()[0].variants[0].opens_sessions = True
+        registry.set_state("i0", InstanceState.DRAINING)
+        rooms.ask_due(1e9)
+        assert (rooms._questions, told.num_asked, room(registry)) == ({}, before, 7)
+
+    with_instances(told, work, settings=SETTINGS)
+
+
+def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
+    """With many instances each is asked less often, the one whose turn is longest due first."""
+    told = Told(lambda: web.json_response(STATUS))
+    settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
+    asked: list[str] = []
+
+    async def work(registry: Registry, rooms: SessionRooms) -> None:
+        assert rooms._loop_task is not None
+        rooms._loop_task.cancel()
+        for tick in range(5):
+            rooms.ask_due(1e9 + tick)
+            asked.extend(sorted(rooms._questions))
+            await until(lambda: not rooms._questions)
+
+    with_instances(told, work, settings=settings, number=6)
+
+    assert len(asked) <= 10
+    assert set(asked) == {f"i{index}" for index in range(6)}
+
+
+@pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
+def test_what_is_no_status_has_no_room(status: bytes) -> None:
+    """An answer of another shape says nothing."""
+    assert read_room(status) is None
+
+
+def test_status_of_the_handler_has_its_room() -> None:
+    """The form that the handler's status operation has."""
+    status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
+
+    assert read_room(json.dumps(status).encode()) == 62

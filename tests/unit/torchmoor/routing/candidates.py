@@ -1,0 +1,36 @@
+"""Instances as routing sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchmoor.routing.pool import Pool
+
+
+@dataclass(eq=False)
+class FakeCandidate:
+    name: str
+    outstanding: int = 0
+    capacity: int = 4
+    session_room: int | None = None
+    is_ready: bool = True
+
+
+def pool_of(*candidates: FakeCandidate) -> Pool[FakeCandidate]:
+    return Pool(candidates)
+
+
+def named(number: int) -> list[FakeCandidate]:
+    """So many idle instances."""
+    return [FakeCandidate(f"i{index}") for index in range(number)]
+
+
+def change(pool: Pool[FakeCandidate], candidate: FakeCandidate, **values: object) -> None:
+    """Change an instance and tell its pool, as leases and the registry do."""
+    for name, value in values.items():
+        setattr(candidate, name, value)
+    pool.update(candidate)
+
+
+Chooser = Callable[[], FakeCandidate | None]

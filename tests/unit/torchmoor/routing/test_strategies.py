@@ -1,0 +1,369 @@
+"""Strategies: which instance a request goes to, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
+from torchmoor.routing.kv_aware import KvAware, PrefixIndex, chain
+from torchmoor.routing.least_outstanding import LeastOutstanding
+from torchmoor.routing.pool import Pool
+from torchmoor.routing.prefix_aware import MAX_WALKED, PrefixAware
+from torchmoor.routing.random import RandomChoice, choose_weighted
+from torchmoor.routing.sessions import find_roomiest, rendezvous
+from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
+
+NOBODY = frozenset[str]()
+
+
+def prefix_aware(threshold: int = 2) -> PrefixAware:
+    return PrefixAware(prefix_length=1024, concurrency_threshold=threshold)
+
+
+def kv_aware(*, max_blocks: int = 100) -> KvAware:
+    """Blocks of 4 bytes; two of them outweigh one outstanding request."""
+    return KvAware(max_prompt_bytes=64, block_bytes=4, bytes_per_request=8, max_blocks_per_instance=max_blocks)
+
+
+# All strategies
+
+
+@pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1)), prefix_aware(), kv_aware()])
+def test_strategies_leave_out_full_unready_and_tried_instances(strategy: Strategy) -> None:
+    """None is the answer when nobody can take the request."""
+    blocked = [
+        FakeCandidate("full", outstanding=4),
+        FakeCandidate("down", is_ready=False),
+        FakeCandidate("tried"),
+    ]
+    request = RouteRequest(excluded=frozenset({"tried"}), prefix=b"prompt")
+
+    assert strategy.choose(request, pool_of()) is None
+    assert strategy.choose(request, pool_of(*blocked)) is None
+    for load in range(4):
+        free = FakeCandidate("free", outstanding=load)
+        pick = strategy.choose(request, pool_of(*blocked, free))
+        assert pick is not None
+        assert pick.instance is free
+
+
+def test_least_outstanding_takes_the_least_loaded() -> None:
+    """The fewest outstanding invocations win."""
+    instances = [FakeCandidate("a", 2), FakeCandidate("b", 1), FakeCandidate("c", 3)]
+
+    pick = LeastOutstanding().choose(FIRST_ATTEMPT, pool_of(*instances))
+
+    assert pick == (instances[1], "least-outstanding-requests")
+
+
+# PREFIX_AWARE
+
+
+def test_same_prefix_goes_to_the_same_instance_whatever_follows_it() -> None:
+    """Only the first PrefixLength bytes count, and all proxies agree on where they go."""
+    here, elsewhere = pool_of(*named(5)), pool_of(*reversed(named(5)))
+    strategy = prefix_aware()
+    owners = set()
+
+    for number in range(50):
+        prefix = (b"%d " % number) * 600
+        first = strategy.choose(RouteRequest(prefix=prefix[:1024] + b"one question"), here)
+        second = prefix_aware().choose(RouteRequest(prefix=prefix[:1024] + b"another"), elsewhere)
+        assert first is not None
+        assert second is not None
+        assert (first.instance.name, first.reason) == (second.instance.name, "prefix-aware")
+        owners.add(first.instance.name)
+
+    assert len(owners) == 5
+
+
+def test_prefix_id_separates_applications_that_share_a_prefix() -> None:
+    """The same prefix with another id is another prefix; id and prefix are not simply joined."""
+    pool, strategy = pool_of(*named(20)), prefix_aware()
+
+    def owner(prefix_id: bytes, prefix: bytes) -> str:
+        pick = strategy.choose(RouteRequest(prefix=prefix, prefix_id=prefix_id), pool)
+        assert pick is not None
+        return pick.instance.name
+
+    assert len({owner(b"app%d" % number, b"You are helpful.") for number in range(20)}) > 8
+    assert len({(owner(b"x" * n, b"x" * (20 - n))) for n in range(20)}) > 5
+    assert owner(b"app1", b"prompt") == owner(b"app1", b"prompt")
+
+
+def test_prefix_moves_on_when_its_instance_is_at_the_threshold_and_comes_back() -> None:
+    """To the next in the order of the prefix, which is the same one for as long as the load lasts."""
+    instances = named(4)
+    pool, strategy = pool_of(*instances), prefix_aware(threshold=2)
+    request = RouteRequest(prefix=b"prompt")
+    chosen = []
+
+    for _ in range(8):
+        pick = strategy.choose(request, pool)
+        assert pick is not None
+        chosen.append(pick)
+        change(pool, pick.instance, outstanding=pick.instance.outstanding + 1)
+
+    assert [pick.reason for pick in chosen] == ["prefix-aware"] * 2 + ["prefix-aware-overflow"] * 6
+    assert Counter(pick.instance.name for pick in chosen) == {f"i{index}": 2 for index in range(4)}
+    assert all(a.instance is b.instance for a, b in list(pairwise(chosen))[::2])
+
+    change(pool, chosen[0].instance, outstanding=1)
+
+    assert strategy.choose(request, pool) == (chosen[0].instance, "prefix-aware")
+
+
+def test_prefix_goes_to_the_least_loaded_when_all_are_at_the_threshold() -> None:
+    """As the service does: an instance with more available capacity."""
+    instances = [FakeCandidate("a", 3), FakeCandidate("b", 2), FakeCandidate("c", 3)]
+
+    pick = prefix_aware(threshold=2).choose(RouteRequest(prefix=b"prompt"), pool_of(*instances))
+
+    assert pick == (instances[1], "prefix-aware-overflow")
+
+
+def test_prefix_search_ends_when_many_are_at_the_threshold() -> None:
+    """The one instance of hundreds that is below it is found by its load, not by walking past all others."""
+    instances = named(300)
+    for instance in instances[1:]:
+        instance.outstanding = 2
+    strategy = prefix_aware(threshold=2)
+    pool = pool_of(*instances)
+
+    for number in range(20):
+        pick = strategy.choose(RouteRequest(prefix=b"%d" % number), pool)
+        assert pick is not None
+        assert pick.instance is instances[0]
+    assert MAX_WALKED < 300
+
+
+# KV_AWARE
+
+
+def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str, str]:
+    """Choose for a body and record it, as the dispatcher does; returns who and why."""
+    request = RouteRequest(prefix=body)
+    pick = strategy.choose(request, pool)
+    assert pick is not None
+    strategy.record(request, pick.instance.name, body_bytes=len(body))
+    strategy.index.check_integrity()
+    return pick.instance.name, pick.reason
+
+
+def test_longer_conversation_goes_where_its_beginning_went() -> None:
+    """Each turn resends the conversation; the instance that served the last one holds it."""
+    instances = named(3)
+    pool, strategy = pool_of(*instances), kv_aware()
+    assert sent(strategy, pool, b"aaaabbbbcccc") == ("i0", "least-outstanding-requests")
+    change(pool, instances[0], outstanding=1)
+
+    assert sent(strategy, pool, b"xxxxbbbb") == ("i1", "least-outstanding-requests")
+    assert sent(strategy, pool, b"aaaabbbbccccdddd") == ("i0", "kv-aware")
+
+
+def test_longest_match_wins_among_equally_loaded() -> None:
+    """Both hold the start; one holds more of it."""
+    instances = named(2)
+    pool, strategy = pool_of(*instances), kv_aware()
+    strategy.index.record("i0", chain(b"aaaabbbb", 4))
+    strategy.index.record("i1", chain(b"aaaabbbbcccc", 4))
+
+    assert strategy.choose(RouteRequest(prefix=b"aaaabbbbccccdddd"), pool) == (instances[1], "kv-aware")
+
+
+def test_match_is_weighed_against_load() -> None:
+    """Two blocks are worth one request: at more than that the idle instance is quicker."""
+    busy, idle = FakeCandidate("busy", outstanding=1), FakeCandidate("idle")
+    pool, strategy = pool_of(busy, idle), kv_aware()
+    strategy.index.record("busy", chain(b"aaaabbbbcccc", 4))
+    request = RouteRequest(prefix=b"aaaabbbbcccc")
+    assert strategy.choose(request, pool) == (busy, "kv-aware")
+
+    change(pool, busy, outstanding=2)
+
+    assert strategy.choose(request, pool) == (idle, "least-outstanding-requests")
+
+
+def test_holder_that_cannot_take_the_request_is_passed_over() -> None:
+    """Full, unready, tried or gone: then least outstanding decides."""
+    free = FakeCandidate("free", outstanding=1)
+    pool = pool_of(FakeCandidate("full", 4), FakeCandidate("down", is_ready=False), FakeCandidate("tried"), free)
+    strategy = kv_aware()
+    for name in ("full", "down", "tried", "gone"):
+        strategy.index.record(name, chain(b"aaaabbbb", 4))
+
+    pick = strategy.choose(RouteRequest(prefix=b"aaaabbbb", excluded=frozenset({"tried"})), pool)
+
+    assert pick == (free, "least-outstanding-requests")
+
+
+def test_prompt_shorter_than_a_block_matches_nothing() -> None:
+    """And what follows the last whole block does not count."""
+    assert chain(b"abc", 4) == []
+    assert chain(b"abcdef", 4) == chain(b"abcdxy", 4) != chain(b"abce", 4)
+
+
+def test_index_is_bounded_and_keeps_the_beginnings() -> None:
+    """Of a long chain its last blocks go first; an instance's share does not grow."""
+    index = PrefixIndex(max_blocks_per_instance=4)
+    long, other = chain(bytes(range(24)), 4), chain(b"zzzz", 4)
+
+    index.record("a", long)
+    assert index.matches(long) == {"a": 4}
+    index.record("a", other)
+
+    assert index.matches(long) == {"a": 3}
+    assert index.matches(other) == {"a": 1}
+    index.check_integrity()
+
+
+def test_prompt_that_an_instance_no_longer_held_takes_all_older_ones_along() -> None:
+    """What is evicted least recently first there is evicted here, as far as the answer proves it."""
+    index = PrefixIndex(max_blocks_per_instance=100)
+    old, asked, recent = chain(b"old!", 4), chain(b"ask!", 4), chain(b"new!", 4)
+    assert index.record("a", old) is None
+    assert index.record("a", asked) is None
+    assert index.record("a", recent) is None
+
+    held = index.record("a", asked)
+    assert held is not None
+    assert held.num_blocks == 1
+    index.forget_unused_since("a", held.used_at)
+
+    assert index.matches(old) == {}
+    assert index.matches(recent) == {"a": 1}
+    assert index.matches(asked) == {"a": 1}  # the answer has just computed it again
+    index.forget_unused_since("nobody", 99)
+    index.check_integrity()
+
+
+@pytest.mark.parametrize(("num_kept", "is_remembered"), [(0, False), (20, False), (60, True)])
+def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bool) -> None:
+    """Half of the body was sent there before: a fifth of the tokens may be the template's, half of them are not."""
+    strategy = kv_aware()
+    older, asked = RouteRequest(prefix=b"old!"), RouteRequest(prefix=b"aaaabbbb")
+    assert strategy.record(older, "a", body_bytes=4) is None
+    assert strategy.record(asked, "a", body_bytes=8) is None
+
+    expected = strategy.record(RouteRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
+    assert expected is not None
+    assert expected.share == 0.5
+    strategy.check("a", expected, num_kept=num_kept, num_tokens=100)
+
+    assert bool(strategy.index.matches(chain(b"old!", 4))) is is_remembered
+    assert strategy.index.matches(chain(b"aaaabbbb", 4)) == {"a": 2}
+
+
+def test_instance_that_lost_its_memory_is_forgotten() -> None:
+    """And only it."""
+    index = PrefixIndex(max_blocks_per_instance=100)
+    hashes = chain(b"aaaabbbb", 4)
+    index.record("a", hashes)
+    index.record("b", hashes[:1])
+
+    index.forget("a")
+    index.forget("a")
+
+    assert index.matches(hashes) == {"b": 1}
+    index.check_integrity()
+
+
+def test_matches_of_a_popular_prompt_are_few_and_the_longest() -> None:
+    """A system prompt that a thousand instances hold costs no more than one that sixteen hold."""
+    index = PrefixIndex(max_blocks_per_instance=100)
+    hashes = chain(b"aaaabbbb", 4)
+    for number in range(1000):
+        index.record(f"i{number}", hashes[:1])
+    index.record("best", hashes)
+
+    found = index.matches(hashes)
+
+    assert len(found) == 17
+    assert next(iter(found.items())) == ("best", 2)
+
+
+@pytest.mark.parametrize("damage", ["holders", "bound"])
+def test_index_check_notices_damage(damage: str) -> None:
+    """It compares both directions, and the bound."""
+    index = PrefixIndex(max_blocks_per_instance=2)
+    index.record("a", chain(b"aaaabbbb", 4))
+    if damage == "holders":
+        index._holders.clear()
+    else:
+        index._max_blocks = 1
+
+    with pytest.raises(RuntimeError):
+        index.check_integrity()
+
+
+# Variants
+
+
+def test_weights_are_shares_of_the_traffic() -> None:
+    """And a weight of 0 gets none."""
+    rng = Random(3)
+
+    counts = Counter(choose_weighted(rng, "abc", [3, 0, 1]) for _ in range(4000))
+
+    assert set(counts) == {"a", "c"}
+    assert 2850 < counts["a"] < 3150
+    assert choose_weighted(rng, "ab", [0, 0]) is None
+    assert choose_weighted(rng, "", []) is None
+
+
+def test_rounding_of_weights_still_chooses_something() -> None:
+    """A point at the very end of the range belongs to the heaviest."""
+
+    class AlmostOne(Random):
+        def random(self) -> float:
+            return 1.0
+
+    assert choose_weighted(AlmostOne(), "ab", [0.1, 0.2]) == "b"
+
+
+# Sessions
+
+
+def test_new_session_goes_to_the_most_room_then_the_fewest_outstanding() -> None:
+    """Rooms within an eighth of the most are equal, so that load decides between them."""
+    tight = FakeCandidate("tight", 0, session_room=10)
+    roomy_but_busy = FakeCandidate("busy", 2, session_room=100)
+    roomy = FakeCandidate("roomy", 1, session_room=90)
+    pool = pool_of(tight, roomy_but_busy, roomy)
+
+    assert find_roomiest(pool, NOBODY) is roomy
+    assert find_roomiest(pool, frozenset({"roomy"})) is roomy_but_busy
+    change(pool, roomy_but_busy, is_ready=False)
+    change(pool, roomy, outstanding=4)
+    assert find_roomiest(pool, NOBODY) is tight
+
+
+def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> None:
+    """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
+    known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
+    assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
+    assert find_roomiest(pool_of(unknown), NOBODY) is None
+    assert find_roomiest(pool_of(), NOBODY) is None
+
+
+def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:
+    """And the order in which a proxy knows the instances does not matter."""
+    instances = [FakeCandidate(name) for name in "abcd"]
+    sessions = [f"session-{number}" for number in range(400)]
+    before = {session: rendezvous(session, instances) for session in sessions}
+
+    instances[1].is_ready = False
+    after = {session: rendezvous(session, instances[::-1]) for session in sessions}
+
+    moved = {session for session in sessions if before[session] is not after[session]}
+    assert moved == {session for session in sessions if before[session] is instances[1]}
+    assert all(60 < count < 140 for count in Counter(chosen.name for chosen in before.values() if chosen).values())
+
+
+def test_rendezvous_without_a_ready_instance_is_none() -> None:
+    """Nobody can take the session."""
+    assert rendezvous("session", [FakeCandidate("a", is_ready=False)]) is None

@@ -1,0 +1,161 @@
+"""The queue of late binding: who goes next."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.routing.waiting import Ticket, WaitingBytes, WaitingQueue
+
+
+def make_queue(max_waiting: int = 10, max_bytes: int = 1000) -> WaitingQueue[str]:
+    return WaitingQueue(max_waiting=max_waiting, total=WaitingBytes(max_bytes))
+
+
+def ticket(owner: str, deadline: float = 0.0, *, principal: str = "", home: str | None = None) -> Ticket[str]:
+    return Ticket(owner, deadline=deadline, num_bytes=1, principal=principal.encode(), home=home)
+
+
+def fill(queue: WaitingQueue[str], *tickets: Ticket[str]) -> None:
+    for each in tickets:
+        assert queue.try_add(each)
+    queue.check_integrity()
+
+
+def drain(queue: WaitingQueue[str]) -> list[str]:
+    """Everything that any instance can serve, in the order in which it goes."""
+    owners = []
+    while (popped := queue.pop_other(lambda each: True)) is not None:
+        owners.append(popped.owner)
+        queue.check_integrity()
+    return owners
+
+
+def test_sooner_deadline_goes_first_then_sooner_arrival() -> None:
+    """A request that was tried elsewhere before keeps its deadline, and so its place."""
+    queue = make_queue()
+    fill(queue, ticket("late", 9), ticket("soon", 3), ticket("first of two", 5), ticket("second of two", 5))
+
+    assert drain(queue) == ["soon", "first of two", "second of two", "late"]
+
+
+def test_principals_take_turns() -> None:
+    """One who sends many requests does not hold up one who sends few."""
+    queue = make_queue()
+    fill(queue, *(ticket(f"a{number}", number, principal="a") for number in range(4)))
+    fill(queue, ticket("b0", 50, principal="b"), ticket("c0", 60, principal="c"), ticket("b1", 70, principal="b"))
+
+    assert drain(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_turn_waits_for_its_own_instance_and_blocks_nobody() -> None:
+    """Others pass it, and it passes others at its own instance."""
+    queue = make_queue()
+    fill(queue, ticket("turn", 1, home="x"), ticket("new", 2), ticket("later turn", 5, home="x"))
+
+    assert queue.pop_turn("y") is None
+    assert [queue.pop_turn("x").owner, drain(queue), queue.pop_turn("x").owner] == [  # type: ignore[union-attr]
+        "turn",
+        ["new"],
+        "later turn",
+    ]
+    assert queue.pop_turn("x") is None
+    assert queue.num_waiting == 0
+
+
+def test_one_that_cannot_go_is_passed_over_and_stays() -> None:
+    """The free instance may be one that it has tried already."""
+    queue = make_queue()
+    fill(queue, ticket("stuck", 1), ticket("free", 2), ticket("other", 3, principal="b"))
+
+    popped = queue.pop_other(lambda each: each.owner != "stuck")
+
+    assert popped is not None
+    assert popped.owner == "free"
+    assert queue.pop_other(lambda each: False) is None
+    assert drain(queue) == ["other", "stuck"]
+
+
+def test_queue_is_bounded_by_number_and_by_bytes_of_all_queues() -> None:
+    """What is refused has changed nothing; what leaves makes room."""
+    total = WaitingBytes(100)
+    one, other = WaitingQueue[str](max_waiting=2, total=total), WaitingQueue[str](max_waiting=9, total=total)
+    large = Ticket("large", deadline=0.0, num_bytes=90)
+    fill(one, large, ticket("small"))
+
+    assert not one.try_add(ticket("one too many"))
+    assert not other.try_add(Ticket("too large", deadline=0.0, num_bytes=10))
+    assert other.try_add(Ticket("fits", deadline=0.0, num_bytes=9))
+    assert one.remove(large)
+    assert not one.remove(large)
+
+    assert (one.num_waiting, other.num_waiting, total.used_bytes) == (1, 1, 10)
+    assert one.try_add(ticket("fits now", home="x"))
+
+
+def test_ticket_that_left_is_not_served() -> None:
+    """In either line; a ticket of a line that never was is no error."""
+    queue = make_queue()
+    gone, stays = ticket("gone", 1, home="x"), ticket("stays", 2, home="x")
+    fill(queue, gone, stays)
+
+    assert queue.remove(gone)
+    assert not queue.remove(ticket("stranger", 3, home="nowhere"))
+    assert not queue.remove(ticket("stranger", 3))
+
+    assert queue.pop_turn("x") is stays
+
+
+def test_turns_of_an_instance_that_is_gone_are_given_back() -> None:
+    """All of them, for another choice; the rest waits on."""
+    queue = make_queue()
+    fill(queue, ticket("one", home="x"), ticket("two", home="x"), ticket("else", home="y"), ticket("new"))
+
+    assert [each.owner for each in queue.take_turns("x")] == ["one", "two"]
+    assert queue.take_turns("x") == []
+
+    assert queue.num_waiting == 2
+    queue.check_integrity()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.sampled_from([None, "x", "y"]), st.booleans()),
+        max_size=40,
+    )
+)
+def test_nothing_is_lost_and_nothing_is_served_twice(steps: list[tuple[str, int, str | None, bool]]) -> None:
+    """Whatever comes, leaves and goes: each ticket ends once, and the counts come back to 0."""
+    queue = make_queue(max_waiting=20)
+    waiting: list[Ticket[str]] = []
+    for number, (principal, deadline, home, is_arrival) in enumerate(steps):
+        if is_arrival:
+            new = ticket(str(number), deadline, principal=principal, home=home)
+            if queue.try_add(new):
+                waiting.append(new)
+        elif waiting and deadline < 2:
+            assert queue.remove(waiting.pop(deadline % len(waiting)))
+        else:
+            popped = queue.pop_other(lambda each: True) if home is None else queue.pop_turn(home)
+            assert (popped is None) == (not any(each.home == home for each in waiting))
+            if popped is not None:
+                waiting.remove(popped)
+        queue.check_integrity()
+
+    assert queue.num_waiting == len(waiting)
+
+
+@pytest.mark.parametrize("damage", ["num_waiting", "bytes"])
+def test_integrity_check_notices_wrong_counts(damage: str) -> None:
+    """The counts are those of the tickets."""
+    total = WaitingBytes(10)
+    queue = WaitingQueue[str](max_waiting=2, total=total)
+    assert queue.try_add(ticket("a"))
+    if damage == "bytes":
+        total.used_bytes = 0
+    else:
+        queue.num_waiting = 0
+
+    with pytest.raises(RuntimeError):
+        queue.check_integrity()

@@ -1,0 +1,216 @@
+"""The configuration file: what it says, and what is wrong with it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.config import MAX_FILE_BYTES, Configuration, parse, read_file
+from torchmoor.errors import ConfigError
+from torchmoor.settings import LateBindingSettings, PrefixAwareSettings
+
+DOCS = Path(__file__).parents[3] / "docs" / "routing.md"
+KEYS = "k1:" + "ab" * 16
+SMALL: dict[str, Any] = {
+    "Endpoints": [
+        {
+            "EndpointConfig": {
+                "EndpointConfigName": "chat",
+                "ProductionVariants": [{"VariantName": "v", "ModelName": "llava"}],
+            }
+        }
+    ],
+    "Instances": [{"name": "a", "port": 8080}],
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """SMALL with the value at a path like Endpoints.0.late_binding; None deletes it."""
+    content = copy.deepcopy(SMALL)
+    *parents, last = path.split(".")
+    at: Any = content
+    for key in parents:
+        at = at[int(key)] if key.isdigit() else at.setdefault(key, {})
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return content
+
+
+def test_example_in_the_docs_is_a_configuration() -> None:
+    """Whole, with every value where it belongs."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+
+    configuration = parse(yaml.safe_load(text), session_keys=KEYS)
+
+    (endpoint,) = configuration.proxy.endpoints
+    blue, green = endpoint.variants
+    assert (endpoint.name, endpoint.late_binding) == ("chat", LateBindingSettings(max_waiting=1024, max_wait_s=30))
+    assert (blue.weight, blue.routing_strategy) == (9, "PREFIX_AWARE")
+    assert blue.prefix_aware == PrefixAwareSettings(prefix_length=2048, concurrency_threshold=16)
+    assert (green.name, green.model, green.routing_strategy) == ("green", "llava", "KV_AWARE")
+    assert green.kv_aware.bytes_per_request == 8192
+    assert configuration.proxy.sessions.are_journaled
+    assert list(configuration.proxy.sessions.keys) == ["k1"]
+    instances = [
+        (i.name, i.variant, i.model, i.host, i.port, i.management_port) for i in configuration.make_instances()
+    ]
+    assert instances == [
+        ("blue-0", "blue", "llava", "10.0.0.5", 8080, 8081),
+        ("green-0", "green", "llava", "10.0.0.6", 8080, 8081),
+    ]
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    """The service's where it has one: RANDOM; ours for the rest. No late binding unless it is asked for."""
+    configuration = parse(SMALL)
+
+    (endpoint,) = configuration.proxy.endpoints
+    (instance,) = configuration.make_instances()
+    assert (endpoint.name, endpoint.late_binding) == ("chat", None)
+    assert endpoint.variants[0].routing_strategy == "RANDOM"
+    assert (instance.endpoint, instance.variant, instance.model) == ("chat", "v", "llava")
+    assert (instance.host, instance.management_port, instance.metrics_port) == ("127.0.0.1", None, None)
+    assert parse(changed("Endpoints.0.late_binding", {})).proxy.endpoints[0].late_binding == LateBindingSettings()
+
+
+VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("Listen", {}, "unknown key 'Listen'"),
+        ("Endpoints", None, "Endpoints must be a list of one or more, not None"),
+        ("Endpoints", [], "Endpoints must be a list of one or more"),
+        ("Endpoints", [3], r"Endpoints\[0\] must be keys and values, not 3"),
+        ("Endpoints", [*SMALL["Endpoints"] * 2], "different names"),
+        ("Endpoints.0.EndpointName", "a_b", "'a_b' is not a valid endpoint name"),
+        ("Endpoints.0.EndpointName", 7, "EndpointName must be text, not 7"),
+        ("Endpoints.0.EndpointConfig", None, "must be what boto3's create_endpoint_config takes"),
+        ("Endpoints.0.EndpointConfig.Foo", 1, 'Unknown parameter in input: "Foo"'),
+        ("Endpoints.0.EndpointConfig.EndpointConfigName", None, 'Missing required parameter in input: "Endpoint'),
+        ("Endpoints.0.EndpointConfig.EndpointConfigName", "a_b", "EndpointConfigName must match .* not 'a_b'"),
+        ("Endpoints.0.EndpointConfig.EndpointConfigName", "a" * 64, "must be 63 at most"),
+        ("Endpoints.0.EndpointConfig.ProductionVariants", [], "ProductionVariants, value: 0, valid min"),
+        ("Endpoints.0.EndpointConfig.ShadowProductionVariants", [{"VariantName": "s"}], "not supported"),
+        (f"{VARIANT}.ServerlessConfig", {"MemorySizeInMB": 1024, "MaxConcurrency": 1}, "ServerlessConfig is not supp"),
+        (f"{VARIANT}.ModelName", None, r"ProductionVariants\[0\].ModelName is missing"),
+        (f"{VARIANT}.InitialVariantWeight", -1, "value: -1, valid min value: 0"),
+        (f"{VARIANT}.InitialVariantWeight", 0, "weight above 0"),
+        (f"{VARIANT}.InitialVariantWeight", float("nan"), "must be 0 or more, not nan"),
+        (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"}, "RoutingStrategy must be one of .* not 'BEST'"),
+        (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "PREFIX_AWARE"}, "PrefixLength is missing"),
+        (
+            f"{VARIANT}.RoutingConfig",
+            {"RoutingStrategy": "PREFIX_AWARE", "PrefixAwareRoutingConfig": {"PrefixLength": 1024}},
+            "ConcurrencyThreshold is missing",
+        ),
+        (
+            f"{VARIANT}.RoutingConfig",
+            {
+                "RoutingStrategy": "PREFIX_AWARE",
+                "PrefixAwareRoutingConfig": {"PrefixLength": 70_000, "ConcurrencyThreshold": 1},
+            },
+            "PrefixLength must be 65536 at most, not 70000",
+        ),
+        (
+            f"{VARIANT}.RoutingConfig",
+            {"RoutingStrategy": "RANDOM", "PrefixAwareRoutingConfig": {"PrefixLength": 1024}},
+            "only for PREFIX_AWARE, not for RANDOM",
+        ),
+        ("Endpoints.0.late_binding", {"max_wait": 3}, r"Endpoints\[0\].late_binding: unknown key 'max_wait'"),
+        ("Endpoints.0.late_binding", {"max_wait_s": 0}, "late_binding.max_wait_s must be positive, not 0"),
+        ("Endpoints.0.late_binding", {"max_wait_s": float("inf")}, "max_wait_s must be a number, not inf"),
+        ("Endpoints.0.late_binding", {"max_waiting": True}, "max_waiting must be a whole number, not True"),
+        ("Endpoints.0.late_binding", {"max_waiting": "9"}, "max_waiting must be a whole number, not '9'"),
+        ("Endpoints.0.kv_aware", {"block_bytes": 100_000}, "max_prompt_bytes must be from 100000"),
+        ("Instances", None, "Instances must be a list"),
+        ("Instances", [*SMALL["Instances"] * 2], r"Instances\[1\].name 'a' is given twice"),
+        ("Instances.0.name", "A", "name 'A' must be of a-z"),
+        ("Instances.0.name", None, r"Instances\[0\].name is missing"),
+        ("Instances.0.port", 0, "port of a must be a port, not 0"),
+        ("Instances.0.port", "80", r"Instances\[0\].port must be a whole number, not '80'"),
+        ("Instances.0.capacity", 0, "capacity of a must be positive, not 0"),
+        ("Instances.0.endpoint", "other", "endpoint must be one of chat, not 'other'"),
+        ("Instances.0.variant", "w", "variant must be one of v, not 'w'"),
+        ("Instances.0.gpu", 1, "unknown key 'gpu'"),
+        ("limits", {"max_connections": -1}, "limits.max_connections must be positive, not -1"),
+        ("limits", 3, "limits must be keys and values, not 3"),
+        ("listen", {"port": 70_000}, "listen.port must be from 0 to 65535, not 70000"),
+        ("sessions", {"keys": {}}, "sessions: unknown key 'keys'"),
+        ("sessions", {"are_journaled": "yes"}, "are_journaled must be true or false, not 'yes'"),
+        ("account_id", 123, "account_id must be text"),
+    ],
+)
+def test_error_names_the_key_and_the_value(path: str, value: object, message: str) -> None:
+    """Whoever wrote the file finds the line; nothing unknown is ignored."""
+    with pytest.raises(ConfigError, match=message):
+        parse(changed(path, value))
+
+
+def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:
+    """So that one file serves here and in create_endpoint_config."""
+    with caplog.at_level(logging.WARNING):
+        configuration = parse(changed(f"{VARIANT}.InstanceType", "ml.g5.xlarge"))
+
+    assert isinstance(configuration, Configuration)
+    assert "ProductionVariants[0].InstanceType" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("listen: {port: 1}\nlisten: {port: 2}\n", "key 'listen' is given twice"),
+        ("a: [", "not valid YAML"),
+        ("? [a, b]\n: 1\n", "a key must be plain text"),
+        ("[" * 5000, "not valid YAML"),
+        ("!!python/object:os.system {}", "not valid YAML"),
+        ("", "the file must be keys and values, not None"),
+        ("#" * (MAX_FILE_BYTES + 1), "is longer than"),
+    ],
+)
+def test_file_that_is_none_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
+    """YAML's own surprises included: a key given twice, code in a tag."""
+    path = tmp_path / "torchmoor.yaml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_file(path, session_keys="")
+
+    assert "torchmoor.yaml" in str(caught.value)
+
+
+def test_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    """In the system's words."""
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing: No such file"):
+        read_file(tmp_path / "nothing", session_keys="")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda children: (
+            st.lists(children, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["Endpoints", "Instances", "EndpointConfig", "listen", "port", "name", "sessions"]),
+                children,
+                max_size=4,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_anything_else_is_a_config_error_too(content: object) -> None:
+    """No content ends in a traceback."""
+    with pytest.raises(ConfigError):
+        parse(content)

@@ -1,0 +1,271 @@
+"""Chooses instances for the requests of one variant, and holds those that no instance can take yet.
+
+With late binding an instance gets at most its capacity of running requests. Whenever one ends, or an instance becomes
+ready, what waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from torchmoor.errors import ServiceUnavailable
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry, Variant
+from torchmoor.metrics import InvocationMetrics
+from torchmoor.routing.kv_aware import Expectation, KvAware
+from torchmoor.routing.least_outstanding import LeastOutstanding
+from torchmoor.routing.prefix_aware import PrefixAware
+from torchmoor.routing.random import RandomChoice
+from torchmoor.routing.sessions import SessionId, find_roomiest, rendezvous
+from torchmoor.routing.strategy import RouteRequest, Strategy
+from torchmoor.routing.waiting import Ticket, WaitingBytes, WaitingQueue
+from torchmoor.settings import LateBindingSettings, VariantSettings
+
+SESSION = "session"
+SESSION_FAILOVER = "session-failover"
+SESSION_ROOM = "session-room"
+
+_SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
+
+
+class Choice:
+    """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
+
+    request_line: names the instance to itself. answer_lines: say where an answer comes from.
+    """
+
+    __slots__ = ("instance", "reason", "request_line", "answer_lines")
+
+    def __init__(self, instance: Instance, reason: str) -> None:
+        self.instance = instance
+        self.reason = reason
+        self.request_line = b"host: %b:%d\r\n" % (instance.host.encode(), instance.port)
+        self.answer_lines = b"x-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
+            instance.name.encode(),
+            reason.encode(),
+        )
+
+
+class Applicant(Protocol):
+    """A request, as its dispatcher sees it.
+
+    opens_session: it will open one. wait_ends_at: in monotonic seconds. principal: who asks.
+    """
+
+    session: SessionId | None
+    opens_session: bool
+    route_request: RouteRequest
+    wait_ends_at: float
+
+    @property
+    def principal(self) -> bytes:
+        """Whose request it is, for taking turns."""
+        ...
+
+    @property
+    def body_bytes(self) -> int:
+        """The declared length of its body; 0 if it has none."""
+        ...
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """The most bytes of its body that are held while it waits."""
+        ...
+
+    def go(self, choice: Choice) -> None:
+        """The wait is over: this instance is to be taken."""
+        ...
+
+    def route_again(self) -> None:
+        """The instance that it waited for is gone; its ticket is void."""
+        ...
+
+
+class Dispatcher:
+    """One variant's strategy, queue and metrics."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        variant: Variant,
+        late_binding: LateBindingSettings | None,
+        waiting_bytes: WaitingBytes,
+        rng: Random,
+    ) -> None:
+        self.variant = variant
+        self.name = variant.name.encode()
+        self.path = b"/predictions/" + variant.settings.model.encode()
+        self.metrics = InvocationMetrics(variant.endpoint, variant.name)
+        self.strategy = make_strategy(variant.settings, rng)
+        self.num_prefix_bytes = self.strategy.num_prefix_bytes
+        self.max_wait_s = 0.0 if late_binding is None else late_binding.max_wait_s
+        self.queue: WaitingQueue[Applicant] | None = None
+        if late_binding is not None:
+            self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
+        self._registry = registry
+        self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
+        self._choices: dict[tuple[str, str], Choice] = {}
+        registry.listen(self._on_change)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an instance."""
+        return 0 if self.queue is None else self.queue.num_waiting
+
+    # Choosing
+
+    def choose(self, applicant: Applicant) -> Choice | None:
+        """The instance for a request, or None if none can take it now.
+
+        A session's requests go to the instance that opened it; while that one is not ready, to the one that all
+        proxies agree on.
+        """
+        request, pool = applicant.route_request, self.variant.pool
+        if applicant.session is not None:
+            return self._choose_for_session(applicant.session, request.excluded)
+        if applicant.opens_session:
+            self.variant.opens_sessions = True
+            roomiest = find_roomiest(pool, request.excluded)
+            if roomiest is not None:
+                return self.choice_of(roomiest, SESSION_ROOM)
+        pick = self.strategy.choose(request, pool)
+        return None if pick is None else self.choice_of(pick.instance, pick.reason)
+
+    def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
+        instance = self._find_holder(session, excluded)
+        if instance is None or (self.queue is not None and instance.outstanding >= instance.capacity):
+            return None
+        return self.choice_of(instance, SESSION if instance.name == session.instance else SESSION_FAILOVER)
+
+    def _find_holder(self, session: SessionId, excluded: frozenset[str]) -> Instance | None:
+        """The instance that serves a session, busy or not."""
+        home = self.variant.pool.find(session.instance)
+        # A draining instance still serves the sessions that it holds.
+        if home is not None and home.state in _SERVING and home.name not in excluded:
+            return home
+        others = (instance for instance in self.variant.pool.members if instance.name not in excluded)
+        return rendezvous(session.text, others)
+
+    def choice_of(self, instance: Instance, reason: str) -> Choice:
+        """The Choice of an instance for a reason, made once."""
+        key = (instance.name, reason)
+        choice = self._choices.get(key)
+        if choice is None or choice.instance is not instance:
+            choice = self._choices[key] = Choice(instance, reason)
+        return choice
+
+    # What instances hold
+
+    def on_sent(self, applicant: Applicant, instance: Instance) -> Expectation | None:
+        """A request goes to an instance. Returns what KV_AWARE believes to be held of it there, for on_receipt."""
+        if applicant.opens_session and instance.session_room:
+            instance.session_room -= 1
+        if self._kv is None or applicant.session is not None:
+            return None
+        return self._kv.record(applicant.route_request, instance.name, body_bytes=applicant.body_bytes)
+
+    def on_receipt(self, instance: Instance, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
+        """An answer tells how many of the prompt's tokens the instance held."""
+        if self._kv is not None:
+            self._kv.check(instance.name, expected, num_kept=num_kept, num_tokens=num_tokens)
+
+    # Waiting
+
+    def wait(self, applicant: Applicant) -> Ticket[Applicant]:
+        """A place in the queue. Raises ServiceUnavailable if there is none, or nothing to wait for."""
+        session, excluded = applicant.session, applicant.route_request.excluded
+        holder = None if session is None else self._find_holder(session, excluded)
+        ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
+        if not ready and holder is None:
+            raise self._refusal("No instance of the endpoint is ready. Try again later.")
+        if self.queue is None or (holder is None and excluded.issuperset(ready)):
+            raise self._refusal("All instances of the endpoint are busy. Try again later.")
+        ticket: Ticket[Applicant] = Ticket(
+            applicant,
+            deadline=applicant.wait_ends_at,
+            num_bytes=applicant.num_waiting_bytes,
+            principal=applicant.principal,
+            home=None if holder is None else holder.name,
+        )
+        if not self.queue.try_add(ticket):
+            raise self._refusal("Too many requests wait for an instance of the endpoint. Try again later.")
+        return ticket
+
+    def wait_over(self) -> ServiceUnavailable:
+        """What a request is told that has waited in vain."""
+        return self._refusal("No instance of the endpoint was free in time. Try again later.")
+
+    def _refusal(self, message: str) -> ServiceUnavailable:
+        self.metrics.no_capacity += 1
+        return ServiceUnavailable(message)
+
+    def leave(self, ticket: Ticket[Applicant]) -> None:
+        """A request waits no longer."""
+        assert self.queue is not None
+        self.queue.remove(ticket)
+
+    def on_free(self, instance: Instance) -> None:
+        """An instance can take more, perhaps: let what waits go there."""
+        queue = self.queue
+        if queue is None or not queue.num_waiting:
+            return
+        while instance.outstanding < instance.capacity and instance.state in _SERVING:
+            ticket = queue.pop_turn(instance.name)
+            if ticket is None:
+                break
+            reason = SESSION if _home_of(ticket.owner) == instance.name else SESSION_FAILOVER
+            ticket.owner.go(self.choice_of(instance, reason))
+        while self.variant.pool.open_instances:
+            chosen: list[Choice] = []
+            ticket = queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
+            if ticket is None:
+                break
+            ticket.owner.go(chosen[0])
+
+    def _try_choose(self, applicant: Applicant, chosen: list[Choice]) -> bool:
+        choice = self.choose(applicant)
+        if choice is not None:
+            chosen.append(choice)
+        return choice is not None
+
+    def _on_change(self, instance: Instance) -> None:
+        """An instance came, went or changed its state."""
+        if (instance.endpoint, instance.variant) != (self.variant.endpoint, self.variant.name):
+            return
+        is_known = self.variant.pool.find(instance.name) is instance
+        if is_known and instance.state in _SERVING:
+            self.on_free(instance)
+            return
+        if self._kv is not None:
+            self._kv.index.forget(instance.name)
+        if not is_known:
+            for key in [key for key in self._choices if key[0] == instance.name]:
+                del self._choices[key]
+        if self.queue is not None:
+            for ticket in self.queue.take_turns(instance.name):
+                ticket.owner.route_again()
+
+
+def make_strategy(settings: VariantSettings, rng: Random) -> Strategy:
+    """The strategy that a variant's settings name."""
+    match settings.routing_strategy:
+        case "RANDOM":
+            return RandomChoice(rng)
+        case "PREFIX_AWARE":
+            prefix = settings.prefix_aware
+            return PrefixAware(prefix_length=prefix.prefix_length, concurrency_threshold=prefix.concurrency_threshold)
+        case "KV_AWARE":
+            kv = settings.kv_aware
+            return KvAware(
+                max_prompt_bytes=kv.max_prompt_bytes,
+                block_bytes=kv.block_bytes,
+                bytes_per_request=kv.bytes_per_request,
+                max_blocks_per_instance=kv.max_blocks_per_instance,
+            )
+        case _:
+            return LeastOutstanding()
+
+
+def _home_of(applicant: Applicant) -> str | None:
+    return None if applicant.session is None else applicant.session.instance

@@ -1,0 +1,336 @@
+"""The proxy's configuration file: YAML, read once, every key checked, every error with its key and value.
+
+What AWS defines is spelt as AWS spells it: an EndpointConfig is what boto3's create_endpoint_config takes, checked
+against botocore's own service model. What is ours is spelt as in `torchmoor.settings`. docs/routing.md has an example.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import botocore.session
+import yaml
+from botocore.model import Shape
+from botocore.validate import ParamValidator
+
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.instance import Instance
+from torchmoor.settings import (
+    EndpointSettings,
+    HealthSettings,
+    KvAwareSettings,
+    LateBindingSettings,
+    LimitSettings,
+    ListenSettings,
+    PrefixAwareSettings,
+    ProxySettings,
+    SessionSettings,
+    TimeoutSettings,
+    VariantSettings,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_FILE_BYTES = 1 << 20
+
+# What an EndpointConfig says of SageMaker's own machines: accepted, so that a file can be shared with create_endpoint_
+# config, and not acted upon.
+UNUSED_OF_CONFIG = frozenset(("Tags", "KmsKeyId", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation"))
+UNUSED_OF_VARIANT = frozenset(
+    (
+        "InitialInstanceCount",
+        "InstanceType",
+        "InstancePools",
+        "VariantInstanceProvisionTimeoutInSeconds",
+        "AcceleratorType",
+        "CoreDumpConfig",
+        "VolumeSizeInGB",
+        "ModelDataDownloadTimeoutInSeconds",
+        "ContainerStartupHealthCheckTimeoutInSeconds",
+        "EnableSSMAccess",
+        "InferenceAmiVersion",
+        "CapacityReservationConfig",
+    )
+)
+_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants"))
+_USED_OF_VARIANT = frozenset(("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig"))
+_GROUPS = {
+    "listen": ListenSettings,
+    "limits": LimitSettings,
+    "timeouts": TimeoutSettings,
+    "health": HealthSettings,
+}
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "text"),
+}
+_INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceSettings:
+    """One entry of Instances: a TorchServe that runs already."""
+
+    name: str
+    port: int
+    host: str = "127.0.0.1"
+    endpoint: str = ""  # may be left out where there is one
+    variant: str = ""  # may be left out where the endpoint has one
+    management_port: int = 0  # 0: the instance is probed by /ping only, which says yes before its model is loaded
+    metrics_port: int = 0  # 0: its metrics are not shown
+    capacity: int = 64
+
+    def __post_init__(self) -> None:
+        if len(self.name) > 63 or not _INSTANCE_NAME.fullmatch(self.name):
+            raise ConfigError(f"Instances: name {self.name!r} must be of a-z, 0-9 and single hyphens, 63 at most")
+        for key, least in (("port", 1), ("management_port", 0), ("metrics_port", 0)):
+            if not least <= getattr(self, key) <= 65_535:
+                raise ConfigError(f"Instances: {key} of {self.name} must be a port, not {getattr(self, key)}")
+        if self.capacity < 1:
+            raise ConfigError(f"Instances: capacity of {self.name} must be positive, not {self.capacity}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a file says."""
+
+    proxy: ProxySettings
+    instances: tuple[InstanceSettings, ...]
+
+    def make_instances(self) -> list[Instance]:
+        """The static list, for the registry."""
+        models = {
+            (endpoint.name, variant.name): variant.model
+            for endpoint in self.proxy.endpoints
+            for variant in endpoint.variants
+        }
+        return [
+            Instance(
+                name=each.name,
+                endpoint=each.endpoint,
+                variant=each.variant,
+                model=models[each.endpoint, each.variant],
+                host=each.host,
+                port=each.port,
+                management_port=each.management_port or None,
+                metrics_port=each.metrics_port or None,
+                capacity=each.capacity,
+            )
+            for each in self.instances
+        ]
+
+
+def read_file(path: Path, *, session_keys: str) -> Configuration:
+    """Read and check a file. session_keys: as in TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
+    try:
+        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(content: object, *, session_keys: str = "") -> Configuration:
+    """Check a file's content. Raises ConfigError."""
+    root = _mapping(content, "the file", {"Endpoints", "Instances", "sessions", "account_id", *_GROUPS})
+    endpoints = tuple(
+        _read_endpoint(entry, f"Endpoints[{number}]")
+        for number, entry in enumerate(_sequence(root.get("Endpoints"), "Endpoints"))
+    )
+    sessions = _mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
+    are_journaled = sessions.get("are_journaled", False)
+    if not isinstance(are_journaled, bool):
+        raise ConfigError(f"sessions.are_journaled must be true or false, not {are_journaled!r}")
+    account_id = root.get("account_id", "000000000000")
+    if not isinstance(account_id, str):
+        raise ConfigError(f"account_id must be text (put it in quotes), not {account_id!r}")
+    proxy = ProxySettings(
+        endpoints=endpoints,
+        sessions=SessionSettings.parse(session_keys, are_journaled=are_journaled),
+        account_id=account_id,
+        **{name: read_group(kind, root.get(name, {}), name) for name, kind in _GROUPS.items()},  # type: ignore[arg-type]
+    )
+    instances: dict[str, InstanceSettings] = {}
+    for number, entry in enumerate(_sequence(root.get("Instances"), "Instances")):
+        instance = _read_instance(entry, f"Instances[{number}]", endpoints)
+        if instance.name in instances:
+            raise ConfigError(f"Instances[{number}].name {instance.name!r} is given twice")
+        instances[instance.name] = instance
+    return Configuration(proxy=proxy, instances=tuple(instances.values()))
+
+
+def _read_endpoint(entry: object, where: str) -> EndpointSettings:
+    values = _mapping(entry, where, {"EndpointName", "EndpointConfig", "late_binding", "kv_aware"})
+    config = values.get("EndpointConfig")
+    check_endpoint_config(config, f"{where}.EndpointConfig")
+    assert isinstance(config, Mapping)  # just checked
+    name = values.get("EndpointName", config["EndpointConfigName"])
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.EndpointName must be text, not {name!r}")
+    late_binding = values.get("late_binding")
+    kv_aware = read_group(KvAwareSettings, values.get("kv_aware", {}), f"{where}.kv_aware")
+    return EndpointSettings(
+        name=name,
+        variants=tuple(
+            _read_variant(variant, f"{where}.EndpointConfig.ProductionVariants[{number}]", kv_aware)
+            for number, variant in enumerate(config["ProductionVariants"])
+        ),
+        late_binding=None
+        if late_binding is None
+        else read_group(LateBindingSettings, late_binding, f"{where}.late_binding"),
+    )
+
+
+def _read_variant(variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings) -> VariantSettings:
+    """A production variant that botocore has found to be one."""
+    if "ModelName" not in variant:
+        raise ConfigError(f"{where}.ModelName is missing: the name under which instances serve the model")
+    routing = variant.get("RoutingConfig", {"RoutingStrategy": "RANDOM"})  # SageMaker's own default
+    strategy, prefix = routing["RoutingStrategy"], routing.get("PrefixAwareRoutingConfig")
+    where_prefix = f"{where}.RoutingConfig.PrefixAwareRoutingConfig"
+    if strategy != "PREFIX_AWARE" and prefix is not None:
+        raise ConfigError(f"{where_prefix} is only for PREFIX_AWARE, not for {strategy}")
+    if strategy == "PREFIX_AWARE":
+        for key in ("PrefixLength", "ConcurrencyThreshold"):
+            if key not in (prefix or {}):
+                raise ConfigError(f"{where_prefix}.{key} is missing: PREFIX_AWARE needs it")
+    return VariantSettings(
+        name=variant["VariantName"],
+        model=variant["ModelName"],
+        weight=float(variant.get("InitialVariantWeight", 1.0)),
+        routing_strategy=strategy,
+        kv_aware=kv_aware,
+        prefix_aware=PrefixAwareSettings()
+        if prefix is None
+        else PrefixAwareSettings(
+            prefix_length=prefix["PrefixLength"], concurrency_threshold=prefix["ConcurrencyThreshold"]
+        ),
+    )
+
+
+def _read_instance(entry: object, where: str, endpoints: Sequence[EndpointSettings]) -> InstanceSettings:
+    values = dict(_mapping(entry, where, {item.name for item in fields(InstanceSettings)}))
+    if len(endpoints) == 1:
+        values.setdefault("endpoint", endpoints[0].name)
+    variants = {endpoint.name: [variant.name for variant in endpoint.variants] for endpoint in endpoints}
+    name = values.get("endpoint")
+    if not isinstance(name, str) or name not in variants:
+        raise ConfigError(f"{where}.endpoint must be one of {', '.join(variants)}, not {name!r}")
+    if len(variants[name]) == 1:
+        values.setdefault("variant", variants[name][0])
+    if values.get("variant") not in variants[name]:
+        known = ", ".join(variants[name])
+        raise ConfigError(f"{where}.variant must be one of {known}, not {values.get('variant')!r}")
+    return read_group(InstanceSettings, values, where)
+
+
+def check_endpoint_config(config: object, where: str) -> None:
+    """Raise ConfigError unless boto3's create_endpoint_config would take it and this proxy can do what it says."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where} must be what boto3's create_endpoint_config takes, not {config!r}")
+    shape = _endpoint_config_shape()
+    report = ParamValidator().validate(config, shape)
+    if report.has_errors():
+        raise ConfigError(f"{where}: {'; '.join(report.generate_report().splitlines())}")
+    _check_constraints(config, shape, where)
+    _check_used(config, _USED_OF_CONFIG, UNUSED_OF_CONFIG, where)
+    for number, variant in enumerate(config["ProductionVariants"]):
+        _check_used(variant, _USED_OF_VARIANT, UNUSED_OF_VARIANT, f"{where}.ProductionVariants[{number}]")
+
+
+@cache
+def _endpoint_config_shape() -> Shape:
+    """As the installed botocore has it."""
+    service = botocore.session.Session().get_service_model("sagemaker")
+    return service.operation_model("CreateEndpointConfig").input_shape
+
+
+def _check_constraints(value: Any, shape: Shape, where: str) -> None:
+    """What the service checks and botocore's validator does not: greatest values, lengths, patterns, choices."""
+    if shape.type_name == "structure":
+        for key, item in value.items():
+            _check_constraints(item, shape.members[key], f"{where}.{key}")
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            _check_constraints(item, shape.member, f"{where}[{number}]")
+    size = len(value) if isinstance(value, (str, list)) else value
+    most = shape.metadata.get("max")
+    if most is not None and isinstance(size, (int, float)) and size > most:
+        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
+    pattern = shape.metadata.get("pattern")
+    if pattern is not None and isinstance(value, str) and not re.fullmatch(pattern, value):
+        raise ConfigError(f"{where} must match {pattern}, not {value!r}")
+    choices = getattr(shape, "enum", None)
+    if choices and value not in choices:
+        raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_used(values: Mapping[str, Any], used: frozenset[str], unused: frozenset[str], where: str) -> None:
+    """Refuse what would change what clients see and is not served here; say what is without effect."""
+    for key in values:
+        if key in unused:
+            logger.warning("without effect here key=%s.%s", where, key)
+        elif key not in used:
+            raise ConfigError(f"{where}.{key} is not supported: leave it out")
+
+
+def read_group(kind: type[T], value: object, where: str) -> T:
+    """A settings group from a mapping of its fields. Raises ConfigError for unknown keys and wrong types."""
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    values = _mapping(value, where, set(known))
+    for key, given in values.items():
+        types, expected = _TYPES[str(known[key].type)]
+        if not isinstance(given, types) or isinstance(given, bool) or given in (math.inf, -math.inf) or given != given:
+            raise ConfigError(f"{where}.{key} must be {expected}, not {given!r}")
+    try:
+        return kind(**values)
+    except TypeError as error:  # a field without a default
+        missing = [name for name in known if f"'{name}'" in str(error)]
+        raise ConfigError(f"{where}.{missing[0] if missing else '?'} is missing") from error
+
+
+def _mapping(value: object, where: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} must be keys and values, not {value!r}")
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+    return value
+
+
+def _sequence(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where} must be a list of one or more, not {value!r}")
+    return value
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key given twice, where YAML would let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be plain text", key_node.start_mark)
+            if key in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            keys.add(key)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,195 @@
+"""The instances of one variant, kept in order of their load, so that choosing takes the same time for 3 and for 1,000.
+
+An instance is *open* if new work may be sent there: it is ready and has fewer outstanding invocations than its
+capacity. Rules, kept by `update`, which must be called after every change of an instance's load or state:
+
+    an open instance stands in the level of its outstanding count, behind those that came to that level before it
+    an instance that is not open stands in no level
+    the ring holds every instance, open or not, and changes only when one is added or removed
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from random import Random
+from typing import Generic, Protocol, TypeVar
+
+POINTS_PER_INSTANCE = 128  # on the ring: shares of the keys differ by about 1 / sqrt(128)
+MAX_RANDOM_TRIES = 4
+
+
+class Candidate(Protocol):
+    """An instance as routing sees it. session_room: sessions that it can still take; None if that is not known."""
+
+    name: str
+    capacity: int
+    outstanding: int
+    session_room: int | None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if new work may be sent there."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+class Pool(Generic[C]):
+    """Instances by load (levels), by number (for a random one) and by hash (the ring)."""
+
+    __slots__ = ("_members", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
+
+    def __init__(self, instances: Iterable[C] = ()) -> None:
+        self._members: dict[str, C] = {}
+        self._levels: list[OrderedDict[str, C]] = []
+        self._level_of: dict[str, int] = {}
+        self._least = 0  # no lower level has an instance
+        self._open: list[C] = []
+        self._position: dict[str, int] = {}  # in _open
+        self._ring: list[tuple[int, str]] = []
+        for instance in instances:
+            self.add(instance)
+
+    # Changes
+
+    def add(self, instance: C) -> None:
+        """Take up an instance; its name must be new."""
+        self._members[instance.name] = instance
+        for point in _points(instance.name):
+            insort(self._ring, (point, instance.name))
+        self.update(instance)
+
+    def remove(self, instance: C) -> None:
+        """Forget an instance."""
+        name = instance.name
+        del self._members[name]
+        self._ring = [entry for entry in self._ring if entry[1] != name]
+        self._set_level(instance, None)
+
+    def update(self, instance: C) -> None:
+        """Put an instance where its load and state say; one that was removed is left alone."""
+        if instance.outstanding < instance.capacity and instance.is_ready:
+            if self._members.get(instance.name) is instance:
+                self._set_level(instance, instance.outstanding)
+        elif instance.name in self._level_of and self._members.get(instance.name) is instance:
+            self._set_level(instance, None)
+
+    def _set_level(self, instance: C, level: int | None) -> None:
+        name = instance.name
+        old = self._level_of.get(name)
+        if old == level:
+            return
+        if old is not None:
+            del self._levels[old][name]
+        if level is None:
+            del self._level_of[name]
+            self._close(name)
+            return
+        if old is None:
+            self._position[name] = len(self._open)
+            self._open.append(instance)
+        levels = self._levels
+        while len(levels) <= level:
+            levels.append(OrderedDict())
+        levels[level][name] = instance
+        self._level_of[name] = level
+        if level < self._least:
+            self._least = level
+
+    def _close(self, name: str) -> None:
+        """Take an instance out of the open ones: the last takes its place."""
+        position = self._position.pop(name)
+        last = self._open.pop()
+        if last.name != name:
+            self._open[position] = last
+            self._position[last.name] = position
+
+    # Questions
+
+    @property
+    def open_instances(self) -> Sequence[C]:
+        """Those that may be sent new work, in no order."""
+        return self._open
+
+    @property
+    def members(self) -> Iterable[C]:
+        """Every instance, open or not."""
+        return self._members.values()
+
+    def find(self, name: str) -> C | None:
+        """The instance of that name."""
+        return self._members.get(name)
+
+    def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:
+        """The open instance with the fewest outstanding invocations.
+
+        Ties go to the one that has stood at that load the longest, so that equal load spreads.
+        """
+        levels = self._levels
+        level = self._least
+        while level < len(levels) and not levels[level]:
+            level += 1
+        self._least = level
+        for instances in levels[level:] if excluded else levels[level : level + 1]:
+            for instance in instances.values():
+                if instance.name not in excluded:
+                    return instance
+        return None
+
+    def find_random(self, rng: Random, excluded: frozenset[str] = frozenset()) -> C | None:
+        """Any open instance, each as likely as the others."""
+        instances: Sequence[C] = self._open
+        for _ in range(MAX_RANDOM_TRIES):
+            if not instances:
+                return None
+            instance = instances[int(rng.random() * len(instances))]
+            if instance.name not in excluded:
+                return instance
+        instances = [instance for instance in instances if instance.name not in excluded]
+        return rng.choice(instances) if instances else None
+
+    def walk(self, key: int) -> Iterator[C]:
+        """Every instance once, in the order in which a 64-bit key prefers them.
+
+        The order depends on names only: all proxies agree on it, and an instance that comes or goes moves no other.
+        """
+        ring = self._ring
+        seen: set[str] = set()
+        start = bisect_left(ring, (key, ""))
+        for step in range(len(ring)):
+            name = ring[(start + step) % len(ring)][1]
+            if name not in seen:
+                seen.add(name)
+                yield self._members[name]
+                if len(seen) == len(self._members):
+                    return
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every instance stands where the rules say."""
+        placed = {name: level for level, found in enumerate(self._levels) for name in found}
+        right = {
+            instance.name: instance.outstanding
+            for instance in self._members.values()
+            if instance.is_ready and instance.outstanding < instance.capacity
+        }
+        if placed != right or self._level_of != right:
+            raise RuntimeError(f"levels are {placed}, but the instances' load is {right}")
+        if {name: self._open[at].name for name, at in self._position.items()} != {name: name for name in right}:
+            raise RuntimeError(f"open instances are {self._open}, but should be {sorted(right)}")
+        if min(right.values(), default=self._least) < self._least:
+            raise RuntimeError(f"an instance stands below level {self._least}")
+
+    def __repr__(self) -> str:
+        return f"<Pool {len(self._open)} of {len(self._members)} open>"
+
+
+def _points(name: str) -> Iterator[int]:
+    """Where an instance stands on the ring."""
+    for number in range(POINTS_PER_INSTANCE // 8):
+        digest = blake2b(f"{number}\n{name}".encode(), digest_size=64).digest()
+        for start in range(0, 64, 8):
+            yield int.from_bytes(digest[start : start + 8], "big")

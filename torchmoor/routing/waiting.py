@@ -1,0 +1,180 @@
+"""Late binding: requests wait in one place and go to whichever instance frees first.
+
+Which of those that wait goes next when an instance frees:
+
+    1. turns of sessions that the instance holds; they wait for it alone, in a line of its own, and block nobody
+    2. everything else, in one line for all instances
+
+Within a line principals take turns, and a principal's requests go in the order of their deadlines. What waits is
+bounded by number in each queue, and by the bytes of its bodies over all queues. Clocks are the caller's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """A place in a queue.
+
+    deadline: in the caller's seconds. num_bytes: of its body that are held meanwhile. home: the only instance that
+    can serve it; None if any can.
+    """
+
+    __slots__ = ("owner", "deadline", "num_bytes", "principal", "home", "_number")
+
+    def __init__(
+        self, owner: T, *, deadline: float, num_bytes: int, principal: bytes = b"", home: str | None = None
+    ) -> None:
+        self.owner = owner
+        self.deadline = deadline
+        self.num_bytes = num_bytes
+        self.principal = principal
+        self.home = home
+        self._number = next(_numbers)
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The sooner deadline first, then the sooner arrival."""
+        return (self.deadline, self._number)
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self._number} {self.num_bytes} bytes for {self.home or 'any'}>"
+
+
+_numbers = count()
+
+
+class WaitingBytes:
+    """Bytes of waiting bodies, over all queues of a process."""
+
+    __slots__ = ("max_bytes", "used_bytes")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+
+
+class Line(Generic[T]):
+    """Tickets of equal rank: principals take turns, each one's tickets stand by their deadlines."""
+
+    __slots__ = ("_principals", "num_waiting")
+
+    def __init__(self) -> None:
+        self._principals: OrderedDict[bytes, list[Ticket[T]]] = OrderedDict()
+        self.num_waiting = 0
+
+    def add(self, ticket: Ticket[T]) -> None:
+        """Take a place."""
+        insort(self._principals.setdefault(ticket.principal, []), ticket, key=_order)
+        self.num_waiting += 1
+
+    def remove(self, ticket: Ticket[T]) -> bool:
+        """Give the place up; False if it was not here."""
+        tickets = self._principals.get(ticket.principal, [])
+        at = bisect_left(tickets, ticket.order, key=_order)
+        if at == len(tickets) or tickets[at] is not ticket:
+            return False
+        del tickets[at]
+        if not tickets:
+            del self._principals[ticket.principal]
+        self.num_waiting -= 1
+        return True
+
+    def pop(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
+        """The next ticket that can go; its principal's turn is over."""
+        for principal, tickets in self._principals.items():
+            for ticket in tickets:
+                if can_go(ticket):
+                    self.remove(ticket)
+                    if principal in self._principals:
+                        self._principals.move_to_end(principal)
+                    return ticket
+        return None
+
+    def __iter__(self) -> Iterator[Ticket[T]]:
+        return (ticket for tickets in self._principals.values() for ticket in tickets)
+
+
+class WaitingQueue(Generic[T]):
+    """What waits for the instances of one variant."""
+
+    def __init__(self, *, max_waiting: int, total: WaitingBytes) -> None:
+        self.num_waiting = 0
+        self._max_waiting = max_waiting
+        self._total = total
+        self._turns: dict[str, Line[T]] = {}
+        self._others: Line[T] = Line()
+
+    def try_add(self, ticket: Ticket[T]) -> bool:
+        """Take a place, unless there are too many or too large bodies waiting."""
+        total = self._total
+        if self.num_waiting >= self._max_waiting or total.used_bytes + ticket.num_bytes > total.max_bytes:
+            return False
+        line = self._others if ticket.home is None else self._turns.setdefault(ticket.home, Line())
+        line.add(ticket)
+        self.num_waiting += 1
+        total.used_bytes += ticket.num_bytes
+        return True
+
+    def remove(self, ticket: Ticket[T]) -> bool:
+        """Give a place up: the client has left, or the deadline has passed. False if it was not here any more."""
+        line = self._others if ticket.home is None else self._turns.get(ticket.home)
+        if line is None or not line.remove(ticket):
+            return False
+        self._count_out(ticket)
+        return True
+
+    def pop_turn(self, instance: str) -> Ticket[T] | None:
+        """The next turn that waits for this instance alone."""
+        line = self._turns.get(instance)
+        ticket = None if line is None else line.pop(_always)
+        if ticket is not None:
+            self._count_out(ticket)
+        return ticket
+
+    def take_turns(self, instance: str) -> list[Ticket[T]]:
+        """All turns that waited for an instance which will not take them any more."""
+        tickets = list(self._turns.get(instance, ()))
+        for ticket in tickets:
+            self.remove(ticket)
+        return tickets
+
+    def pop_other(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
+        """The next of those that any instance can serve, and for which can_go says that one is free."""
+        ticket = self._others.pop(can_go)
+        if ticket is not None:
+            self._count_out(ticket)
+        return ticket
+
+    def _count_out(self, ticket: Ticket[T]) -> None:
+        self.num_waiting -= 1
+        self._total.used_bytes -= ticket.num_bytes
+        if ticket.home is not None and not self._turns[ticket.home].num_waiting:
+            del self._turns[ticket.home]
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the counts are those of the tickets."""
+        lines = [self._others, *self._turns.values()]
+        tickets = [ticket for line in lines for ticket in line]
+        if len(tickets) != self.num_waiting or len(tickets) != sum(line.num_waiting for line in lines):
+            raise RuntimeError(f"the queue counts {self.num_waiting} tickets but holds {len(tickets)}")
+        if sum(ticket.num_bytes for ticket in tickets) > self._total.used_bytes:
+            raise RuntimeError(f"the queues count {self._total.used_bytes} bytes but hold more")
+
+    def __repr__(self) -> str:
+        return f"<WaitingQueue {self.num_waiting}/{self._max_waiting} waiting>"
+
+
+def _order(ticket: Ticket[T]) -> tuple[float, int]:
+    return ticket.order
+
+
+def _always(ticket: Ticket[T]) -> bool:
+    return True
