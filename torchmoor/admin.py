@@ -1,10 +1,14 @@
-"""The admin plane: health, metrics and the state of the instances, on its own port."""
+"""The admin plane: health, metrics and the state of the instances, on its own address and port."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 from types import TracebackType
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -12,12 +16,25 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
 
+HEALTH = "/healthz"
+
 
 class AdminServer:
-    """Serves GET /healthz, /metrics and /instances."""
+    """Serves GET /healthz, /metrics and /instances.
+
+    With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
+    which is how a browser can give it.
+    """
 
     def __init__(
-        self, registry: Registry, collector: MetricsCollector, scraper: MetricsScraper, host: str, port: int
+        self,
+        registry: Registry,
+        collector: MetricsCollector,
+        scraper: MetricsScraper,
+        host: str,
+        port: int,
+        *,
+        token: str = "",
     ) -> None:
         self.port = port
         self._registry = registry
@@ -25,8 +42,9 @@ class AdminServer:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
         self._host = host
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
+        self._token = token.encode()
+        app = web.Application(middlewares=[self._check_token] if token else [])
+        app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/instances", self._show_instances)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -42,6 +60,12 @@ class AdminServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != HEALTH and not hmac.compare_digest(_token_of(request), self._token):
+            raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="torchmoor", charset="UTF-8"'})
+        return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         """200 while every endpoint has a ready instance."""
@@ -75,3 +99,16 @@ class AdminServer:
             for instance in self._registry.instances()
         ]
         return web.json_response({"instances": rows})
+
+
+def _token_of(request: web.Request) -> bytes:
+    """What a request gives for a token; empty if nothing, which is no token."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(given, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""

@@ -81,6 +81,7 @@ class Invocation:
         "_num_resets",
         "_sent_at",
         "_expected",
+        "_body_check",
     )
 
     def __init__(
@@ -108,6 +109,10 @@ class Invocation:
         self.metrics = dispatcher.metrics
         self.max_body_bytes = max_body_bytes
         self.num_prefix_bytes = 0 if session is not None else dispatcher.num_prefix_bytes
+        self._body_check = request.body_check
+        if self._body_check is not None:
+            self.max_body_bytes = min(max_body_bytes, self._body_check.max_body_bytes)
+            self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
         self.deadlines = deadlines
         self.wait_ends_at = request.received_at + dispatcher.max_wait_s
         self.route_request = FIRST_ATTEMPT
@@ -130,6 +135,8 @@ class Invocation:
             b"x-torchmoor-endpoint: %b\r\nx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n"
             % (endpoint.name.encode(), request_id, members.get(INFERENCE_ID) or request_id)
         )
+        if request.principal:
+            lines.append(b"x-torchmoor-principal: %b\r\n" % request.principal.encode())
         if find_field(fields, INVOCATION_ID) is None:
             lines.append(b"amz-sdk-invocation-id: %b\r\n" % request_id)
         self._fields = b"".join(lines)
@@ -154,6 +161,12 @@ class Invocation:
     def route(self, prefix: bytes, waiter: Waiter) -> Instance | Reply | Waiting:
         """Choose and lease an instance, or wait for one."""
         self._waiter = waiter
+        if self._body_check is not None:
+            self.num_prefix_bytes = 0 if self.session is not None else self.dispatcher.num_prefix_bytes
+            try:
+                self._body_check.verify(prefix)
+            except ApiError as error:
+                return self.fail(error)
         if self.num_prefix_bytes:
             self.route_request = RouteRequest(prefix=prefix, prefix_id=self._prefix_id)
         return self._choose_or_wait()
@@ -177,7 +190,9 @@ class Invocation:
 
     @property
     def principal(self) -> bytes:
-        """Who asks, by the name that the request's signature or token gives; for taking turns while waiting."""
+        """Who asks, as far as it is known; for taking turns while waiting."""
+        if self.request.principal:
+            return self.request.principal.encode()
         credential = find_field(self.request.headers, b"authorization") or b""
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
@@ -289,6 +304,8 @@ class Invocation:
             self._ticket = None
         lease, self._lease = self._lease, None
         self._release(lease)
+        if self._body_check is not None:
+            self._body_check.release()
         now = monotonic()
         metrics = self.metrics
         if self._sent_at:

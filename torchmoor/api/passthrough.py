@@ -65,7 +65,7 @@ class PassThrough:
         """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header."""
         try:
             members = read_members(request.headers)
-            session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+            session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
             dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or members.get(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)

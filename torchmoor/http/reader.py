@@ -66,6 +66,7 @@ class RequestReader:
         "_headers",
         "_options",
         "_num_hosts",
+        "_host",
         "_content_length",
         "_is_chunked",
     )
@@ -84,6 +85,7 @@ class RequestReader:
         self._headers: Headers = []
         self._options: set[bytes] | None = None
         self._num_hosts = 0
+        self._host = b""
         self._content_length: int | None = None
         self._is_chunked = self.is_expecting = False
         self.is_in_head = True
@@ -122,6 +124,7 @@ class RequestReader:
             self._headers.append((name, value))
         elif name == b"host":
             self._num_hosts += 1
+            self._host = value
         elif name == b"content-length":
             self._content_length = int(value)
         else:
@@ -163,6 +166,7 @@ class RequestReader:
                 content_length=self._content_length,
                 is_chunked=self._is_chunked,
                 received_at=monotonic(),
+                host=self._host,
             )
         )
 
