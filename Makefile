@@ -10,10 +10,10 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench archives clean
+.PHONY: help setup demo test test-gpu check bench archives clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
 
 setup: $(VENV)/.ready  ## make .venv with everything in it
 
@@ -49,6 +49,12 @@ check: setup  ## ruff and mypy
 
 test: setup archives  ## everything but the slow and the GPU tests
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+# setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
+test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build
+	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
+	  || { echo "make: torch finds no GPU; its CUDA build: $(BIN)/pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==$(TORCH)" >&2; exit 1; }
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }

@@ -36,8 +36,6 @@ MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they c
 EARLY_S = 10.0  # and for how long: two connections of the proxy may overtake each other, but not by more
 JSON = {"Content-Type": "application/json"}
 
-Criterion = Callable[[Any], bool | None]
-
 
 def _whole(_: Any) -> None:
     return None

@@ -28,7 +28,8 @@ class ChatHandler:
             os.environ,
         )
         service = self.service
-        MetricsPublisher(context.metrics, context.model_name, service.numbers, service.drain_times).start()
+        self.metrics = MetricsPublisher(context.metrics, context.model_name, service.numbers, service.drain_times)
+        self.metrics.start()
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:

@@ -143,7 +143,7 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PumpSettings:
     max_in_flight: int = 112  # must stay below the archive's batchSize, or the excess waits unseen in TorchServe
-    stream_wait_s: float = 0.02  # the longest wait for news while a stream is open: what a newcomer may have to wait
+    stream_wait_s: float = 0.2  # the longest wait for news while a stream is open; each of its tokens is news
     omitted_wait_s: float = 0.05  # the same while nothing streams
     resend_bytes_per_s: int = 20_000_000  # how fast TorchServe may resend the bodies of unanswered requests
     max_response_bytes: int = 6_000_000  # in one step; more than TorchServe's max_response_size kills the worker

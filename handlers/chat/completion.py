@@ -94,8 +94,3 @@ class Completion(Generation):
         for loaded in self._loaded:
             self._parts.images.release(loaded.image, is_kept=True)
         self._cache.pool.unpin(self._cache)
-
-
-def texts_of(*groups: Sequence[Part]) -> list[str]:
-    """The texts among the parts, in order."""
-    return [part.text for parts in groups for part in parts if isinstance(part, TextPart)]

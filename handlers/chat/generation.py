@@ -254,9 +254,8 @@ class Generation(ABC):
             )
         wanted = self._parameters.max_new_tokens or settings.max_new_tokens
         if wanted > settings.max_new_tokens_limit:
-            raise InvalidRequest(
-                f"an answer may have at most {settings.max_new_tokens_limit} tokens, not {wanted}; ask for fewer"
-            )
+            field = self._parameters.length_field
+            raise InvalidRequest(f"{field} must be at most {settings.max_new_tokens_limit}, not {wanted}", param=field)
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
         limit, shape = self._max_bytes, self._cache.pool.shape
         if self._parameters.max_new_tokens is None:  # nobody asked for so long an answer

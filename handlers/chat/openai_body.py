@@ -124,6 +124,8 @@ def _parameters(given: dict[str, Any]) -> Parameters:
     for name, target in _PARAMETERS.items():  # max_completion_tokens comes later than the older max_tokens, and wins
         if name in given:
             values[target] = check_parameter(target, given[name], f"'{name}'")
+            if target == "max_new_tokens":
+                values["length_field"] = name
     stop = given.get("stop")
     if stop is not None:
         values["stop"] = check_parameter("stop", [stop] if isinstance(stop, str) else stop, "'stop'")

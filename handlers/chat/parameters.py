@@ -24,6 +24,7 @@ class Parameters:
     repetition_penalty: float | None = None
     seed: int | None = None
     max_new_tokens: int | None = None
+    length_field: str = "parameters.max_new_tokens"  # what the client calls that one
     truncate: int | None = None  # keep only this many last tokens of the question
     stop: tuple[str, ...] = ()  # the answer ends before any of these
     return_full_text: bool = False  # the question before the answer

@@ -46,6 +46,8 @@ class Engine:
         self._on_device_lost = on_device_lost
         self._num_threads = num_threads
         self._clock = clock
+        # A step's own time: of a CPU this thread's share, since others may want it, too; of a GPU all that passes.
+        self._step_clock = time.thread_time if runner.model.device.type == "cpu" else clock
         self._samplers: dict[Sequence, Sampler] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -132,9 +134,9 @@ class Engine:
         if batch:
             num_decoding = sum(not work.sequence.is_prefilling for work in batch)
             num_prompt_tokens = sum(len(work.tokens) for work in batch) - num_decoding
-            begin = self._clock()
+            begin = self._step_clock()
             self._commit(batch)
-            self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._clock() - begin)
+            self.scheduler.pace.note(num_decoding, num_prompt_tokens, self._step_clock() - begin)
 
     def _commit(self, batch: list[Work]) -> None:
         try:

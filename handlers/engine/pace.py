@@ -15,7 +15,7 @@ class Pace:
     """
 
     def __init__(self, max_chunk: int, max_stretch: float) -> None:
-        self._max_chunk = max_chunk
+        self.max_chunk = max_chunk
         self._max_stretch = max_stretch
         self._step_s: float | None = None  # of a step with decoding rows only
         self._token_s: float | None = None  # of a prompt token
@@ -26,9 +26,9 @@ class Pace:
     def chunk(self, num_decoding: int) -> int:
         """How many prompt tokens the next step may carry beside this many decoding rows."""
         if not num_decoding or self._step_s is None or self._token_s is None:
-            return self._max_chunk
+            return self.max_chunk
         room_s = (self._max_stretch - 1) * self._step_s
-        return min(self._max_chunk, max(MIN_CHUNK, int(room_s / max(self._token_s, 1e-9))))
+        return min(self.max_chunk, max(MIN_CHUNK, int(room_s / max(self._token_s, 1e-9))))
 
     def note(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step of this many rows and prompt tokens took so long."""

@@ -28,11 +28,14 @@ class Scheduler:
         self.pace = pace
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._count = 0  # of arrivals and batches, to tell what came first
 
     def __repr__(self) -> str:
         return f"<Scheduler {len(self.running)} running, {len(self.waiting)} waiting>"
 
     def add(self, sequence: Sequence) -> None:
+        self._count += 1
+        sequence.arrived = self._count
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -62,20 +65,28 @@ class Scheduler:
 
     def next_batch(self) -> list[Work]:
         """The next step's work, empty when there is nothing to do; decoding sequences come first."""
+        self._count += 1
         decoding = [Work(s, s.pending(1), True) for s in self.running if not s.is_prefilling]
+        for work in decoding:
+            work.sequence.began = work.sequence.began or self._count
         prefilling = []
-        for sequence, share in self._share(self.pace.chunk(len(decoding))):
+        for sequence, share in self._share([work.sequence for work in decoding]):
             tokens = sequence.pending(share)
             prefilling.append(Work(sequence, tokens, len(tokens) == sequence.num_pending))
         return decoding + prefilling
 
-    def _share(self, budget: int) -> list[tuple[Sequence, int]]:
+    def _share(self, decoding: list[Sequence]) -> list[tuple[Sequence, int]]:
         """How many prompt tokens each prefilling sequence gets, none of them 0.
 
-        The oldest gets half, so that none starves, the others the rest, the shortest first: a short question does not
-        wait until a long document has been read.
+        The pace protects answers from prompts that come later. Prompts that were there before any of those that decode
+        had begun are one burst with them: they go first and at once, since steps of half the burst would cost each of
+        them more than a pause does. Of a step's prompt tokens the oldest prompt gets half, so that none starves, the
+        others the rest, the shortest first: a short question does not wait until a long document has been read.
         """
         prompts = [sequence for sequence in self.running if sequence.is_prefilling]
+        early = [p for p in prompts if all(p.arrived < sequence.began for sequence in decoding)]
+        budget = self.pace.max_chunk if early else self.pace.chunk(len(decoding))
+        prompts = early or prompts
         if not prompts:
             return []
         oldest, *others = prompts

@@ -78,6 +78,8 @@ class Sequence:
         self.deadline = deadline
         self.on_event = on_event
         self.output: list[int] = []
+        self.arrived = 0  # the scheduler's count when it came, and when its first token was there
+        self.began = 0
 
     def __repr__(self) -> str:
         return f"<Sequence {self.cache.length}/{len(self.prompt)} prompt, {len(self.output)} new>"

@@ -1,7 +1,9 @@
 """What the tests of the handlers share: a clock, the tiny checkpoint, and a chat service with a client in process."""
 
 import json
+import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,11 @@ from handlers.settings import (
     RequestSettings,
     SessionSettings,
 )
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
+    import ts
+    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 CHECKPOINT = Path(__file__).parents[3] / "models" / "tiny-llava"
 DEADLINE_S = 30.0
@@ -284,6 +291,25 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
 def client(make_client: ServiceFactory) -> Client:
     """A client of a service with the defaults."""
     return make_client()
+
+
+@pytest.fixture
+def metrics_cache() -> Any:
+    """TorchServe's own cache of metric objects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its configuration file open
+        return MetricsCacheYamlImpl(Path(ts.__file__).parent / "configs" / "metrics.yaml")
+
+
+@pytest.fixture
+def kept_loggers() -> Iterator[None]:
+    """What a worker's start sets on the loggers of the process ends with the test."""
+    loggers = [logging.getLogger(name) for name in ("", "handlers", "ts.metrics.caching_metric")]
+    before = [(logger.level, list(logger.filters)) for logger in loggers]
+    yield
+    for logger, (level, filters) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.filters[:] = filters
 
 
 @pytest.fixture

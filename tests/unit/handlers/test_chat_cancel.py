@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from handlers.engine.kv_cache import BLOCK
 from tests.unit.handlers.test_chat_service import SHORT, Hold, data_url, settled
+from tests.waiting import wait_until
 
 
 class SilentServer:
@@ -138,7 +139,7 @@ def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava:
     running = client.ask(sessions[0], "one", stream=True, **long)
     running.wait_until(lambda exchange: len(exchange.pieces) > 2)
     queued = client.ask(sessions[1], "two", **long)
-    wait_until(lambda: client.service.numbers()["engine"]["queued"] == 1)
+    wait_until(lambda: client.service.numbers()["engine"]["queued"] == 1, "the second is queued")
     assert caches[0].capacity >= 1500
 
     queued.reply.cancel()
@@ -162,11 +163,4 @@ def test_completion_that_nobody_waits_for_ends_with_its_fetch(make_client: Any, 
 
     until_hung_up(connection)
     client.open()
-    wait_until(lambda: settled(client)["turns"]["cancelled"] == 1)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: settled(client)["turns"]["cancelled"] == 1, "the turn is cancelled")

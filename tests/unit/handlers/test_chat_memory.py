@@ -26,7 +26,7 @@ from tests.unit.handlers.test_chat_service import (
     reply_of,
     settled,
 )
-from tests.unit.handlers.test_journal import wait_until
+from tests.waiting import wait_until
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "black", "gray")
 SHARED = 48  # positions: whole blocks in what stands before and in a picture
@@ -311,7 +311,7 @@ def test_a_turn_waits_for_the_features_of_others(
     running = client.ask(sids[0], "what is it?", **SHORT)
     hold.wait()
     waiting = client.ask(sids[1], "what is it here?" if end != "room" else "what is it?", **SHORT)
-    wait_until(lambda: bool(room._waiting), "the second turn does not wait")
+    wait_until(lambda: bool(room._waiting), "the second turn waits")
 
     if end == "leave":
         waiting.reply.cancel()

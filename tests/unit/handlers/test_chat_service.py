@@ -557,7 +557,8 @@ def test_too_many_new_tokens_are_refused(client: Any) -> None:
     answer = client.ask(client.open(), "a", parameters={"max_new_tokens": 2049}).wait()
 
     assert (answer.status, answer.error) == (400, "InvalidRequest")
-    assert "max_new_tokens" in answer.json["error"]["message"]
+    assert answer.json["error"]["param"] == "parameters.max_new_tokens"
+    assert answer.json["error"]["message"] == "parameters.max_new_tokens must be at most 2048, not 2049"
 
 
 def test_turn_that_can_never_fit_is_refused_at_once(make_client: Any, tiny_llava: Any) -> None:

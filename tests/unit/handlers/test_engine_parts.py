@@ -105,6 +105,26 @@ def test_half_of_the_prefill_budget_is_the_oldest_prompts_the_rest_the_shortest(
     assert [(s, len(tokens)) for s, tokens, _ in run_step(scheduler)] == [(oldest, 8)]
 
 
+def test_pace_protects_answers_from_prompts_that_come_later_only() -> None:
+    """A burst's prompts go in at once although the first of them decodes already; one that comes later is paced."""
+    scheduler = new_scheduler(8, 32)
+    scheduler.pace.note(1, 0, 1.0)
+    scheduler.pace.note(0, 32, 32.0)  # a prompt token takes as long as a step: 16 at a time, the least
+    first, second = sequence(8), sequence(100)
+    for s in (first, second):
+        scheduler.add(s)
+    run_step(scheduler)
+    assert first.output
+
+    assert [len(tokens) for _, tokens, _ in run_step(scheduler)] == [1, 32]
+    while second.is_prefilling:
+        run_step(scheduler)
+    run_step(scheduler)
+    scheduler.add(sequence(100))
+
+    assert [len(tokens) for _, tokens, _ in run_step(scheduler)] == [1, 1, 16]
+
+
 def test_rows_are_limited_first_come_first_served() -> None:
     """Beyond max_rows sequences wait, and the longest waiting one takes a freed row."""
     scheduler = new_scheduler(2, 100)

@@ -194,7 +194,15 @@ def test_openai_parameters_are_mapped() -> None:
         response_format={"type": "text"}, tools=[], tool_choice=None, metadata={"a": "b"}, top_k=3,
     )  # fmt: skip
 
-    assert found.parameters == Parameters(max_new_tokens=4, temperature=1.0, top_p=0.5, top_k=3, seed=7, stop=("END",))
+    assert found.parameters == Parameters(
+        max_new_tokens=4,
+        length_field="max_completion_tokens",
+        temperature=1.0,
+        top_p=0.5,
+        top_k=3,
+        seed=7,
+        stop=("END",),
+    )
     assert found.is_streaming
     assert (found.form.has_usage, found.form.has_logprobs) == (True, True)
 

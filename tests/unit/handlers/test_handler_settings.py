@@ -1,8 +1,6 @@
 """The handler's settings and what starts from them."""
 
 import dataclasses
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,24 +160,19 @@ def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
         start_chat(checkpoint.parent, None, config, {})
 
 
-@pytest.fixture
-def kept_log_levels() -> Iterator[None]:
-    loggers = [logging.getLogger(), logging.getLogger("handlers")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("kept_log_levels")
-def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchServe's two calls: initialize with the archive's directory, then handle."""
+@pytest.mark.usefixtures("kept_loggers")
+def test_entry_starts_a_worker(
+    checkpoint: Path, metrics_cache: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TorchServe's two calls: initialize with the archive's directory, then handle; and the metrics have begun."""
     monkeypatch.setenv("TORCHMOOR_INSTANCE", "n-1")
     context: Any = SimpleNamespace(
         system_properties={"model_dir": str(checkpoint.parent), "gpu_id": None},
         model_yaml_config={"batchSize": 128, "handler": {"model": {"path": checkpoint.name}}},
         request_ids={},
         stopping_criteria=None,
+        metrics=metrics_cache,
+        model_name="llava",
     )
     handler = ChatHandler()
 
@@ -187,7 +180,9 @@ def test_entry_starts_a_worker(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 
     assert handler.handle([], context) == []
     assert handler.service.status()["instance"] == "n-1"
+    handler.metrics.stop()
     handler.service.stop()
+    assert "[METRICS]torchmoor_sessions_max." in caplog.text
 
 
 def test_misspelt_variable_is_refused() -> None:

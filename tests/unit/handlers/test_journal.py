@@ -2,8 +2,6 @@
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from handlers.journal import directory as directory_module
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
+from tests.waiting import wait_until
 
 ID = "ts-seq-aaaaaaaaaaaaaaaa-6b013fa9-llava-0-k0aaaaaaaaaaaaaaaaaaaaaaaaaa"
 SHORT = {"parameters": {"max_new_tokens": 12}}
@@ -41,13 +40,6 @@ class BrokenJournal(DirectoryJournal):
         if self.is_broken:
             raise OSError(28, "No space left on device")
         super().append(session_id, number, event)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 # The directory
@@ -331,7 +323,7 @@ def test_an_opening_that_nobody_heard_of_is_deleted(
 
     opening.reply.cancel()
 
-    wait_until(lambda: not list((tmp_path / "journal").glob("ts-seq-*")), "the journal is still there")
+    wait_until(lambda: not list((tmp_path / "journal").glob("ts-seq-*")), "the journal is gone")
     assert client.service.store.session_ids() == []
 
 

@@ -21,6 +21,7 @@ from handlers.journal.journal import EventTaken, Journal, JournalClosed
 from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.servers import BUCKET, RedisServer, S3Server
+from tests.waiting import wait_until
 
 SECRET = "what nobody may find afterwards"
 TOMBSTONE_S = 3600
@@ -238,7 +239,11 @@ def test_what_has_expired_goes(store: Store) -> None:
     journal.close(closed)
     assert journal.read(over)
 
-    wait_until(lambda: all(sid.encode() not in sweep_and_dump(journal, store) for sid in (over, closed)))
+    wait_until(
+        lambda: all(sid.encode() not in sweep_and_dump(journal, store) for sid in (over, closed)),
+        "both are gone",
+        interval_s=0.1,
+    )
 
     assert journal.read(over) == journal.read(closed) == []
     assert len(journal.read(open_)) == 1
@@ -262,7 +267,7 @@ def test_claims_are_forgotten(store: Store) -> None:
     assert journal.claim(name, "one") == "one"
     assert journal.claim(name, "two") == "one"
 
-    wait_until(lambda: sweep_and_dump(journal, store) == b"")
+    wait_until(lambda: sweep_and_dump(journal, store) == b"", "nothing is left", interval_s=0.1)
 
     assert journal.claim(name, "two") == "two"
 
@@ -271,13 +276,6 @@ def sweep_and_dump(journal: Journal, store: Store) -> bytes:
     """What is left by a sweep that comes hours later; Valkey does not wait to be swept, and goes by its own clock."""
     journal.sweep(int(time.time()) + 10_000)
     return store.dump()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 # At once

@@ -2,8 +2,6 @@
 
 import logging
 import re
-import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,9 @@ from typing import Any
 import pytest
 
 from handlers.chat.counters import MAX_TIMES, Counters
+from handlers.metrics import COUNTER, HISTOGRAM, METRICS, PREFIX, MetricsPublisher, _let_speak
 from tests.unit.handlers.test_chat_service import data_url
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
-    import ts
-    from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
-
-    from handlers.metrics import COUNTER, HISTOGRAM, METRICS, PREFIX, MetricsPublisher, _let_speak
+from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "runtime-api.md"
 # How TorchServe's front end reads a worker's line (its Metric.java); what does not match is lost.
@@ -46,24 +39,13 @@ class Told(logging.Handler):
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def told(kept_loggers: None) -> Iterator[Told]:
     """TorchServe's own metric objects as the entry file lets them speak."""
     speaker, handler = logging.getLogger(SPEAKER), Told()
-    was = speaker.level, list(speaker.filters)
     speaker.addHandler(handler)
     _let_speak()
     yield handler
     speaker.removeHandler(handler)
-    speaker.setLevel(was[0])
-    speaker.filters[:] = was[1]
-
-
-@pytest.fixture
-def cache() -> Any:
-    """TorchServe's own cache of metric objects."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # it leaves its configuration file open
-        return MetricsCacheYamlImpl(Path(ts.__file__).parent / "configs" / "metrics.yaml")
 
 
 def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
@@ -79,8 +61,8 @@ def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
     return found
 
 
-def publisher(cache: Any, current: dict[str, Any], counters: Counters | None = None) -> MetricsPublisher:
-    return MetricsPublisher(cache, "llava", lambda: current, (counters or Counters()).drain)
+def publisher(metrics_cache: Any, current: dict[str, Any], counters: Counters | None = None) -> MetricsPublisher:
+    return MetricsPublisher(metrics_cache, "llava", lambda: current, (counters or Counters()).drain)
 
 
 def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
@@ -114,10 +96,10 @@ def test_the_documentation_has_every_metric() -> None:
     assert [m.name for m in METRICS if f"`{PREFIX}{m.name}`" not in text] == []
 
 
-def test_first_everything_is_told_then_only_what_changes(cache: Any, told: Told) -> None:
+def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, told: Told) -> None:
     """Gauges by their value, counters by their growth; a worker at rest writes nothing."""
     current = numbers(turns={"finished": 3, "running": 1})
-    metrics = publisher(cache, current)
+    metrics = publisher(metrics_cache, current)
 
     metrics.publish()
     first = told.take()
@@ -137,10 +119,10 @@ def test_first_everything_is_told_then_only_what_changes(cache: Any, told: Told)
     ]
 
 
-def test_each_time_is_told_once(cache: Any, told: Told) -> None:
+def test_each_time_is_told_once(metrics_cache: Any, told: Told) -> None:
     """A histogram gets its values, however small, in a form that TorchServe's front end can read."""
     counters = Counters()
-    metrics = publisher(cache, numbers(), counters)
+    metrics = publisher(metrics_cache, numbers(), counters)
     metrics.publish()
     told.take()
 
@@ -158,43 +140,42 @@ def test_each_time_is_told_once(cache: Any, told: Told) -> None:
     assert told.take() == []
 
 
-def test_numbers_beyond_what_a_float_spells_out_are_read_right(cache: Any, told: Told) -> None:
+def test_numbers_beyond_what_a_float_spells_out_are_read_right(metrics_cache: Any, told: Told) -> None:
     """A budget of terabytes is written as an integer: TorchServe does not read 1e+16."""
-    metrics = publisher(cache, numbers(memory={"kv_capacity_bytes": 10**17}))
+    metrics = publisher(metrics_cache, numbers(memory={"kv_capacity_bytes": 10**17}))
 
     metrics.publish()
 
     assert ("torchmoor_kv_capacity_bytes", "ModelName:llava", 1e17) in told.take()
 
 
-def test_torchserve_s_own_metric_of_each_step_stays_silent(cache: Any, told: Told) -> None:
+def test_torchserve_s_own_metric_of_each_step_stays_silent(metrics_cache: Any, told: Told) -> None:
     """PredictionTime with every request's id, at every step, would cost more than the step."""
-    cache.model_name, cache.request_ids = "llava", {0: "a"}
+    metrics_cache.model_name, metrics_cache.request_ids = "llava", {0: "a"}
 
-    cache.add_time("PredictionTime", 1.5)
+    metrics_cache.add_time("PredictionTime", 1.5)
 
     assert told.take() == []
 
 
-def test_publisher_tells_the_last_changes_when_it_stops(cache: Any, told: Told) -> None:
+def test_publisher_tells_the_last_changes_when_it_stops(metrics_cache: Any, told: Told) -> None:
     """From its own thread: a worker without requests is not called by TorchServe, and still reports."""
     current = numbers()
-    metrics = publisher(cache, current)
+    metrics = publisher(metrics_cache, current)
 
     metrics.start()
-    deadline = time.monotonic() + 30
-    while not told.lines:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: told.lines, "the first are told")
     current["turns"]["finished"] = 1
     metrics.stop()
 
     assert ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 1.0) in told.take()
 
 
-def test_publisher_survives_a_number_that_fails(cache: Any, told: Told, caplog: pytest.LogCaptureFixture) -> None:
+def test_publisher_survives_a_number_that_fails(
+    metrics_cache: Any, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
     """An exception is logged, and the next interval is tried."""
-    metrics = MetricsPublisher(cache, "llava", lambda: {}, Counters().drain)
+    metrics = MetricsPublisher(metrics_cache, "llava", lambda: {}, Counters().drain)
 
     metrics.start()
     metrics.stop()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torchmoor.fleet.processes import DEADLINE_S, STUB, is_running, wait_until
+from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.waiting import DEADLINE_S, wait_until
 from torchmoor.fleet import guard
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.torchmoor.fleet.processes import STUB, is_running, wait_until
+from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.waiting import wait_until
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.instance import InstanceState

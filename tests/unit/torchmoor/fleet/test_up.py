@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torchmoor.fleet.processes import STUB, is_running, wait_until
+from tests.unit.torchmoor.fleet.processes import STUB, is_running
+from tests.waiting import wait_until
 from torchmoor import up
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
