@@ -81,11 +81,11 @@ class Gate:
     def admit(self, request: Request) -> None:
         """Name the request's principal, and give it a body check if it needs one. Raises ApiError."""
         authorization = b""
-        for name, value in request.headers:
-            if name == b"authorization":
+        for field in request.headers:
+            if field[0] == b"authorization":
                 if authorization:
                     raise self.count(IncompleteSignature("More than one Authorization header."))
-                authorization = value
+                authorization = field[1]
         try:
             if authorization.startswith(ALGORITHM):
                 self._admit_signed(request, self._sigv4.read(request, authorization))

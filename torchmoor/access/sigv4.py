@@ -107,7 +107,8 @@ class SigV4:
         key_id, day, region, service = (part.decode("latin-1") for part in parts.groups()[:4])
         names = parts[5].split(b";")
         fields: dict[bytes, bytes] = {}
-        for name, value in request.headers:
+        for field in request.headers:
+            name, value = field[0], field[1]
             before = fields.get(name)
             fields[name] = value if before is None else b"%b,%b" % (before, value)
         time = fields.get(_DATE, b"")
