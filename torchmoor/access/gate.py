@@ -82,10 +82,10 @@ class Gate:
         """Name the request's principal, and give it a body check if it needs one. Raises ApiError."""
         authorization = b""
         for field in request.headers:
-            if field[0] == b"authorization":
+            if field.name == b"authorization":
                 if authorization:
                     raise self.count(IncompleteSignature("More than one Authorization header."))
-                authorization = field[1]
+                authorization = field.value
         try:
             if authorization.startswith(ALGORITHM):
                 self._admit_signed(request, self._sigv4.read(request, authorization))

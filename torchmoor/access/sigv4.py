@@ -108,7 +108,7 @@ class SigV4:
         names = parts[5].split(b";")
         fields: dict[bytes, bytes] = {}
         for field in request.headers:
-            name, value = field[0], field[1]
+            name, value = field.name, field.value
             before = fields.get(name)
             fields[name] = value if before is None else b"%b,%b" % (before, value)
         time = fields.get(_DATE, b"")

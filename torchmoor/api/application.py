@@ -14,6 +14,7 @@ from torchmoor.api.passthrough import PassThrough
 from torchmoor.api.replies import refusal, runtime_error
 from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
+from torchmoor.api.validation import Note, make_note
 from torchmoor.errors import ApiError, InternalFailure, UnknownOperation
 from torchmoor.http.call import Call
 from torchmoor.http.message import Reply, Request
@@ -36,6 +37,10 @@ class Api:
         self._runtime = RuntimeApi(gateway)
         self._container = ContainerApi(gateway, pass_through)
         self._torchserve = TorchServeApi(gateway, pass_through)
+
+    def note(self, name: bytes, value: bytes) -> Note | None:
+        """What the dialects want to know of a header field."""
+        return make_note(name, value)
 
     def handle(self, request: Request) -> Call | Reply:
         """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
@@ -67,6 +72,8 @@ class Api:
 
     def _dispatch(self, request: Request, request_id: bytes) -> Call | Reply:
         path, method = request.path, request.method
+        if self._runtime.serves(path):  # first, because most requests are its
+            return self._runtime.handle(request, request_id)
         if self._openai.serves(path):
             return self._openai.handle(request, request_id)
         if path.startswith(runtime.PREFIX):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ValidationError
 from torchmoor.http.call import Answer, Deadlines, Loss, Outcome, Target, Waiter
-from torchmoor.http.message import BodyCheck, Headers, Reply, Request
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import BodyCheck, Reply, Request
 
 _DEADLINES = Deadlines(60.0, 60.0)  # of an answer that is there at once
 

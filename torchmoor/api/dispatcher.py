@@ -32,12 +32,13 @@ _SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
 class Choice:
     """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
 
-    request_line: names the instance to itself. answer_lines: say where an answer comes from.
+    request_line: names the instance to itself. answer_lines: say where an answer comes from; variant_line: of which
+    variant, for the runtime API.
     """
 
-    __slots__ = ("instance", "reason", "request_line", "answer_lines")
+    __slots__ = ("instance", "reason", "request_line", "answer_lines", "variant_line")
 
-    def __init__(self, instance: Instance, reason: str) -> None:
+    def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
         self.instance = instance
         self.reason = reason
         self.request_line = b"host: %b:%d\r\n" % (instance.host.encode(), instance.port)
@@ -45,6 +46,7 @@ class Choice:
             instance.name.encode(),
             reason.encode(),
         )
+        self.variant_line = b"x-amzn-invoked-production-variant: %b\r\n" % variant
 
 
 class Applicant(Protocol):
@@ -56,7 +58,11 @@ class Applicant(Protocol):
     session: SessionId | None
     opens_session: bool
     route_request: RouteRequest
-    wait_ends_at: float
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When the wait has been too long."""
+        ...
 
     @property
     def principal(self) -> bytes:
@@ -152,7 +158,7 @@ class Dispatcher:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason)
+            choice = self._choices[key] = Choice(instance, reason, self.name)
         return choice
 
     # What instances hold

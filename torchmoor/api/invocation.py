@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
 from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.validation import INFERENCE_ID, MEMBERS, PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID, Heard
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance, Lease
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import WAITING, Answer, Deadlines, Loss, Outcome, Waiter, Waiting
 from torchmoor.http.exchange import MAX_WAITING_CHUNKED_BYTES
-from torchmoor.http.message import Headers, Reply, Request
-from torchmoor.routing.kv_aware import Expectation
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import BodyCheck, Reply, Request
 from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest
 from torchmoor.routing.waiting import Ticket
@@ -30,7 +29,6 @@ from torchmoor.routing.waiting import Ticket
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
-INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
 REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
@@ -38,14 +36,8 @@ TIMEOUT_GRACE_S = 1.0
 RETRY = "retry"  # why an instance was chosen after another
 PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
+_BROKEN = Outcome.BROKEN
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
-
-# Never sent on: credentials, what the proxy writes itself, what it owns.
-PRIVATE_FIELDS = frozenset(
-    (b"authorization", b"cookie", b"x-amz-security-token", b"x-amzn-sagemaker-inference-id", b"content-length")
-)
-OWN_PREFIX = b"x-torchmoor-"
-PASSED_FIELDS = frozenset(MEMBERS) - PRIVATE_FIELDS  # the usual ones, so that they need no further look
 
 TIMED_OUT = (
     "Your invocation timed out while waiting for a response from container primary. "
@@ -53,94 +45,86 @@ TIMED_OUT = (
 )
 
 
-class Invocation:
-    """A Call (see torchmoor.http.call) with everything but the dialect's own words."""
+class Operation:
+    """What all requests for one operation of an endpoint share."""
 
-    __slots__ = (
-        "gateway",
-        "endpoint",
-        "dispatcher",
-        "request",
-        "request_id",
-        "session",
-        "opens_session",
-        "metrics",
-        "max_body_bytes",
-        "num_prefix_bytes",
-        "deadlines",
-        "wait_ends_at",
-        "route_request",
-        "choice",
-        "status",
-        "_path",
-        "_fields",
-        "_prefix_id",
-        "_waiter",
-        "_ticket",
-        "_lease",
-        "_num_resets",
-        "_sent_at",
-        "_expected",
-        "_body_check",
-    )
+    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line")
+
+    def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
+        self.gateway = gateway
+        self.endpoint = endpoint
+        self.deadlines = deadlines
+        self.max_body_bytes = max_body_bytes
+        self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
+
+
+class Invocation:
+    """A Call (see torchmoor.http.call) with everything but the dialect's own words.
+
+    No slots: an invocation is made for each request, and what most of them never change is not set.
+    """
+
+    num_prefix_bytes = 0
+    _body_check: BodyCheck | None = None
+    _principal_line = b""
+    opens_session = False
+    route_request = FIRST_ATTEMPT
+    choice: Choice | None = None
+    status = 0  # that the client was told
+    _waiter: Waiter | None = None
+    _ticket: Ticket[Applicant] | None = None
+    _lease: Lease | None = None
+    _num_resets = 0
+    _sent_at = 0.0
+    _sent_before: int | None = None  # when KV_AWARE had sent the prompt's beginning there; None: never
 
     def __init__(
         self,
-        gateway: Gateway,
-        endpoint: Endpoint,
+        operation: Operation,
         request: Request,
+        heard: Heard,
         *,
         request_id: bytes,
         dispatcher: Dispatcher,
         session: SessionId | None,
-        members: Mapping[bytes, bytes],
-        path: bytes,
-        fields: Headers,
-        deadlines: Deadlines,
-        max_body_bytes: int,
+        path: bytes | None = None,
     ) -> None:
-        self.gateway = gateway
-        self.endpoint = endpoint
-        self.dispatcher = dispatcher
+        """path: at the instance, if not its model's."""
+        self.operation = operation
         self.request = request
         self.request_id = request_id
+        self.dispatcher = dispatcher
         self.session = session
-        self.opens_session = members.get(SESSION_ID) == NEW_SESSION
         self.metrics = dispatcher.metrics
-        self.max_body_bytes = max_body_bytes
-        self.num_prefix_bytes = 0 if session is not None else dispatcher.num_prefix_bytes
-        self._body_check = request.body_check
-        if self._body_check is not None:
-            self.max_body_bytes = min(max_body_bytes, self._body_check.max_body_bytes)
-            self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
-        self.deadlines = deadlines
-        self.wait_ends_at = request.received_at + dispatcher.max_wait_s
-        self.route_request = FIRST_ATTEMPT
-        self.choice: Choice | None = None
-        self.status = 0  # that the client was told
-        self._path = path
-        self._prefix_id = members.get(PREFIX_AWARE_ID, b"")
-        self._waiter: Waiter | None = None
-        self._ticket: Ticket[Applicant] | None = None
-        self._lease: Lease | None = None
-        self._num_resets = 0
-        self._sent_at = 0.0
-        self._expected: Expectation | None = None  # what KV_AWARE believes to be held of the prompt
-        lines = [
-            b"%b: %b\r\n" % field
-            for field in fields
-            if field[0] in PASSED_FIELDS or not (field[0] in PRIVATE_FIELDS or field[0].startswith(OWN_PREFIX))
-        ]
-        lines.append(
-            b"x-torchmoor-endpoint: %b\r\nx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n"
-            % (endpoint.name.encode(), request_id, members.get(INFERENCE_ID) or request_id)
-        )
+        self.max_body_bytes = operation.max_body_bytes
+        self.deadlines = operation.deadlines
+        self._path = path or dispatcher.path
+        self._heard = heard
+        if session is None:
+            self.num_prefix_bytes = dispatcher.num_prefix_bytes
+            self.opens_session = heard.members.get(SESSION_ID) == NEW_SESSION
         if request.principal:
-            lines.append(b"x-torchmoor-principal: %b\r\n" % request.principal.encode())
-        if find_field(fields, INVOCATION_ID) is None:
-            lines.append(b"amz-sdk-invocation-id: %b\r\n" % request_id)
-        self._fields = b"".join(lines)
-        self.metrics.invocations += 1
+            self._principal_line = b"x-torchmoor-principal: %b\r\n" % request.principal.encode()
+        if request.body_check is not None:
+            self._body_check = request.body_check
+            self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
+            self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
+        dispatcher.metrics.invocations += 1
+
+    @property
+    def gateway(self) -> Gateway:
+        """Where instances are chosen."""
+        return self.operation.gateway
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Whose invocation it is."""
+        return self.operation.endpoint
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When a wait for an instance has been too long."""
+        return self.request.received_at + self.dispatcher.max_wait_s
 
     # The dialect's part
 
@@ -168,7 +152,7 @@ class Invocation:
             except ApiError as error:
                 return self.fail(error)
         if self.num_prefix_bytes:
-            self.route_request = RouteRequest(prefix=prefix, prefix_id=self._prefix_id)
+            self.route_request = RouteRequest(prefix=prefix, prefix_id=self._heard.members.get(PREFIX_AWARE_ID, b""))
         return self._choose_or_wait()
 
     def _choose_or_wait(self) -> Instance | Reply | Waiting:
@@ -226,12 +210,22 @@ class Invocation:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
         self._sent_at = monotonic()
-        return b"%b %b HTTP/1.1\r\n%b%b%bx-torchmoor-timeout-ms: %d\r\n\r\n" % (
+        request_id, members = self.request_id, self._heard.members
+        invocation_line = b"" if INVOCATION_ID in members else b"amz-sdk-invocation-id: %b\r\n" % request_id
+        return (
+            b"%b %b HTTP/1.1\r\n%b%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
+            b"x-torchmoor-timeout-ms: %d\r\n\r\n"
+        ) % (
             self.request.method,
             self._path,
             self.choice.request_line,
             framing,
-            self._fields,
+            b"".join(self._heard.lines),
+            self.operation.endpoint_line,
+            self._principal_line,
+            request_id,
+            members.get(INFERENCE_ID) or request_id,
+            invocation_line,
             max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000,
         )
 
@@ -302,6 +296,7 @@ class Invocation:
         if self._ticket is not None:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
+        self._waiter = None  # else the exchange and its call are a cycle, which only the collector could free
         lease, self._lease = self._lease, None
         self._release(lease)
         if self._body_check is not None:
@@ -315,7 +310,7 @@ class Invocation:
             metrics.overhead_latency.observe(total - model)
         if self.status >= 400:
             metrics.count_status(self.status)
-        if outcome is Outcome.BROKEN:
+        if outcome is _BROKEN:
             metrics.mid_stream_errors += 1
         if access_log.isEnabledFor(logging.DEBUG):
             self._log(outcome, now)
@@ -348,7 +343,8 @@ class Invocation:
     def _take(self, choice: Choice) -> None:
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
-        self._release(before)
+        if before is not None:
+            self._release(before)
         self._expected = self.dispatcher.on_sent(self, choice.instance)
 
     def _release(self, lease: Lease | None) -> None:
@@ -394,9 +390,9 @@ class Invocation:
 
 def find_field(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a field."""
-    for field, value in headers:
-        if field == name:
-            return value
+    for field in headers:
+        if field.name == name:
+            return field.value
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, body_too_large, find_field
+from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large, find_field
 from torchmoor.api.streaming import EventPassEncoder
 from torchmoor.api.validation import TARGET_VARIANT, read_members
 from torchmoor.errors import (
@@ -29,7 +29,8 @@ from torchmoor.errors import (
 )
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.message import Headers, Reply, Request, status_line
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import Reply, Request, status_line
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
@@ -52,9 +53,11 @@ class OpenAIApi:
         settings = gateway.settings
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._deadlines = Deadlines(
-            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
-        )
+        deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._operations = {
+            endpoint.name: Operation(gateway, endpoint, deadlines, self._max_body_bytes)
+            for endpoint in gateway.registry.endpoints()
+        }
 
     @staticmethod
     def serves(path: bytes) -> bool:
@@ -86,34 +89,26 @@ class OpenAIApi:
             raise ValidationError(f"There are several endpoints; use the base URL of one: {paths}")
         [endpoint] = endpoints
         try:
-            members = read_members(request.headers)
+            heard = read_members(request.headers)
             if (request.content_length or 0) > self._max_body_bytes:
                 raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
-            dispatcher = self._gateway.dispatcher_for(endpoint, None, members.get(TARGET_VARIANT))
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, heard.members.get(TARGET_VARIANT))
         except ApiError as error:
             metrics = self._gateway.first_dispatcher(endpoint).metrics
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
         return OpenAIInvocation(
-            self._gateway,
-            endpoint,
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=None,
-            members=members,
-            path=dispatcher.path,
-            fields=request.headers,
-            deadlines=self._deadlines,
-            max_body_bytes=self._max_body_bytes,
+            self._operations[endpoint.name], request, heard, request_id=request_id, dispatcher=dispatcher, session=None
         )
 
 
 class OpenAIInvocation(Invocation):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
-    __slots__ = ("_refused_code", "_refused_status", "_retry_after")
+    _refused_status = 0
+    _refused_code = ""
+    _retry_after = b""
 
     def error(self, error: ApiError) -> Reply:
         """A time-out is the gateway's here, and has its status."""
@@ -134,7 +129,7 @@ class OpenAIInvocation(Invocation):
             self._retry_after = find_field(headers, b"retry-after") or b""
             return None
         assert self.choice is not None
-        lines = [b"%b: %b\r\n" % field for field in headers if field[0] not in _UNTOLD]
+        lines = [field.line for field in headers if field.name not in _UNTOLD]
         id_line = b"x-request-id: %b\r\n" % self.request_id
         head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
         is_stream = (find_field(headers, b"content-type") or b"").startswith(b"text/event-stream")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.invocation import Invocation, body_too_large
+from torchmoor.api.invocation import Invocation, Operation, body_too_large
 from torchmoor.api.replies import container_error
 from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, read_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.message import Headers, Reply, Request, status_line
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import Reply, Request, status_line
 
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
@@ -17,8 +18,6 @@ TOO_LARGE_STATUS = 413
 
 class PassThroughInvocation(Invocation):
     """A request whose answer is not rewritten. A stream that breaks off ends the client's connection."""
-
-    __slots__ = ()
 
     def error(self, error: ApiError) -> Reply:
         """The handlers' error form; a time-out is the gateway's, not the model's."""
@@ -35,7 +34,7 @@ class PassThroughInvocation(Invocation):
     def answer(self, status: int, reason: bytes, headers: Headers) -> Answer:
         """Every status passes."""
         assert self.choice is not None
-        lines = [b"%b: %b\r\n" % field for field in headers if field[0] != b"ts_stream_next"]
+        lines = [field.line for field in headers if field.name != b"ts_stream_next"]
         id_line = b"x-torchmoor-request-id: %b\r\n" % self.request_id
         head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
         return Answer(head)
@@ -49,9 +48,11 @@ class PassThrough:
         settings = gateway.settings
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        self._deadlines = Deadlines(
-            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
-        )
+        deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._operations = {
+            endpoint.name: Operation(gateway, endpoint, deadlines, self._max_body_bytes)
+            for endpoint in gateway.registry.endpoints()
+        }
 
     def invoke(
         self,
@@ -64,7 +65,8 @@ class PassThrough:
     ) -> PassThroughInvocation | Reply:
         """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header."""
         try:
-            members = read_members(request.headers)
+            heard = read_members(request.headers)
+            members = heard.members
             session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
             dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or members.get(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
@@ -72,15 +74,11 @@ class PassThrough:
         except ApiError as error:
             return container_error(error, request_id)
         return PassThroughInvocation(
-            self._gateway,
-            endpoint,
+            self._operations[endpoint.name],
             request,
+            heard,
             request_id=request_id,
             dispatcher=dispatcher,
             session=session,
-            members=members,
-            path=path or dispatcher.path,
-            fields=request.headers,
-            deadlines=self._deadlines,
-            max_body_bytes=self._max_body_bytes,
+            path=path,
         )

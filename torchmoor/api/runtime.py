@@ -15,6 +15,7 @@ from torchmoor.api.invocation import (
     REFUSED_FOR_NOW,
     TORCHSERVE_BUSY,
     Invocation,
+    Operation,
     body_too_large,
     find_field,
 )
@@ -29,10 +30,10 @@ from torchmoor.api.validation import (
     read_members,
 )
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, UnknownOperation, ValidationError
-from torchmoor.fleet.registry import Endpoint
 from torchmoor.http import eventstream
 from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.message import Headers, Reply, Request, status_line
+from torchmoor.http.fields import Field, Headers
+from torchmoor.http.message import Reply, Request, status_line
 
 PREFIX = b"/endpoints/"
 
@@ -44,17 +45,6 @@ _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
 
 
-class RuntimeRoute:
-    """An operation of an endpoint, with what each of its requests needs, made once."""
-
-    __slots__ = ("endpoint", "is_stream", "deadlines")
-
-    def __init__(self, endpoint: Endpoint, *, is_stream: bool, deadlines: Deadlines) -> None:
-        self.endpoint = endpoint
-        self.is_stream = is_stream
-        self.deadlines = deadlines
-
-
 class RuntimeApi:
     """Reads a request of the runtime API and makes its invocation."""
 
@@ -64,49 +54,46 @@ class RuntimeApi:
         self._max_body_bytes = gateway.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        self._routes: dict[bytes, RuntimeRoute] = {}
+        self._operations: dict[bytes, Operation] = {}
+        self._streams: set[Operation] = set()
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
-            self._routes[path + _WHOLE] = RuntimeRoute(endpoint, is_stream=False, deadlines=whole)
-            self._routes[path + _STREAMED] = RuntimeRoute(endpoint, is_stream=True, deadlines=streamed)
+            stream = Operation(gateway, endpoint, streamed, self._max_body_bytes)
+            self._operations[path + _WHOLE] = Operation(gateway, endpoint, whole, self._max_body_bytes)
+            self._operations[path + _STREAMED] = stream
+            self._streams.add(stream)
+
+    def serves(self, path: bytes) -> bool:
+        """True if a path is an operation of an endpoint."""
+        return path in self._operations
 
     def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request below /endpoints/, or why there is none."""
-        route = self._routes.get(request.path)
+        operation = self._operations.get(request.path)
         try:
-            if route is None or request.method != b"POST":
+            if operation is None or request.method != b"POST":
                 raise self._why_no_route(request)
-            return self._invoke(request, request_id, route)
+            return self._invoke(request, request_id, operation)
         except ApiError as error:
-            if route is not None:
-                metrics = self._gateway.first_dispatcher(route.endpoint).metrics
+            if operation is not None:
+                metrics = self._gateway.first_dispatcher(operation.endpoint).metrics
                 metrics.invocations += 1
                 metrics.count_status(error.status)
             return runtime_error(error, request_id)
 
-    def _invoke(self, request: Request, request_id: bytes, route: RuntimeRoute) -> Invocation:
-        members = read_members(request.headers)
+    def _invoke(self, request: Request, request_id: bytes, operation: Operation) -> Invocation:
+        is_stream = operation in self._streams
+        heard = read_members(_with_accept(request.headers) if is_stream else request.headers)
+        members = heard.members
         if request.content_length is not None and request.content_length > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
-        endpoint = route.endpoint
+        endpoint = operation.endpoint
         if TARGET_MODEL in members:
             raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
         session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
         dispatcher = self._gateway.dispatcher_for(endpoint, session, members.get(TARGET_VARIANT))
-        kind = StreamInvocation if route.is_stream else RuntimeInvocation
-        return kind(
-            self._gateway,
-            endpoint,
-            request,
-            request_id=request_id,
-            dispatcher=dispatcher,
-            session=session,
-            members=members,
-            path=dispatcher.path,
-            fields=_with_accept(request.headers) if route.is_stream else request.headers,
-            deadlines=route.deadlines,
-            max_body_bytes=self._max_body_bytes,
-        )
+        kind = StreamInvocation if is_stream else RuntimeInvocation
+        return kind(operation, request, heard, request_id=request_id, dispatcher=dispatcher, session=session)
 
     def _why_no_route(self, request: Request) -> ApiError:
         """What is wrong with a path or method that has no route."""
@@ -124,18 +111,20 @@ class RuntimeApi:
 def _with_accept(headers: Headers) -> Headers:
     """The stream operation's Accept travels under another name, because Accept names the event stream."""
     if find_field(headers, SAGEMAKER_ACCEPT) is None:
-        return [field for field in headers if field[0] != b"accept"]
+        return [field for field in headers if field.name != b"accept"]
     return [
-        (b"accept", value) if name == SAGEMAKER_ACCEPT else (name, value)
-        for name, value in headers
-        if name != b"accept"
+        Field(b"accept", field.value, note=field.note) if field.name == SAGEMAKER_ACCEPT else field
+        for field in headers
+        if field.name != b"accept"
     ]
 
 
 class RuntimeInvocation(Invocation):
     """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
 
-    __slots__ = ("_refused_status", "_refused_code", "_retry_after")
+    _refused_status = 0
+    _refused_code = ""
+    _retry_after = b""
 
     def error(self, error: ApiError) -> Reply:
         """The API's error form."""
@@ -158,17 +147,16 @@ class RuntimeInvocation(Invocation):
         session: bytes | None = None
         lines = [status_line(status, reason)]
         for field in headers:
-            name = field[0]
+            name = field.name
             if name not in _UNTOLD:
-                lines.append(b"%b: %b\r\n" % field)
+                lines.append(field.line)
             elif name == _NEW_SESSION_ID or (name == SESSION_ID and session is None):
-                session = field[1]
+                session = field.value
         if session is not None:
             lines.append(b"x-amzn-sagemaker-new-session-id: %b\r\n" % session)
-        lines.append(
-            b"x-amzn-requestid: %b\r\nx-amzn-invoked-production-variant: %b\r\n%b"
-            % (self.request_id, self.dispatcher.name, self.choice.answer_lines)
-        )
+        lines.append(b"x-amzn-requestid: %b\r\n" % self.request_id)
+        lines.append(self.choice.variant_line)
+        lines.append(self.choice.answer_lines)
         return b"".join(lines)
 
     def on_refusal(self, body: bytes) -> Reply:
@@ -196,15 +184,14 @@ class RuntimeInvocation(Invocation):
 class StreamInvocation(RuntimeInvocation):
     """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames."""
 
-    __slots__ = ()
-
     def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
         """A success as an event stream, whether the instance streams or not; None for the rest."""
         if status >= 300:
             return super().answer(status, reason, headers)
         content_type = find_field(headers, b"content-type") or b"application/octet-stream"
-        fields = [field for field in headers if field[0] != b"content-type"]
-        fields += [(b"content-type", eventstream.CONTENT_TYPE), (b"x-amzn-sagemaker-content-type", content_type)]
+        fields = [field for field in headers if field.name != b"content-type"]
+        fields.append(Field(b"content-type", eventstream.CONTENT_TYPE))
+        fields.append(Field(b"x-amzn-sagemaker-content-type", content_type))
         is_text = content_type.lower().startswith(b"text/plain")
         return Answer(self._head(200, b"OK", fields), TextPartEncoder() if is_text else PartEncoder())
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
-from torchmoor.http.message import Headers
+from torchmoor.http.fields import Headers
 
 _NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
 _PRINTABLE = rb"\A\S[\x20-\x7e]*\Z"
@@ -78,21 +78,74 @@ MEMBERS: dict[bytes, Member] = {
 }
 
 
-def read_members(headers: Headers) -> dict[bytes, bytes]:
-    """The request's members by header name, checked except for the session id. Raises ValidationError."""
-    found: dict[bytes, bytes] = {}
-    members = MEMBERS
-    for name, value in headers:
-        member = members.get(name)
-        if member is None:
-            continue
-        if name in found:
-            raise ValidationError(f"Member '{member.name}' is given twice")
-        if (
-            (member.pattern is not None and member is not SESSION_ID_MEMBER)
-            or len(value) > member.max_length
-            or not value.isascii()
-        ):
+# Never sent on: credentials, what the proxy writes itself, what it owns.
+PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
+OWN_PREFIX = b"x-torchmoor-"
+INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a request's field is to the API, beside passing on to the instance.
+
+    is_read: its value is looked at. problem: why no request with it can be served.
+    """
+
+    is_passed: bool
+    is_read: bool = False
+    problem: str | None = None
+
+
+_PRIVATE = Note(is_passed=False)
+_READ = Note(is_passed=True, is_read=True)
+
+
+def make_note(name: bytes, value: bytes) -> Note | None:
+    """None for a field that just passes on, as most do."""
+    is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
+    member = MEMBERS.get(name)
+    if member is None:
+        return _READ if name == INVOCATION_ID else None if is_passed else _PRIVATE
+    problem = None
+    try:
+        if member is SESSION_ID_MEMBER and len(value) <= member.max_length and value.isascii():
+            pass  # its pattern is checked where it is verified
+        else:
             member.check(value)
-        found[name] = value
-    return found
+    except ValidationError as error:
+        problem = error.message
+    return Note(is_passed, is_read=True, problem=problem)
+
+
+@dataclass(slots=True)
+class Heard:
+    """A request's fields as the API hears them.
+
+    members: by header name, checked except for the session id; with them the SDK's invocation id. lines: what passes
+    on, each with its line end.
+    """
+
+    members: dict[bytes, bytes]
+    lines: list[bytes]
+
+
+def read_members(headers: Headers) -> Heard:
+    """Sort a request's fields. Raises ValidationError."""
+    members: dict[bytes, bytes] = {}
+    lines: list[bytes] = []
+    for field in headers:
+        note = field.note
+        if note is None:
+            lines.append(field.line)
+            continue
+        if note.is_passed:
+            lines.append(field.line)
+        if note.is_read:
+            if note.problem is not None:
+                raise ValidationError(note.problem)
+            name = field.name
+            if name in members:
+                member = MEMBERS.get(name)
+                raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")
+            members[name] = field.value
+    return Heard(members, lines)

@@ -23,6 +23,10 @@ class InstanceState(Enum):
     DOWN = "down"
 
 
+# Looking a member up in its Enum takes longer than choosing an instance.
+_READY = InstanceState.READY
+
+
 class Lease:
     """One outstanding invocation of an instance; released once, however often it is asked for.
 
@@ -115,7 +119,7 @@ class Instance:
     @property
     def is_ready(self) -> bool:
         """True if new work may be sent there."""
-        return self.state is InstanceState.READY
+        return self.state is _READY
 
     def lease(self) -> Lease:
         """Hold one outstanding invocation until the response body has ended."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from torchmoor.http.message import Headers, Reply, Request
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import Reply, Request
 
 
 class Target(Protocol):
@@ -108,7 +109,11 @@ class Call(Protocol):
     max_body_bytes: int
     deadlines: Deadlines
     num_prefix_bytes: int
-    wait_ends_at: float
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When a wait has been too long."""
+        ...
 
     def route(self, prefix: bytes, waiter: Waiter) -> Target | Reply | Waiting:
         """Choose where the request goes. prefix: num_prefix_bytes of the body or more, or all of it."""
@@ -161,6 +166,10 @@ class Call(Protocol):
 
 class Application(Protocol):
     """Decides what each request is."""
+
+    def note(self, name: bytes, value: bytes) -> Any:
+        """What `handle` wants to know of a header field; asked once for a line that many requests have."""
+        ...
 
     def handle(self, request: Request) -> Call | Reply:
         """A request's head is complete."""

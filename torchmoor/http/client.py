@@ -14,8 +14,9 @@ from typing import Protocol, cast
 
 from torchmoor.http.call import Application
 from torchmoor.http.exchange import Exchange, ExchangeMeans
+from torchmoor.http.fields import BadMessage
 from torchmoor.http.message import Reply, Request
-from torchmoor.http.reader import BadRequest, RequestReader
+from torchmoor.http.reader import Known, RequestReader
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class ConnectionOwner(Protocol):
     application: Application
     means: ExchangeMeans
     limits: ClientLimits
+    known: Known
     is_stopping: bool
 
     def try_admit(self, connection: ClientConnection) -> bool: ...
@@ -77,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
-        self._reader = RequestReader(self, server.limits.max_header_bytes)
+        self._reader = RequestReader(self, server.known, server.limits.max_header_bytes)
         self.exchange: Exchange | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = False
@@ -92,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """True between requests."""
-        return self._reader.is_in_head and not self._has_begun
+        return self._reader.is_in_head and not self._reader.has_begun
 
     # asyncio.Protocol
 
@@ -118,23 +120,22 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         try:
             reader.feed(data)
-        except BadRequest as error:
+        except BadMessage as error:
             self._on_bad_request(error)
-            return
-        exchange = self.exchange
-        if exchange is not None:
-            exchange.flush_request()
-        elif reader.is_in_head and reader.num_unparsed and not self._has_begun:
-            self._has_begun = True
-            self.deadline = monotonic() + self._server.limits.header_timeout_s
+        except Exception:
+            logger.exception("fault in a request")
+            self._on_bad_request(BadMessage(500, "The request could not be handled."))
+        else:
+            if self.exchange is None and reader.has_begun and not self._has_begun:
+                self._has_begun = True
+                self.deadline = monotonic() + self._server.limits.header_timeout_s
 
-    def _on_bad_request(self, error: BadRequest) -> None:
+    def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
         if exchange is not None and exchange.is_request_complete:
             # What follows the request is not to be served, pipelined or garbage: answer and close.
             self.keep_alive = False
             self._is_deaf = True
-            exchange.flush_request()
         elif not (self._is_deaf or self.transport.is_closing()):
             self._refuse(error.status, error.message)
 
@@ -177,8 +178,8 @@ class ClientConnection(asyncio.Protocol):
 
     # RequestListener
 
-    def on_request(self, request: Request) -> None:
-        """Let the application decide, and begin an exchange or remember its reply."""
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        """Let the application decide, and begin an exchange, or reply once the request has ended."""
         server, reader = self._server, self._reader
         self.keep_alive = reader.keep_alive
         self.is_http10 = reader.is_http10
@@ -188,24 +189,21 @@ class ClientConnection(asyncio.Protocol):
             self._reply_to_head = request.method == b"HEAD"
             self.deadline = request.received_at + server.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
-            if is_long or reader.is_expecting:
+            if is_long or (reader.is_expecting and not is_complete):
                 self._send_reply(close=True)
+            elif is_complete:
+                self._send_reply(close=False)
             return
-        self.exchange = Exchange(self, request, decision, server.means)
+        self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
         self.exchange.start()
         if reader.is_expecting and self.exchange is not None:
             self.transport.write(_CONTINUE)
 
-    def on_request_piece(self, piece: bytes) -> None:
-        """Hand a piece of the body to the exchange."""
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Hand more of the body to the exchange; the reply is due when it has ended."""
         if self.exchange is not None:
-            self.exchange.on_request_piece(piece)
-
-    def on_request_complete(self) -> None:
-        """The body has ended."""
-        if self.exchange is not None:
-            self.exchange.on_request_complete()
-        elif self._reply is not None:
+            self.exchange.on_request_piece(piece, is_complete=is_complete)
+        elif is_complete and self._reply is not None:
             self._send_reply(close=False)
 
     # Answers of our own

@@ -12,7 +12,7 @@ from contextlib import suppress
 from time import monotonic
 
 from torchmoor.http.call import Loss, Target
-from torchmoor.http.message import Headers
+from torchmoor.http.fields import Headers
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector, UpstreamConnection
 
@@ -70,12 +70,9 @@ class Errand:
         if status >= 300:
             logger.debug("errand refused instance=%s status=%d", self._target.name, status)
 
-    def on_answer_piece(self, piece: bytes) -> None:
-        """Count, so that no answer goes on for ever."""
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Count, so that no answer goes on for ever; its end is the end of the errand."""
         self._num_received += len(piece)
-
-    def on_received(self, *, is_complete: bool) -> None:
-        """The end of the answer is the end of the errand."""
         if is_complete:
             self.end(None)
         elif self._num_received > MAX_ANSWER_BYTES:

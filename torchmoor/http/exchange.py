@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from torchmoor.http.call import Answer, Call, Encoder, Loss, Outcome, Target, Waiting
-from torchmoor.http.message import Headers, Reply, Request
+from torchmoor.http.call import WAITING, Answer, Call, Encoder, Loss, Outcome, Target, Waiting
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import Reply, Request
 from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
 from torchmoor.http.upstream import Connector, UpstreamConnection
 
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 STALE_WINDOW_S = 0.25
 # Of a body without a declared length that is taken while its request waits for a target: nobody has counted more.
 MAX_WAITING_CHUNKED_BYTES = 65_536
+# Looking a member up in its Enum takes longer than many a step here.
+_ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,34 +63,31 @@ class ExchangeClient(Protocol):
 
 
 class Exchange:
-    """Joins a client's connection, a call and an upstream connection until the answer has ended."""
+    """Joins a client's connection, a call and an upstream connection until the answer has ended.
 
-    __slots__ = (
-        "client",
-        "request",
-        "call",
-        "is_over",
-        "is_answered",
-        "_means",
-        "_outgoing",
-        "_target",
-        "_upstream",
-        "_connecting",
-        "_sent_at",
-        "_was_stale",
-        "_is_awaited",
-        "_prefix",
-        "_is_waiting",
-        "_out",
-        "_encoder",
-        "_collected",
-        "_num_collected",
-        "_is_out_chunked",
-        "_has_piece",
-        "_idle_s",
-        "_ends_at",
-        "_answer_by",
-    )
+    No slots: an exchange is made for each request, and what most of them never change is not set.
+    """
+
+    is_over = False
+    is_answered = False
+    _target: Target | None = None
+    _upstream: UpstreamConnection | None = None
+    _connecting: asyncio.Task[None] | None = None
+    _sent_at = 0.0
+    _was_stale = False
+    _is_awaited = False  # the target has the whole request, and its answer's head has not come
+    _is_waiting = False
+    _has_waited = False
+    _prefix: list[bytes] | None = None  # of the body, while the call waits for it
+    _head: bytes | None = None  # of the answer, until it is written
+    _encoder: Encoder | None = None
+    _collected: list[bytes] | None = None
+    _num_collected = 0
+    _is_out_chunked = False
+    _has_piece = False
+    _idle_s: float | None = None
+    _ends_at = 0.0
+    _answer_by = 0.0
 
     def __init__(
         self,
@@ -95,67 +95,58 @@ class Exchange:
         request: Request,
         call: Call,
         means: ExchangeMeans,
+        piece: bytes,
+        is_complete: bool,
     ) -> None:
+        """piece: what has come of the request's body; is_complete: that is all of it."""
         self.client = client
         self.request = request
         self.call = call
-        self.is_over = self.is_answered = False
         self._means = means
-        self._target: Target | None = None
-        self._upstream: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._outgoing = OutgoingRequest(request, means.budget)
-        self._sent_at = 0.0
-        self._was_stale = False
-        self._is_awaited = False  # the target has the whole request, and its answer's head has not come
-        self._out: list[bytes] = []
-        self._encoder: Encoder | None = None
-        self._collected: list[bytes] | None = None
-        self._num_collected = 0
-        self._is_out_chunked = self._has_piece = False
-        self._idle_s: float | None = None
-        self._ends_at = self._answer_by = 0.0
-        self._prefix: list[bytes] | None = None  # of the body, while the call waits for it
-        self._is_waiting = False
-        client.deadline = request.received_at + means.body_timeout_s
+        self._outgoing = OutgoingRequest(request, means.budget, piece, is_complete)
+        if call.num_prefix_bytes:
+            self._prefix = [piece]
 
     def start(self) -> None:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
-        if self.call.num_prefix_bytes:
-            self._prefix = []
-            self._outgoing.begin(b"")
+        request, outgoing = self.request, self._outgoing
+        if outgoing.is_complete:
+            self._begin_awaiting(request.received_at)
+        else:
+            self.client.deadline = request.received_at + self._means.body_timeout_s
+        if outgoing.num_body_bytes > self.call.max_body_bytes:
+            self._reply(self.call.on_body_too_large())
+        elif self.call.num_prefix_bytes:
+            self._flush_request()
         else:
             self._follow(self.call.route(b"", self))
 
-    def _route_by_prefix(self, prefix: list[bytes]) -> None:
-        """Let the call choose once it has as much of the body as it wants, or all there is."""
-        if self.is_request_complete or self._outgoing.num_body_bytes >= self.call.num_prefix_bytes:
-            self._prefix = None
-            self._follow(self.call.route(b"".join(prefix), self))
-            if not self.is_over:
-                self.flush_request()
+    def _begin_awaiting(self, now: float) -> None:
+        """The request was received whole: from now on the instance's time counts."""
+        deadlines = self.call.deadlines
+        self._ends_at = now + deadlines.total_s
+        self._answer_by = self.client.deadline = now + deadlines.first_byte_s
 
     def _follow(self, verdict: Target | Reply | Waiting) -> None:
         """Send the request, answer it, or hold it."""
         if isinstance(verdict, Reply):
             self._reply(verdict)
-        elif isinstance(verdict, Waiting):
+        elif verdict is WAITING:
             self._is_waiting = True
-            self._outgoing.begin(b"")
             self.client.deadline = min(self.client.deadline, self.call.wait_ends_at)
+            self._flush_request()
         else:
             self._send_to(verdict)
 
     def resume(self, verdict: Target | Reply | Waiting) -> None:
         """The call has waited, and now there is a target, or never will be."""
         self._is_waiting = False
+        self._has_waited = True
         request = self.request
         is_complete = self.is_request_complete
         self.client.deadline = self._answer_by if is_complete else request.received_at + self._means.body_timeout_s
+        self.client.resume_reading()
         self._follow(verdict)
-        if not self.is_over:
-            self.client.resume_reading()
-            self.flush_request()
 
     @property
     def is_request_complete(self) -> bool:
@@ -171,17 +162,21 @@ class Exchange:
 
     def _send_to(self, target: Target, *, fresh: bool = False) -> None:
         """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
+        outgoing = self._outgoing
+        is_late = outgoing.is_complete and (self._has_waited or self._target is not None)
+        time_left_s = self._ends_at - monotonic() if is_late else self.call.deadlines.total_s
         self._target = target
         self._is_awaited = False
-        time_left_s = self._ends_at - monotonic() if self.is_request_complete else self.call.deadlines.total_s
-        self._outgoing.begin(self.call.request_head(self._outgoing.framing, time_left_s))
+        outgoing.begin(self.call.request_head(outgoing.framing, time_left_s))
         idle = target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
             if upstream.is_usable:
                 self._attach(upstream)
+                self._flush_request()
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect(target))
+        self._flush_request()
 
     async def _connect(self, target: Target) -> None:
         """The slow path: no idle connection."""
@@ -196,7 +191,7 @@ class Exchange:
         self._connecting = None
         self._attach(upstream)
         self.client.resume_reading()
-        self.flush_request()
+        self._flush_request()
 
     def _attach(self, upstream: UpstreamConnection) -> None:
         self._upstream = upstream
@@ -204,57 +199,55 @@ class Exchange:
         if self.client.is_write_paused:
             upstream.pause_reading()
 
-    def on_request_piece(self, piece: bytes) -> None:
-        """Part of the request's body was received."""
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """More of the request's body was received. is_complete: that was the last of it."""
         if self.is_over:
             return
         outgoing = self._outgoing
-        outgoing.add(piece)
-        if self._prefix is not None:
-            self._prefix.append(piece)
-        if outgoing.num_body_bytes > self.call.max_body_bytes:
-            self._detach()
+        if piece:
+            outgoing.add(piece)
+            if self._prefix is not None:
+                self._prefix.append(piece)
+            if outgoing.num_body_bytes > self.call.max_body_bytes:
+                self._detach()
+                if self.is_answered:
+                    self._abort()
+                else:
+                    self._reply(self.call.on_body_too_large())
+                return
+        if is_complete:
+            outgoing.end()
+            now = monotonic()
+            self._begin_awaiting(now)
             if self.is_answered:
-                self._abort()
-            else:
-                self._reply(self.call.on_body_too_large())
+                self._note_progress(now)
+            elif self._is_waiting:
+                self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
+        self._flush_request()
 
-    def on_request_complete(self) -> None:
-        """The request was received whole: from now on the instance's time counts."""
-        self._outgoing.end()
-        if self.is_over:
-            return
-        now = monotonic()
-        deadlines = self.call.deadlines
-        self._ends_at = now + deadlines.total_s
-        self._answer_by = now + deadlines.first_byte_s
-        if self.is_answered:
-            self._note_progress(now)
-        elif self._is_waiting:
-            self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
-        else:
-            self.client.deadline = self._answer_by
-
-    def flush_request(self) -> None:
-        """Everything of one received piece was told: send it on in one write."""
-        upstream = self._upstream
+    def _flush_request(self) -> None:
+        """Send on what was received in one write, or see whether more may be."""
+        upstream, outgoing = self._upstream, self._outgoing
         if upstream is not None:
-            data = self._outgoing.take()
+            data = outgoing.take()
             if data is not None:
                 upstream.transport.write(data)
                 self._sent_at = monotonic()
-                self._is_awaited = self.is_request_complete and not self.is_answered and self._collected is None
+                self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
         elif self._connecting is not None:
-            if not self.is_request_complete:
+            if not outgoing.is_complete:
                 self.client.pause_reading()
         elif self._prefix is not None:
-            self._route_by_prefix(self._prefix)
+            if outgoing.is_complete or outgoing.num_body_bytes >= self.call.num_prefix_bytes:
+                prefix, self._prefix = b"".join(self._prefix), None
+                self._has_waited = True
+                self._follow(self.call.route(prefix, self))
         elif (
             self._is_waiting
-            and not self.is_request_complete
+            and not outgoing.is_complete
             # A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
-            and self.request.is_chunked
-            and self._outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
+            and outgoing.is_chunked
+            and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
         ):
             self.client.pause_reading()
 
@@ -271,26 +264,28 @@ class Exchange:
         """Let the call judge, then write the head, collect the body, or begin again elsewhere."""
         self._is_awaited = False
         verdict = self.call.on_answer(status, reason, headers, can_replay=self.can_replay)
-        if verdict is None:
-            self._collected = []
-        elif isinstance(verdict, Answer):
+        if isinstance(verdict, Answer):
             self._begin_answer(verdict, status, content_length)
+        elif verdict is None:
+            self._collected = []
         else:
             self._detach()
             self._follow(verdict)
-            self.flush_request()
 
     def _begin_answer(self, answer: Answer, status: int, content_length: int | None) -> None:
-        client = self.client
+        client, outgoing = self.client, self._outgoing
         self.is_answered = True
-        self._outgoing.forget_kept()
+        outgoing.forget_kept()
         self._encoder = answer.encoder
-        if not self.is_request_complete:
+        self._idle_s = self.call.deadlines.idle_s
+        if outgoing.is_complete:
+            client.deadline = self._ends_at
+        else:
             client.keep_alive = False
-        if status in (204, 304):
+        if content_length is not None and answer.encoder is None:
+            framing = b"content-length: %d\r\n" % content_length if status not in (204, 304) else b""
+        elif status in (204, 304):
             framing = b""
-        elif content_length is not None and answer.encoder is None:
-            framing = b"content-length: %d\r\n" % content_length
         elif client.is_http10:
             framing = b""
             client.keep_alive = False
@@ -298,65 +293,58 @@ class Exchange:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_out_chunked = True
         close = b"" if client.keep_alive else b"connection: close\r\n"
-        self._out.append(b"%b%b%b\r\n" % (answer.head, framing, close))
-        self._idle_s = self.call.deadlines.idle_s
-        if self.is_request_complete:
-            client.deadline = self._ends_at
+        self._head = b"%b%b%b\r\n" % (answer.head, framing, close)
 
-    def on_answer_piece(self, piece: bytes) -> None:
-        """Pass a piece of the body on, through the encoder if there is one."""
-        if self._collected is not None:
-            self._num_collected += len(piece)
-            self._collected.append(piece)
-            return
-        if not self._has_piece:
-            self._has_piece = True
-            self.call.on_first_piece()
-        if self._encoder is not None:
-            piece = self._encoder.encode(piece)
-        self._put(piece)
-
-    def _put(self, piece: bytes) -> None:
-        if not piece:
-            return
-        if self._is_out_chunked:
-            self._out += (b"%x\r\n" % len(piece), piece, b"\r\n")
-        else:
-            self._out.append(piece)
-
-    def on_received(self, *, is_complete: bool) -> None:
-        """Everything of one received piece was told: write it in one go, and end with the answer's end."""
-        if self.is_over or self._upstream is None:
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
+        if self.is_over:
             return
         if self._collected is not None:
-            if is_complete:
-                self._end_collected()
-            elif self._num_collected > self._means.max_error_body_bytes:
-                self._detach()
-                self._end_collected()
+            self._collect(self._collected, piece, is_complete)
             return
+        encoder = self._encoder
+        if piece:
+            if not self._has_piece:
+                self._has_piece = True
+                self.call.on_first_piece()
+            if encoder is not None:
+                piece = encoder.encode(piece)
         if is_complete:
-            self._end_body(self._encoder.finish() if self._encoder is not None else b"")
-        self._flush_answer()
-        if is_complete:
-            self._finish(Outcome.ANSWERED)
-        elif self._idle_s is not None and self.is_request_complete:
+            self._write_answer(piece if encoder is None else piece + encoder.finish(), is_last=True)
+            self._finish(_ANSWERED)
+            return
+        self._write_answer(piece)
+        if self._idle_s is not None and self._outgoing.is_complete:
             self._note_progress(monotonic())
 
     def _note_progress(self, now: float) -> None:
         idle_s = self._idle_s
         self.client.deadline = self._ends_at if idle_s is None else min(self._ends_at, now + idle_s)
 
-    def _end_body(self, tail: bytes) -> None:
-        self._put(tail)
+    def _write_answer(self, piece: bytes, *, is_last: bool = False) -> None:
+        """The head, if it is still to be written, a piece of the body, and its end, in one write."""
         if self._is_out_chunked:
-            self._out.append(b"0\r\n\r\n")
+            if piece:
+                end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
+                piece = b"%x\r\n%b%b" % (len(piece), piece, end)
+            elif is_last:
+                piece = b"0\r\n\r\n"
+        head = self._head
+        if head is not None:
+            self._head = None
+            piece = head + piece
+        if piece:
+            self.client.write(piece)
 
-    def _flush_answer(self) -> None:
-        out = self._out
-        if out:
-            self.client.write(out[0] if len(out) == 1 else b"".join(out))
-            out.clear()
+    def _collect(self, collected: list[bytes], piece: bytes, is_complete: bool) -> None:
+        """Keep a piece of a refusal's body, up to the limit."""
+        self._num_collected += len(piece)
+        collected.append(piece)
+        if is_complete:
+            self._end_collected()
+        elif self._num_collected > self._means.max_error_body_bytes:
+            self._detach()
+            self._end_collected()
 
     def _end_collected(self) -> None:
         body = b"".join(self._collected or ())
@@ -368,7 +356,7 @@ class Exchange:
             self.client.keep_alive = False
         self.is_answered = True
         self.client.write(reply.render(keep_alive=self.client.keep_alive))
-        self._finish(Outcome.ANSWERED)
+        self._finish(_ANSWERED)
 
     # When things go wrong
 
@@ -382,7 +370,6 @@ class Exchange:
         if is_stale and not has_begun and not self._was_stale and self.can_replay and self._target is not None:
             self._was_stale = True
             self._send_to(self._target, fresh=True)
-            self.flush_request()
         else:
             self._fail(loss)
 
@@ -396,8 +383,6 @@ class Exchange:
         else:
             verdict = self.call.on_lost(loss, can_replay=self.can_replay and loss is not Loss.TIMEOUT)
             self._follow(verdict)
-            if not self.is_over:
-                self.flush_request()
 
     def _break(self, loss: Loss) -> None:
         """The answer had begun: say so if its form can, else end without the end that would make it look whole."""
@@ -405,12 +390,11 @@ class Exchange:
         if tail is None:
             self._abort()
             return
-        self._end_body(tail)
-        self._flush_answer()
-        self._finish(Outcome.BROKEN)
+        self._write_answer(tail, is_last=True)
+        self._finish(_BROKEN)
 
     def _abort(self) -> None:
-        self._finish(Outcome.BROKEN)
+        self._finish(_BROKEN)
         self.client.abort()
 
     def expire(self, refusal: Reply) -> None:
@@ -420,7 +404,7 @@ class Exchange:
         elif not self.is_request_complete or self.client.is_write_paused:
             self._detach()
             if self.is_answered:
-                self._finish(Outcome.CLIENT_GONE)
+                self._finish(_CLIENT_GONE)
                 self.client.abort()
             else:
                 self._reply(refusal)
@@ -438,7 +422,7 @@ class Exchange:
     def on_client_gone(self) -> None:
         """Nobody waits for the answer: the instance's work ends with its connection, or by the call's word."""
         self._detach()
-        self._finish(Outcome.CLIENT_GONE)
+        self._finish(_CLIENT_GONE)
 
     def on_client_write_paused(self, is_paused: bool) -> None:
         """Hold the instance back while the client does not take more."""
@@ -477,7 +461,7 @@ class Exchange:
         if upstream is not None:
             upstream.release(can_reuse=self.is_request_complete)
         self.call.finish(outcome)
-        if outcome is not Outcome.CLIENT_GONE:
+        if outcome is not _CLIENT_GONE:
             self.client.exchange_over(is_request_complete=self.is_request_complete)
 
     def __repr__(self) -> str:

@@ -1,27 +1,12 @@
-"""Requests, replies and header rules shared by both sides of the data plane."""
+"""Requests and replies, shared by both sides of the data plane."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-Headers = list[tuple[bytes, bytes]]
-"""Header fields in order: lower-case name, value. Hop-by-hop and framing fields are not among them."""
-
-HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-    )
-)
+from torchmoor.http.fields import Headers
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -69,7 +54,6 @@ class Request:
         path: bytes,
         query: bytes,
         headers: Headers,
-        *,
         content_length: int | None = None,
         is_chunked: bool = False,
         received_at: float = 0.0,
@@ -109,15 +93,3 @@ class Reply:
 def status_line(status: int, reason: bytes = b"") -> bytes:
     """The first line of an answer, with the usual phrase if none is given."""
     return b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b"Unknown"))
-
-
-def connection_options(value: bytes) -> set[bytes]:
-    """The header names that a Connection field declares to be for this hop only."""
-    options = {option.strip().lower() for option in value.split(b",")}
-    return options - {b"", b"close", b"keep-alive"}
-
-
-def without(headers: Headers, names: Iterable[bytes]) -> Headers:
-    """The fields whose names are not among `names`."""
-    dropped = frozenset(names)
-    return [field for field in headers if field[0] not in dropped]

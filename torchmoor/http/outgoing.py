@@ -39,28 +39,34 @@ class OutgoingRequest:
         "num_body_bytes",
         "framing",
         "_budget",
+        "_head",
         "_pending",
         "_kept",
         "_num_kept",
         "_is_written",
     )
 
-    def __init__(self, request: Request, budget: ReplayBudget) -> None:
-        self.is_complete = False
-        self.is_chunked = request.is_chunked
-        self.num_body_bytes = 0
-        length = request.content_length
-        if request.is_chunked:
-            self.framing = b"transfer-encoding: chunked\r\n"
-        elif length is not None:
-            self.framing = b"content-length: %d\r\n" % length
-        else:
-            self.framing = b"" if request.method == b"GET" else b"content-length: 0\r\n"
+    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes, is_complete: bool) -> None:
+        """piece: what has come of the body with the head."""
+        self.is_complete = is_complete
+        self.num_body_bytes = self._num_kept = 0
         self._budget = budget
-        self._pending: list[bytes] = []
-        self._kept: list[bytes] | None = None if length is not None and length > budget.max_body_bytes else []
-        self._num_kept = 0
         self._is_written = False
+        self._head: bytes | None = None
+        self._pending: list[bytes] = []
+        length = request.content_length
+        self._kept: list[bytes] | None = None if length is not None and length > budget.max_body_bytes else []
+        if length is not None:
+            self.is_chunked = False
+            self.framing = b"content-length: %d\r\n" % length
+        elif request.is_chunked:
+            self.is_chunked = True
+            self.framing = b"transfer-encoding: chunked\r\n"
+        else:
+            self.is_chunked = False
+            self.framing = b"" if request.method == b"GET" else b"content-length: 0\r\n"
+        if piece:
+            self.add(piece)
 
     @property
     def can_repeat(self) -> bool:
@@ -68,15 +74,12 @@ class OutgoingRequest:
         return self._kept is not None or not self._is_written
 
     def begin(self, head: bytes) -> None:
-        """Start, or start again, with this head; what was received of the body so far follows it.
-
-        A later call before anything was taken only changes the head: b"" keeps the place of one that is not known yet.
-        """
+        """Start, or start again, with this head; what was received of the body so far follows it."""
+        self._head = head
         if not self._is_written:
-            self._pending[:1] = [head]
             return
         self._is_written = False
-        self._pending = [head]
+        self._pending = []
         for piece in self._kept or ():
             self._append(piece)
         if self.is_complete and self.is_chunked:
@@ -109,10 +112,14 @@ class OutgoingRequest:
 
     def take(self) -> bytes | None:
         """What is to be written now, in one piece."""
-        pending = self._pending
-        if not pending:
+        head, pending = self._head, self._pending
+        if head is not None:
+            self._head = None
+            data = head + pending[0] if len(pending) == 1 else b"".join((head, *pending))
+        elif not pending:
             return None
-        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        else:
+            data = pending[0] if len(pending) == 1 else b"".join(pending)
         pending.clear()
         self._is_written = True
         return data

@@ -1,54 +1,89 @@
 """Reads requests from a client's bytes and refuses what is no servable request.
 
-llhttp is strict about framing (both lengths, obs-fold, bare line ends, bad chunk sizes). This module adds what it
-leaves open: header bytes in all, one Host, `chunked` as the only coding, no Upgrade, no trailers, and no request
-before the one before it has been dealt with.
+A head is cut at its first empty line and its lines are matched whole (see `fields`), so what is not explicitly allowed
+is refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade, and a
+request that begins before the one before it has been dealt with. Trailers are dropped.
 """
 
 from __future__ import annotations
 
-import logging
+import re
+from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
-
-from torchmoor.http.message import HOP_BY_HOP, Headers, Request, connection_options, without
-
-logger = logging.getLogger(__name__)
+from torchmoor.http.chunks import ChunkedBody
+from torchmoor.http.fields import BadMessage, FieldTable, no_note, read_fields
+from torchmoor.http.message import Request
 
 MAX_URL_BYTES = 8_192
+MAX_KNOWN_LINES = 1024
 
-_SPECIAL = HOP_BY_HOP | {b"content-length", b"transfer-encoding", b"expect", b"host"}
+_END = b"\r\n\r\n"
+_LINE = re.compile(rb"(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) ([\x21-\xff]+) HTTP/1\.([01])")
+_BEGINNING = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
-class BadRequest(Exception):
-    """The bytes are no servable request; nothing that follows them can be read."""
+class RequestLine(NamedTuple):
+    """A request's first line."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+    method: bytes
+    path: bytes
+    query: bytes
+    is_http10: bool
+
+
+class RequestLines(dict[bytes, RequestLine]):
+    """Request lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
+
+    def __missing__(self, line: bytes) -> RequestLine:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise BadMessage(400, "Not a valid HTTP request.")
+        url = match[2]
+        if not url.startswith(b"/"):
+            scheme, _, rest = url.partition(b"://")
+            if scheme.lower() not in (b"http", b"https"):
+                raise BadMessage(400, "The request's target must be a path.")
+            url = b"/" + rest.partition(b"/")[2]
+        if len(url) > MAX_URL_BYTES:
+            raise BadMessage(414, "The request's target is too long.")
+        if not url.isascii() or b"\x7f" in url:
+            raise BadMessage(400, "The request's target must be ASCII.")
+        path, _, query = url.partition(b"?")
+        read = RequestLine(match[1], path, query, match[3] == b"0")
+        if len(line) <= 256:
+            if len(self) >= MAX_KNOWN_LINES:
+                self.clear()
+            self[line] = read
+        return read
+
+
+class Known:
+    """What all readers of a server have seen before. note: the application's word on a header field."""
+
+    __slots__ = ("lines", "fields")
+
+    def __init__(self, note: Callable[[bytes, bytes], Any] = no_note) -> None:
+        self.lines = RequestLines()
+        self.fields = FieldTable(note)
 
 
 class RequestListener(Protocol):
     """Who is told of requests, in the order of their parts."""
 
-    def on_request(self, request: Request) -> None:
-        """A head is complete."""
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        """A head is complete. piece: what has come of the body with it; is_complete: that is all of it."""
         ...
 
-    def on_request_piece(self, piece: bytes) -> None:
-        """Part of the body."""
-        ...
-
-    def on_request_complete(self) -> None:
-        """The body has ended."""
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """More of the body."""
         ...
 
 
 class RequestReader:
-    """A client connection's parser. After a request, `expect_next` must be called before another may begin.
+    """Cuts a client connection's bytes into requests. `expect_next` must be called before another may begin.
 
     keep_alive, is_http10, is_expecting: of the request whose head was told last.
     """
@@ -58,142 +93,123 @@ class RequestReader:
         "is_http10",
         "is_expecting",
         "is_in_head",
-        "num_unparsed",
         "_listener",
+        "_known",
         "_max_header_bytes",
-        "_parser",
-        "_url",
-        "_headers",
-        "_options",
-        "_num_hosts",
-        "_host",
-        "_content_length",
-        "_is_chunked",
+        "_head",
+        "_left",
+        "_chunks",
+        "_is_dealt_with",
     )
 
-    def __init__(self, listener: RequestListener, max_header_bytes: int) -> None:
+    def __init__(self, listener: RequestListener, known: Known, max_header_bytes: int) -> None:
         self._listener = listener
+        self._known = known
         self._max_header_bytes = max_header_bytes
-        self._parser = HttpRequestParser(self)
         self.keep_alive = True
-        self.is_http10 = False
-        self.expect_next()
+        self.is_http10 = self.is_expecting = False
+        self.is_in_head = True
+        self._head = b""  # the beginning of one whose end has not come
+        self._left = 0  # of a body with a declared length
+        self._chunks: ChunkedBody | None = None
+        self._is_dealt_with = True
+
+    @property
+    def has_begun(self) -> bool:
+        """True if part of a head is here."""
+        return bool(self._head)
 
     def expect_next(self) -> None:
         """The request has been dealt with: another may begin."""
-        self._url = b""
-        self._headers: Headers = []
-        self._options: set[bytes] | None = None
-        self._num_hosts = 0
-        self._host = b""
-        self._content_length: int | None = None
-        self._is_chunked = self.is_expecting = False
-        self.is_in_head = True
-        self.num_unparsed = 0  # bytes taken since the last that were part of a body
+        self._is_dealt_with = True
 
     def feed(self, data: bytes) -> None:
-        """Take bytes. Raises BadRequest, after which no more may be fed."""
-        self.num_unparsed += len(data)
-        try:
-            self._parser.feed_data(data)
-        except HttpParserCallbackError as error:
-            if isinstance(error.__context__, BadRequest):
-                raise error.__context__ from None
-            logger.error("fault in a request's callback", exc_info=error.__context__ or error)
-            raise BadRequest(500, "The request could not be handled.") from error
-        except HttpParserUpgrade as error:
-            raise BadRequest(400, "Upgrade and CONNECT are not supported.") from error
-        except HttpParserError as error:
-            raise BadRequest(400, f"Not a valid HTTP request: {error}.") from error
-        # Many bytes without a body's: an endless head, chunk extension or trailer.
-        if self.num_unparsed > self._max_header_bytes and (self.is_in_head or self._is_chunked):
-            raise BadRequest(431, "The request's header fields are too large.")
+        """Take bytes. Raises BadMessage, after which no more may be fed."""
+        while data:
+            if self.is_in_head:
+                if not self._is_dealt_with:
+                    if data.strip(b"\r\n"):
+                        raise BadMessage(400, "A request began before the answer to the one before it.")
+                    return
+                data = self._read_head(data)
+            elif self._chunks is not None:
+                data = self._read_chunks(self._chunks, data)
+            else:
+                left = self._left
+                piece = data if len(data) <= left else data[:left]
+                data = data[left:]
+                self._left = left - len(piece)
+                self.is_in_head = is_complete = not self._left
+                self._listener.on_request_piece(piece, is_complete=is_complete)
 
-    # httptools
-
-    def on_url(self, url: bytes) -> None:
-        if not self.is_in_head:
-            raise BadRequest(400, "A request began before the answer to the one before it.")
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.is_in_head:  # a trailer
-            return
-        name = name.lower()
-        if name not in _SPECIAL:
-            self._headers.append((name, value))
-        elif name == b"host":
-            self._num_hosts += 1
-            self._host = value
-        elif name == b"content-length":
-            self._content_length = int(value)
-        else:
-            self._on_special_header(name, value)
-
-    def _on_special_header(self, name: bytes, value: bytes) -> None:
-        if name == b"connection":
-            options = connection_options(value)
-            if options:
-                self._options = (self._options or set()) | options
-        elif name == b"transfer-encoding":
-            if value.lower() != b"chunked":
-                raise BadRequest(501, "The only transfer coding is chunked.")
-            self._is_chunked = True
-        elif name == b"expect":
-            if value.lower() != b"100-continue":
-                raise BadRequest(417, "The only expectation is 100-continue.")
-            self.is_expecting = True
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        if self.num_unparsed > self._max_header_bytes:
-            num_bytes = sum(len(name) + len(value) + 4 for name, value in self._headers)
-            if num_bytes > self._max_header_bytes:
-                raise BadRequest(431, "The request's header fields are too large.")
-        self.is_in_head = False
-        self.keep_alive = parser.should_keep_alive()
-        self.is_http10 = parser.get_http_version() != "1.1"
-        self._check_head()
-        if self._options:
-            self._headers = without(self._headers, self._options)
-        path, _, query = self._url.partition(b"?")
-        self._listener.on_request(
-            Request(
-                parser.get_method(),
-                path,
-                query,
-                self._headers,
-                content_length=self._content_length,
-                is_chunked=self._is_chunked,
-                received_at=monotonic(),
-                host=self._host,
-            )
-        )
-
-    def _check_head(self) -> None:
-        """Raise BadRequest for a head that llhttp lets through and we do not."""
+    def _read_head(self, data: bytes) -> bytes:
+        """Returns what follows the head and, if the whole body is there, what follows that."""
+        if self._head:
+            data = self._head + data
+        if data.startswith(b"\r\n"):  # RFC 9112 2.2: line ends before a request are let through
+            data = data.lstrip(b"\r\n")
+        end = data.find(_END)
+        if end < 0 or end > self._max_header_bytes:
+            self._hold(data)
+            return b""
+        if self._head:
+            self._head = b""
+        lines = data[:end].split(b"\r\n")
+        known = self._known
+        method, path, query, self.is_http10 = known.lines[lines[0]]
+        del lines[0]
+        headers, framing = read_fields(lines, known.fields)
+        options = framing.options
         if self.is_http10:
             self.keep_alive = self.is_expecting = False
-            if self._is_chunked:
-                raise BadRequest(400, "HTTP/1.0 has no transfer codings.")
-        elif self._num_hosts != 1:
-            raise BadRequest(400, "A request needs one Host.")
-        if self._parser.should_upgrade():
-            raise BadRequest(400, "Upgrade and CONNECT are not supported.")
-        url = self._url
-        if not url.startswith(b"/"):
-            scheme, _, rest = url.partition(b"://")
-            if scheme.lower() not in (b"http", b"https"):
-                raise BadRequest(400, "The request's target must be a path.")
-            self._url = url = b"/" + rest.partition(b"/")[2]
-        if len(url) > MAX_URL_BYTES:
-            raise BadRequest(414, "The request's target is too long.")
-        if not url.isascii():
-            raise BadRequest(400, "The request's target must be ASCII.")
+            if framing.is_chunked:
+                raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
+        else:
+            self.keep_alive = True
+            self.is_expecting = framing.is_expecting
+            if framing.num_hosts != 1:
+                raise BadMessage(400, "A request needs one Host.")
+        if options:
+            self.keep_alive = self.keep_alive and b"close" not in options
+            if framing.has_upgrade and b"upgrade" in options:
+                raise BadMessage(400, "Upgrade is not supported.")
+        length = framing.content_length
+        request = Request(method, path, query, headers, length, framing.is_chunked, monotonic(), framing.host)
+        self._is_dealt_with = False
+        start = end + 4
+        if framing.is_chunked:
+            self.is_in_head = False
+            self._chunks = ChunkedBody()
+            self._listener.on_request(request, b"", is_complete=False)
+            return data[start:]
+        stop = start + (length or 0)
+        num_missing = stop - len(data)
+        if num_missing > 0:
+            self.is_in_head = False
+            self._left = num_missing
+            self._listener.on_request(request, data[start:], is_complete=False)
+            return b""
+        self._listener.on_request(request, data[start:stop], is_complete=True)
+        return data[stop:] if num_missing else b""
 
-    def on_body(self, piece: bytes) -> None:
-        self.num_unparsed = 0
-        self._listener.on_request_piece(piece)
+    def _hold(self, data: bytes) -> None:
+        """Keep the beginning of a head, unless it can be seen already that it will be none."""
+        if len(data) > self._max_header_bytes:
+            raise BadMessage(431, "The request's header fields are too large.")
+        if data and (not _BEGINNING.match(data.partition(b"\r")[0]) or _BARE_LF.search(data)):
+            raise BadMessage(400, "Not a valid HTTP request.")
+        self._head = data
 
-    def on_message_complete(self) -> None:
-        self._listener.on_request_complete()
+    def _read_chunks(self, chunks: ChunkedBody, data: bytes) -> bytes:
+        piece = chunks.feed(data)
+        if chunks.fault is not None:
+            raise BadMessage(400, chunks.fault)
+        is_complete = chunks.is_complete
+        if is_complete:
+            self._chunks = None
+            self.is_in_head = True
+        elif chunks.num_unparsed > self._max_header_bytes:
+            raise BadMessage(431, "The request's header fields are too large.")
+        if piece or is_complete:
+            self._listener.on_request_piece(piece, is_complete=is_complete)
+        return chunks.rest

@@ -8,6 +8,7 @@ import ssl
 from torchmoor.http.call import Application
 from torchmoor.http.client import LINGER_S, ClientConnection, ClientLimits
 from torchmoor.http.exchange import ExchangeMeans
+from torchmoor.http.reader import Known
 from torchmoor.http.sweeper import Sweeper
 
 
@@ -24,6 +25,7 @@ class HttpServer:
         self.application = application
         self.means = means
         self.limits = limits
+        self.known = Known(application.note)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
         self._sweeper = sweeper

@@ -9,18 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from time import monotonic
-from typing import Protocol, cast
-
-from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+from typing import NamedTuple, Protocol, cast
 
 from torchmoor.http.call import Loss, Target
-from torchmoor.http.message import HOP_BY_HOP, Headers, connection_options, without
+from torchmoor.http.chunks import ChunkedBody
+from torchmoor.http.fields import BadMessage, FieldTable, Headers, read_fields
 from torchmoor.http.sweeper import NEVER, Sweeper
 
 logger = logging.getLogger(__name__)
 
-_FRAMING = HOP_BY_HOP | {b"content-length", b"transfer-encoding"}
+_END = b"\r\n\r\n"
+_HTTP = b"HTTP/1."
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+MAX_KNOWN_STATUSES = 256
+
+
+class StatusLine(NamedTuple):
+    """An answer's first line."""
+
+    status: int
+    reason: bytes
+    is_http10: bool
+
+
+class StatusLines(dict[bytes, StatusLine]):
+    """Status lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
+
+    def __missing__(self, line: bytes) -> StatusLine:
+        match = _STATUS.fullmatch(line)
+        if match is None:
+            raise BadMessage(502, "Not a valid HTTP answer.")
+        if len(self) >= MAX_KNOWN_STATUSES:
+            self.clear()
+        read = self[line] = StatusLine(int(match[2]), match[3] or b"", match[1] == b"0")
+        return read
+
+
+class KnownAnswers:
+    """What all connections to instances have seen before."""
+
+    __slots__ = ("lines", "fields")
+
+    def __init__(self) -> None:
+        self.lines = StatusLines()
+        self.fields = FieldTable()
 
 
 class AnswerReceiver(Protocol):
@@ -30,12 +64,8 @@ class AnswerReceiver(Protocol):
         """A final status line and its fields are there. content_length None: the end will be told."""
         ...
 
-    def on_answer_piece(self, piece: bytes) -> None:
-        """Part of the body."""
-        ...
-
-    def on_received(self, *, is_complete: bool) -> None:
-        """Everything of one received piece was told; if is_complete, the answer has ended."""
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """What was received of the body at a time, perhaps b"" behind a head. is_complete: the answer has ended."""
         ...
 
     def on_lost(self, loss: Loss) -> None:
@@ -45,10 +75,6 @@ class AnswerReceiver(Protocol):
     def on_upstream_write_paused(self, is_paused: bool) -> None:
         """The instance takes bytes more slowly than they come, or does again."""
         ...
-
-
-class _Detached(Exception):
-    """Raised in a parser callback to stop parsing for an exchange that has left."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -63,23 +89,27 @@ class UpstreamConnection(asyncio.Protocol):
         "_max_header_bytes",
         "_idle_timeout_s",
         "_sweeper",
-        "_parser",
-        "_headers",
-        "_reason",
-        "_options",
-        "_content_length",
-        "_is_chunked",
+        "_known",
+        "_head",
         "_is_in_head",
+        "_left",
+        "_chunks",
         "_is_complete",
-        "_is_until_close",
         "_can_reuse",
-        "_num_unparsed",
         "_is_reading_paused",
     )
 
     transport: asyncio.Transport
 
-    def __init__(self, target: Target, sweeper: Sweeper, *, max_header_bytes: int, idle_timeout_s: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        sweeper: Sweeper,
+        known: KnownAnswers,
+        *,
+        max_header_bytes: int,
+        idle_timeout_s: float,
+    ) -> None:
         self.target = target
         self.exchange: AnswerReceiver | None = None
         self.deadline = NEVER
@@ -87,18 +117,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._max_header_bytes = max_header_bytes
         self._idle_timeout_s = idle_timeout_s
         self._sweeper = sweeper
-        self._parser = HttpResponseParser(self)
+        self._known = known
         self._is_reading_paused = False
-        self._options: set[bytes] | None = None
-        self._expect_answer()
-
-    def _expect_answer(self) -> None:
-        self._headers: Headers = []
-        self._reason = b""
-        self._content_length: int | None = None
-        self._is_chunked = self._is_complete = self._is_until_close = self._can_reuse = False
+        self._head = b""  # the beginning of one whose end has not come
         self._is_in_head = True
-        self._num_unparsed = 0
+        self._left: int | None = 0  # of a body with a declared length; None: it ends with the connection
+        self._chunks: ChunkedBody | None = None
+        self._is_complete = self._can_reuse = False
 
     # What an exchange does
 
@@ -124,8 +149,10 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self.num_answers += 1
-        self.resume_reading()
-        self._expect_answer()
+        if self._is_reading_paused:
+            self.resume_reading()
+        self._is_in_head = True
+        self._is_complete = False
         self.deadline = monotonic() + self._idle_timeout_s
         self.target.idle.append(self)
 
@@ -162,30 +189,88 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:  # bytes that nobody asked for
             self.transport.abort()
             return
-        self._num_unparsed += len(data)
         try:
-            self._parser.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            if error.__context__ is not None and not isinstance(error.__context__, _Detached):
-                logger.error("fault in an answer's callback target=%s", self.target.name, exc_info=error)
-            if self.exchange is not exchange:
-                return
-            self._can_reuse = False
-            if not self._is_complete:
-                exchange.on_received(is_complete=False)
-                self._lose()
-                return
-        if self.exchange is not exchange:  # the request went elsewhere when the head was judged
+            if self._is_in_head:
+                data = self._read_head(exchange, data)
+                # Nothing yet; or the request went elsewhere when the head was judged.
+                if self._is_in_head or self.exchange is not exchange:
+                    return
+            piece = self._read_body(data)
+        except BadMessage as error:
+            logger.debug("bad answer instance=%s error=%s", self.target.name, error)
+            self._lose()
             return
-        if self._num_unparsed > self._max_header_bytes and not self._is_complete:
-            self._lose()  # an endless head or trailer
+        exchange.on_answer_piece(piece, is_complete=self._is_complete)
+        chunks = self._chunks
+        if (
+            chunks is not None
+            and self.exchange is exchange
+            and (chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes)
+        ):
+            self._lose()
+
+    def _read_head(self, exchange: AnswerReceiver, data: bytes) -> bytes:
+        """Tell the head, if it has come whole; returns what follows it. Raises BadMessage."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        while True:
+            end = data.find(_END)
+            if end < 0 or end > self._max_header_bytes:
+                if len(data) > self._max_header_bytes or not data.startswith(_HTTP[: len(data)]):
+                    raise BadMessage(502, "Not a valid HTTP answer, or its header fields are too large.")
+                self._head = data
+                return b""
+            lines = data[:end].split(b"\r\n")
+            data = data[end + 4 :]
+            status, reason, is_http10 = self._known.lines[lines[0]]
+            if status >= 200:
+                break
+            if status == 101:
+                raise BadMessage(502, "Nobody asked for another protocol.")
+        del lines[0]
+        headers, framing = read_fields(lines, self._known.fields)
+        length = framing.content_length
+        self._can_reuse = not is_http10 and b"close" not in framing.options
+        self._chunks = None
+        if status == 204 or status == 304:
+            self._left = 0
+        elif framing.is_chunked:
+            self._chunks = ChunkedBody()
         else:
-            exchange.on_received(is_complete=self._is_complete)
+            self._left = length
+        self._is_in_head = False
+        exchange.on_answer_head(status, reason, headers, length)
+        return data
+
+    def _read_body(self, data: bytes) -> bytes:
+        """The part of the body in these bytes."""
+        if self._is_complete:
+            self._can_reuse = False  # a second answer: nobody asked for it
+            return b""
+        chunks, left = self._chunks, self._left
+        if chunks is not None:
+            data = chunks.feed(data)
+            self._is_complete = chunks.is_complete
+            if chunks.rest:
+                self._can_reuse = False
+        elif left is None:
+            self._can_reuse = False
+        else:
+            num_bytes = len(data)
+            if num_bytes >= left:
+                self._is_complete = True
+                if num_bytes > left:
+                    self._can_reuse = False
+                    data = data[:left]
+            self._left = left - num_bytes
+        return data
 
     def eof_received(self) -> bool:
-        if self.exchange is not None and self._is_until_close and not self._is_complete:
+        exchange = self.exchange
+        is_until_close = not self._is_in_head and self._chunks is None and self._left is None
+        if exchange is not None and is_until_close and not self._is_complete:
             self._is_complete = True
-            self.exchange.on_received(is_complete=True)
+            exchange.on_answer_piece(b"", is_complete=True)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -209,58 +294,6 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.on_lost(Loss.RESET)
 
-    # httptools
-
-    def on_status(self, reason: bytes) -> None:
-        if self._is_complete:  # a second answer: nobody asked for it
-            raise _Detached
-        self._reason += reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_in_head or self._is_complete:  # a trailer
-            return
-        name = name.lower()
-        if name not in _FRAMING:
-            self._headers.append((name, value))
-        elif name == b"content-length":
-            self._content_length = int(value)
-        elif name == b"transfer-encoding":
-            if value.lower() != b"chunked":
-                raise _Detached
-            self._is_chunked = True
-        elif name == b"connection":
-            self._options = connection_options(value) or None
-
-    def on_headers_complete(self) -> None:
-        if self._is_complete or self.exchange is None:
-            raise _Detached
-        status = self._parser.get_status_code()
-        if status < 200:
-            if status == 101:
-                raise _Detached
-            self._expect_answer()
-            return
-        if self._options:
-            self._headers = without(self._headers, self._options)
-            self._options = None
-        self._is_in_head = False
-        # Asked here and only here: llhttp forgets the framing once the message is complete.
-        self._can_reuse = self._parser.should_keep_alive()
-        self._is_until_close = self._content_length is None and not self._is_chunked and status not in (204, 304)
-        self.exchange.on_answer_head(status, self._reason, self._headers, self._content_length)
-
-    def on_body(self, piece: bytes) -> None:
-        if self.exchange is None:
-            raise _Detached
-        self._num_unparsed = 0
-        self.exchange.on_answer_piece(piece)
-
-    def on_message_complete(self) -> None:
-        if self.exchange is None:
-            raise _Detached
-        if not self._is_in_head:  # an interim answer is none
-            self._is_complete = True
-
     def __repr__(self) -> str:
         state = "closed" if self.transport.is_closing() else "idle" if self.exchange is None else "busy"
         return f"<UpstreamConnection {self.target.name} {state} {self.num_answers} answers>"
@@ -273,6 +306,7 @@ class Connector:
         self, sweeper: Sweeper, *, connect_timeout_s: float, idle_timeout_s: float, max_header_bytes: int
     ) -> None:
         self._sweeper = sweeper
+        self._known = KnownAnswers()
         self._connect_timeout_s = connect_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._max_header_bytes = max_header_bytes
@@ -285,6 +319,7 @@ class Connector:
                 lambda: UpstreamConnection(
                     target,
                     self._sweeper,
+                    self._known,
                     max_header_bytes=self._max_header_bytes,
                     idle_timeout_s=self._idle_timeout_s,
                 ),

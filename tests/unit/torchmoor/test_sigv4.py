@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torchmoor.access.gate import Gate
 from torchmoor.access.sigv4 import SigV4
 from torchmoor.errors import AccessDenied, ApiError, IncompleteSignature, InvalidSignature
-from torchmoor.http.message import Headers, Request
+from torchmoor.http.fields import Field, Headers
+from torchmoor.http.message import Request
 from torchmoor.settings import AccessKey, AccessSettings, Credentials
 
 KEY_ID, SECRET = "AKIAEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -56,7 +57,7 @@ def sign(
 def arrive(signed: AWSRequest, method: str, path: str, query: str, body: bytes) -> Request:
     """The same as the proxy's reader gives it: names in lower case, no white space around values, no Host."""
     headers: Headers = [
-        (name.lower().encode(), str(value).strip(" \t").encode("latin-1"))
+        Field(name.lower().encode(), str(value).strip(" \t").encode("latin-1"))
         for name, value in signed.headers.items()
         if name.lower() not in ("host", "content-length")
     ]
@@ -96,8 +97,8 @@ def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], bod
     request = arrive(sign("POST", path, query, fields, body), "POST", path, query, body)
     signed_fields = [
         number
-        for number, (name, _) in enumerate(request.headers)
-        if name not in (b"authorization", b"user-agent", b"x-amzn-trace-id")
+        for number, field in enumerate(request.headers)
+        if field.name not in (b"authorization", b"user-agent", b"x-amzn-trace-id")
     ]
     match data.draw(st.sampled_from(("method", "path", "query", "host", "field", "body", "signature"))):
         case "method":
@@ -110,16 +111,16 @@ def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], bod
             request.host = b"other"
         case "field":
             number = data.draw(st.sampled_from(signed_fields))
-            name, value = request.headers[number]
-            request.headers[number] = (name, b"x" + value)
+            name, value = request.headers[number].name, request.headers[number].value
+            request.headers[number] = Field(name, b"x" + value)
         case "body":
             body += b"x"
             request.content_length = len(body)
         case "signature":
-            number = [name for name, _ in request.headers].index(b"authorization")
-            name, value = request.headers[number]
+            number = [field.name for field in request.headers].index(b"authorization")
+            name, value = request.headers[number].name, request.headers[number].value
             last = b"0" if not value.endswith(b"0") else b"1"
-            request.headers[number] = (name, value[:-1] + last)
+            request.headers[number] = Field(name, value[:-1] + last)
 
     with pytest.raises(AccessDenied):
         judge(request, body)
@@ -134,7 +135,7 @@ def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], bod
 )
 def test_no_authorization_field_is_a_fault(text: bytes) -> None:
     """Whatever it holds, it is judged."""
-    headers = [(b"authorization", prefix + text) for prefix in (b"", b"AWS4-HMAC-SHA256 ", b"Bearer ")]
+    headers = [Field(b"authorization", prefix + text) for prefix in (b"", b"AWS4-HMAC-SHA256 ", b"Bearer ")]
     for field in headers:
         with pytest.raises(ApiError):
             make_gate().admit(Request(b"POST", b"/x", b"", [field], host=b"h"))
@@ -174,7 +175,7 @@ def test_a_changed_scope_is_refused(spoil: Any, error: type[AccessDenied]) -> No
 def test_the_clock_skew_is_the_settings(offset_s: float, word: str) -> None:
     """Counted from X-Amz-Date, to both sides; the message has both times."""
     request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
-    given_at = dict(request.headers)[b"x-amz-date"].decode()
+    given_at = {field.name: field.value for field in request.headers}[b"x-amz-date"].decode()
     at = timegm(strptime(given_at, "%Y%m%dT%H%M%SZ"))
     gate = make_gate(wall=at + offset_s)
 
@@ -202,7 +203,7 @@ def test_a_date_that_is_none_is_told_so() -> None:
 def test_two_authorizations_are_refused() -> None:
     """One of them would be the one that somebody else looks at."""
     request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
-    request.headers.append((b"authorization", b"Bearer x"))
+    request.headers.append(Field(b"authorization", b"Bearer x"))
 
     with pytest.raises(IncompleteSignature, match="More than one"):
         judge(request, b"")
@@ -227,8 +228,8 @@ def test_declared_hash_is_judged_before_the_body_comes() -> None:
     signed = sign("POST", "/x", "", [(BODY_HASH, declared)], b"abc")
     request = arrive(signed, "POST", "/x", "", b"abc")
     judge(request, b"abc")
-    number = [name for name, _ in request.headers].index(BODY_HASH.lower().encode())
-    request.headers[number] = (BODY_HASH.lower().encode(), sha256(b"abd").hexdigest().encode())
+    number = [field.name for field in request.headers].index(BODY_HASH.lower().encode())
+    request.headers[number] = Field(BODY_HASH.lower().encode(), sha256(b"abd").hexdigest().encode())
     request.body_check = None
 
     with pytest.raises(InvalidSignature):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import botocore.session
 import pytest
 
-from torchmoor.api.validation import ENDPOINT_NAME, MEMBERS, read_members
+from torchmoor.api.validation import ENDPOINT_NAME, MEMBERS, make_note, read_members
 from torchmoor.errors import ValidationError
+from torchmoor.http.fields import FieldTable
 
 
 def test_lengths_are_those_of_the_service_model() -> None:
@@ -43,8 +44,12 @@ def test_members_are_read_once_and_in_ascii() -> None:
     """A member given twice is ambiguous, so it is refused."""
     header = b"x-amzn-sagemaker-session-id"
 
-    assert {header: b"NEW_SESSION"} == read_members([(b"other", b"\xff"), (header, b"NEW_SESSION")])
+    def heard(*lines: bytes) -> dict[bytes, bytes]:
+        table = FieldTable(make_note)
+        return read_members([table[line] for line in lines]).members
+
+    assert {header: b"NEW_SESSION"} == heard(b"other: \xff", header + b": NEW_SESSION")
     with pytest.raises(ValidationError, match="twice"):
-        read_members([(header, b"a"), (header, b"a")])
+        heard(header + b": a", header + b": a")
     with pytest.raises(ValidationError, match="ASCII"):
-        read_members([(b"accept", b"\xff")])
+        heard(b"accept: \xff")

@@ -1,0 +1,312 @@
+"""What does the front proxy cost, against nginx and its peers?
+
+Each proxy runs on a core of its own with one thread or process, load and backends on the other; a figure is processor
+time of the proxy, user and system. In turns, A B A B; medians of the rounds.
+
+    requests    1 KB JSON POST with a session header, keep-alive, 16 connections, 4 backends: us a request
+                boto3_us: the same with the header lines that boto3 sends; load_us: without a session, by load
+    streams     200 streams of 50 tokens, 20 ms apart: us a token; framed: as InvokeEndpointWithResponseStream
+    first byte  ms to the first byte of a stream, alone, beyond what it takes without a proxy
+    upload      100 MB: how much the process grows, and MB/s, nginx with request buffering off
+
+nginx, HAProxy, Envoy and aiohttp take the same requests; sglang-router and vllm-router take chat completions, and know
+no sessions. Envoy and the routers are looked for in the folder that TORCHMOOR_BENCH_PEERS names. Prototypes saw
+nginx 24.9 us a request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
+
+    make bench NAME=proxy [QUICK=1]
+    python benchmarks/proxy.py [--quick] [--rounds 5] [--save]
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from proxy_arms import (  # noqa: E402
+    LOAD_CORE,
+    NGINX_BACKEND,
+    PROXY_CORE,
+    Aiohttp,
+    Arm,
+    Envoy,
+    HAProxy,
+    Nginx,
+    Process,
+    Router,
+    Torchmoor,
+    free_ports,
+    nginx_command,
+    require,
+    running,
+)
+from proxy_load import (  # noqa: E402
+    BOTO_HEADERS,
+    StreamRequest,
+    first_bytes,
+    open_streams,
+    stream_all,
+    upload,
+    wrk,
+    write_script,
+)
+from proxy_server import ENDPOINT, KEY, KEY_ID  # noqa: E402
+from report import median, parse_options, print_report  # noqa: E402
+
+from torchmoor.routing.sessions import session_mac  # noqa: E402
+
+NUM_BACKENDS = 4
+NUM_SESSIONS = 64
+CONNECTIONS = 16
+MEGABYTE = 1_000_000
+NGINX = "nginx"
+
+Figures = dict[str, dict[str, list[float]]]  # by arm, then by column: one value a round
+
+
+def make_sessions() -> list[str]:
+    """Signed ids, spread over the backends."""
+    sessions = []
+    for number in range(NUM_SESSIONS):
+        instance = f"{ENDPOINT}-{number % NUM_BACKENDS}"
+        nonce, expiry = f"abcdefghijklmn{number // 8 + 2}{number % 8 + 2}", "7fffffff"
+        mac = session_mac(
+            KEY, endpoint=ENDPOINT, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=KEY_ID
+        )
+        sessions.append(f"ts-seq-{nonce}-{expiry}-{instance}-{KEY_ID}{mac}")
+    return sessions
+
+
+def make_body() -> bytes:
+    """1,024 bytes of JSON that every arm takes for a question."""
+    question: dict[str, Any] = {"model": ENDPOINT, "messages": [{"role": "user", "content": ""}]}
+    question["messages"][0]["content"] = "x" * (1024 - len(json.dumps(question)))
+    return json.dumps(question).encode()
+
+
+class Stage:
+    """Backends and proxies, for as long as the context lasts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Stage":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _folder(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def start_nginx_backend(self) -> list[int]:
+        """Four ports that answer at once, as cheaply as anything can."""
+        ports = free_ports(NUM_BACKENDS)
+        listens = " ".join(f"listen 127.0.0.1:{port} backlog=1024;" for port in ports)
+        folder = self._folder("backend")
+        command = nginx_command(folder, NGINX_BACKEND.format(folder=folder, listens=listens))
+        self._stack.enter_context(running(command, ports[0], LOAD_CORE))
+        return ports
+
+    def start_stream_backend(self) -> list[int]:
+        """Four ports that stream, and take uploads."""
+        ports = free_ports(NUM_BACKENDS)
+        command = [sys.executable, str(ROOT / "benchmarks" / "proxy_backend.py"), ",".join(map(str, ports))]
+        self._stack.enter_context(running(command, ports[0], LOAD_CORE))
+        return ports
+
+    def start(self, arm: Arm, upstreams: Sequence[int]) -> Process:
+        """A proxy on its core."""
+        [port] = free_ports(1)
+        command = arm.command(port, upstreams, self._folder(f"{arm.name}-{port}"))
+        return self._stack.enter_context(running(command, port, PROXY_CORE))
+
+
+def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds: int) -> Figures:
+    """us a request."""
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    upstreams = stage.start_nginx_backend()
+    body, sessions = make_body(), make_sessions()
+    kinds: dict[str, tuple[list[str], dict[str, str]]] = {
+        "request_us": (sessions, {}),
+        "boto3_us": (sessions, BOTO_HEADERS),
+        "load_us": ([""], {}),
+    }
+    processes = {arm.name: stage.start(arm, upstreams) for arm in arms}
+    for number in range(rounds + 1):  # the first warms up
+        for column, (ids, headers) in kinds.items():
+            for arm in arms:
+                script = stage.folder / "load.lua"
+                write_script(script, target=arm.path, body=body, sessions=ids, headers=headers)
+                process = processes[arm.name]
+                before = process.cpu_s()
+                answered = wrk(process.port, script, connections=CONNECTIONS, seconds=seconds if number else 1)
+                if number:
+                    spent = process.cpu_s() - before
+                    figures[arm.name][column].append(spent / answered * 1e6)
+                    if column == "request_us":
+                        figures[arm.name]["per_s"].append(answered / seconds)
+        _say(f"requests: round {number} of {rounds}")
+    return figures
+
+
+async def measure_streams(stage: Stage, *, rounds: int, num_streams: int, num_tokens: int, num_alone: int) -> Figures:
+    """us a token, and ms to the first byte."""
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    upstreams = stage.start_stream_backend()
+    sessions = make_sessions()
+    arms: list[tuple[str, Process, str]] = []
+    torchmoor, nginx = Torchmoor(), Nginx(buffering="off")
+    processes = {arm.name: stage.start(arm, upstreams) for arm in (torchmoor, nginx)}
+    arms.append((NGINX, processes[NGINX], nginx.path))
+    arms.append(("torchmoor", processes["torchmoor"], torchmoor.path))
+    arms.append(("framed", processes["torchmoor"], f"{torchmoor.path}-response-stream"))
+    for number in range(rounds + 1):
+        for name, process, path in arms:
+            clients = await open_streams(process.port, num_streams)
+            requests = [StreamRequest(path, num_tokens, session) for session in sessions]
+            before = process.cpu_s()
+            await stream_all(clients, requests)
+            if number:
+                figures[name]["token_us"].append((process.cpu_s() - before) / (num_streams * num_tokens) * 1e6)
+            for client in clients:
+                client.transport.close()
+            await asyncio.sleep(0.1)
+        alone = [StreamRequest(nginx.path, 1, session) for session in sessions]
+        alone = (alone * (num_alone // len(alone) + 1))[:num_alone]
+        direct = sorted(await _first_bytes(upstreams[0], alone))
+        for name in (NGINX, "torchmoor"):
+            found = sorted(await _first_bytes(processes[name].port, alone))
+            if number:
+                figures[name]["first_byte_ms"].append((median(found) - median(direct)) * 1000)
+        _say(f"streams: round {number} of {rounds}")
+    return figures
+
+
+async def _first_bytes(port: int, requests: list[StreamRequest]) -> list[float]:
+    [client] = await open_streams(port, 1)
+    found = await first_bytes(client, requests)
+    client.transport.close()
+    return found
+
+
+def measure_uploads(stage: Stage, *, rounds: int, num_bytes: int) -> Figures:
+    """MB by which a process grows, and MB/s."""
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    upstreams = stage.start_stream_backend()
+    path = f"/predictions/{ENDPOINT}"
+    arms = [Nginx(request_buffering="off"), Torchmoor()]
+    processes = {arm.name: stage.start(arm, upstreams) for arm in arms}
+    for number in range(rounds + 1):
+        for name, process in processes.items():
+            before = process.rss_bytes()
+            process.forget_peak()
+            seconds = upload(process.port, path, num_bytes)
+            if number:
+                figures[name]["upload_rss_mb"].append((process.rss_bytes("VmHWM") - before) / MEGABYTE)
+                figures[name]["upload_mbs"].append(num_bytes / MEGABYTE / seconds)
+    _say("uploads: done")
+    return figures
+
+
+def find_arms() -> list[Arm]:
+    """nginx and torchmoor, and what else is installed."""
+    peers: list[Arm] = [HAProxy(), Envoy(), Router("sglang-router"), Router("vllm-router"), Aiohttp()]
+    missing = [arm.name for arm in peers if not arm.is_installed()]
+    if missing:
+        _say(f"not installed, so not measured: {', '.join(missing)}")
+    return [Nginx(), Torchmoor(), *(arm for arm in peers if arm.is_installed())]
+
+
+def run(*, quick: bool, rounds: int) -> Figures:
+    """All figures by arm and column."""
+    figures: Figures = defaultdict(lambda: defaultdict(list))
+    os.sched_setaffinity(0, {LOAD_CORE % (os.cpu_count() or 1)})
+    with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:
+        scenarios = (
+            lambda stage: measure_requests(stage, find_arms(), rounds=rounds, seconds=1 if quick else 3),
+            lambda stage: asyncio.run(
+                measure_streams(
+                    stage,
+                    rounds=rounds,
+                    num_streams=100 if quick else 200,
+                    num_tokens=20 if quick else 50,
+                    num_alone=50 if quick else 400,
+                )
+            ),
+            lambda stage: measure_uploads(stage, rounds=rounds, num_bytes=(20 if quick else 100) * MEGABYTE),
+        )
+        for scenario in scenarios:
+            with Stage(Path(folder)) as stage:
+                for arm, columns in scenario(stage).items():
+                    figures[arm].update(columns)
+    return figures
+
+
+COLUMNS = ("request_us", "boto3_us", "load_us", "per_s", "token_us", "first_byte_ms", "upload_rss_mb", "upload_mbs")
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="short rounds, fewer streams, 20 MB", rounds=5)
+    require(NGINX, "wrk")
+    figures = run(quick=options.quick, rounds=options.rounds)
+
+    def found(arm: str, column: str) -> float | None:
+        values = figures.get(arm, {}).get(column)
+        return median(values) if values else None
+
+    def ratio(column: str, arm: str, other: str) -> float | None:
+        """The median over the rounds of the ratio within a round."""
+        ours, theirs = (figures.get(name, {}).get(column) for name in (arm, other))
+        return median([a / b for a, b in zip(ours, theirs, strict=True)]) if ours and theirs else None
+
+    rows = []
+    for arm, columns in figures.items():
+        row: dict[str, Any] = {"arm": arm, **{column: found(arm, column) for column in COLUMNS}}
+        spent = columns.get("request_us")
+        row |= {"least_us": min(spent) if spent else None, "most_us": max(spent) if spent else None}
+        rows.append(row)
+    ratios = {
+        "cpu_vs_nginx": ratio("request_us", "torchmoor", NGINX),
+        "cpu_vs_nginx_boto3": ratio("boto3_us", "torchmoor", NGINX),
+        "cpu_vs_nginx_by_load": ratio("load_us", "torchmoor", NGINX),
+        "cpu_vs_haproxy": ratio("request_us", "torchmoor", "haproxy"),
+        "cpu_vs_envoy": ratio("request_us", "torchmoor", "envoy"),
+        "cpu_vs_aiohttp": ratio("request_us", "torchmoor", "aiohttp"),
+        "cpu_vs_vllm_router": ratio("request_us", "torchmoor", "vllm-router"),
+        "cpu_vs_sglang_router": ratio("request_us", "torchmoor", "sglang-router"),
+        "token_cpu_vs_nginx": ratio("token_us", "torchmoor", NGINX),
+        "framed_token_cpu_vs_plain": ratio("token_us", "framed", "torchmoor"),
+        "ttfb_vs_nginx": ratio("first_byte_ms", "torchmoor", NGINX),
+        "upload_rss_mb": found("torchmoor", "upload_rss_mb"),
+        "upload_mbs_vs_nginx": ratio("upload_mbs", "torchmoor", NGINX),
+    }
+    print_report(
+        "proxy",
+        rows,
+        ratios,
+        save=options.save,
+        quick=options.quick,
+        rounds=options.rounds,
+        connections=CONNECTIONS,
+        backends=NUM_BACKENDS,
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

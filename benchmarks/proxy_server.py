@@ -1,0 +1,95 @@
+"""The proxies of benchmarks/proxy.py that are written in Python.
+
+    python benchmarks/proxy_server.py torchmoor|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
+
+torchmoor: the product's own Proxy with everything it does by default; aiohttp: what a careful short proxy costs that is
+made of aiohttp's server and client, least outstanding, streaming, nothing else.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import uvloop  # noqa: E402
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web  # noqa: E402
+
+from torchmoor.app import Proxy  # noqa: E402
+from torchmoor.fleet.instance import Instance, InstanceState  # noqa: E402
+from torchmoor.fleet.registry import Registry  # noqa: E402
+from torchmoor.settings import (  # noqa: E402
+    MIB,
+    EndpointSettings,
+    LimitSettings,
+    ListenSettings,
+    ProxySettings,
+    SessionSettings,
+    VariantSettings,
+)
+
+ENDPOINT = "llava"
+KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"
+HOP_BY_HOP = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
+
+
+async def serve_torchmoor(port: int, upstreams: list[int]) -> None:
+    settings = ProxySettings(
+        endpoints=(EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),)),),
+        listen=ListenSettings(port=port, admin_port=0),
+        limits=LimitSettings(max_passthrough_body_bytes=256 * MIB),
+        sessions=SessionSettings(keys={KEY_ID: KEY}),
+    )
+    registry = Registry(settings.endpoints)
+    for number, upstream in enumerate(upstreams):
+        registry.add(
+            Instance(
+                name=f"{ENDPOINT}-{number}",
+                endpoint=ENDPOINT,
+                model=ENDPOINT,
+                port=upstream,
+                capacity=256,
+                state=InstanceState.READY,
+            )
+        )
+    async with Proxy(settings, registry):
+        await asyncio.Event().wait()
+
+
+async def serve_aiohttp(port: int, upstreams: list[int]) -> None:
+    outstanding = dict.fromkeys(upstreams, 0)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        upstream = min(upstreams, key=outstanding.__getitem__)
+        outstanding[upstream] += 1
+        try:
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
+            url = f"http://127.0.0.1:{upstream}{request.path_qs}"
+            body = await request.read() if (request.content_length or 0) < MIB else request.content
+            async with client.request(request.method, url, headers=headers, data=body) as answer:
+                passed = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
+                if answer.content_length is not None:
+                    return web.Response(status=answer.status, headers=passed, body=await answer.read())
+                response = web.StreamResponse(status=answer.status, headers=passed)
+                await response.prepare(request)
+                async for piece in answer.content.iter_any():
+                    await response.write(piece)
+                await response.write_eof()
+                return response
+        finally:
+            outstanding[upstream] -= 1
+
+    app = web.Application(client_max_size=256 * MIB)
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=480)) as client:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    kind, listen_port, upstream_ports = sys.argv[1:]
+    serve = {"torchmoor": serve_torchmoor, "aiohttp": serve_aiohttp}[kind]
+    uvloop.run(serve(int(listen_port), [int(number) for number in upstream_ports.split(",")]))

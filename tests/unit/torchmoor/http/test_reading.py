@@ -1,0 +1,240 @@
+"""What is read of requests and chunked bodies, held against llhttp: we may refuse more, never understand otherwise."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from typing import Any
+
+import httptools
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchmoor.http.chunks import ChunkedBody
+from torchmoor.http.fields import MAX_LINES, BadMessage, FieldTable
+from torchmoor.http.message import Request
+from torchmoor.http.reader import Known, RequestReader
+
+MAX_HEADER_BYTES = 2_000
+
+
+class Listener:
+    """Remembers requests, and deals with each at once."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[bytes, bytes, list[tuple[bytes, bytes]]]] = []
+        self.bodies: list[bytes] = []
+        self.num_complete = 0
+        self.reader = RequestReader(self, Known(), MAX_HEADER_BYTES)
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        url = request.path + (b"?" + request.query if request.query else b"")
+        self.requests.append((request.method, url, [(field.name, field.value) for field in request.headers]))
+        self.bodies.append(b"")
+        self.on_request_piece(piece, is_complete=is_complete)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self.bodies[-1] += piece
+        if is_complete:
+            self.num_complete += 1
+            self.reader.expect_next()
+
+
+class Oracle:
+    """The same of llhttp."""
+
+    HIDDEN = frozenset(
+        (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"te", b"upgrade", b"trailer")
+    )
+
+    def __init__(self) -> None:
+        self.requests: list[list[Any]] = []
+        self.bodies: list[bytes] = []
+        self.num_complete = 0
+        self.parser = httptools.HttpRequestParser(self)
+        self.is_in_head = True
+
+    def on_message_begin(self) -> None:
+        self.requests.append([b"", b"", []])
+        self.bodies.append(b"")
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self.requests[-1][1] += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_in_head and name.lower() not in self.HIDDEN:
+            self.requests[-1][2].append((name.lower(), value.rstrip(b" \t")))  # which it leaves there
+
+    def on_headers_complete(self) -> None:
+        self.is_in_head = False
+        self.requests[-1][0] = self.parser.get_method()
+
+    def on_body(self, piece: bytes) -> None:
+        self.bodies[-1] += piece
+
+    def on_message_complete(self) -> None:
+        self.num_complete += 1
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    """The bytes in pieces."""
+    places = sorted({min(place, len(data)) for place in cuts} | {0, len(data)})
+    return [data[start:end] for start, end in itertools.pairwise(places)]
+
+
+def read(data: bytes, cuts: list[int]) -> tuple[Listener, BadMessage | None]:
+    """What is read of the bytes, and what is wrong with them."""
+    listener = Listener()
+    try:
+        for piece in cut(data, cuts):
+            listener.reader.feed(piece)
+    except BadMessage as error:
+        return listener, error
+    return listener, None
+
+
+PARTS = [
+    b"GET / HTTP/1.1\r\n",
+    b"POST /a?b=c HTTP/1.1\r\n",
+    b"Host: x\r\n",
+    b"hOsT:x\r\n",
+    b"A: b\r\n",
+    b"A: b",
+    b"c: d\r\n",
+    b"Long-Name:  v w \t\r\n",
+    b"Empty:\r\n",
+    b"Content-Length: 3\r\n",
+    b"Content-Length:3 \r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: keep-alive\r\n",
+    b"\r\n",
+    b"abc",
+    b"3\r\nabc\r\n",
+    b"0\r\n\r\n",
+    b"0\r\nT: u\r\n\r\n",
+    b"a;x=y\r\n",
+    b"\r",
+    b"\n",
+    b" ",
+    b"\t",
+    b":",
+    b"\0",
+    b"\x0b",
+    b"\xff",
+]
+MESSAGES = st.lists(st.sampled_from(PARTS), max_size=14).map(b"".join)
+# Anything within a line of an otherwise good request, which random parts seldom make.
+LINES = st.lists(st.sampled_from(PARTS), max_size=4).map(b"".join)
+REQUESTS = st.one_of(
+    st.builds(lambda rest: b"POST /a HTTP/1.1\r\nHost: x\r\n" + rest, MESSAGES),
+    st.builds(lambda line: b"POST /a HTTP/1.1\r\nHost: x\r\nA: b" + line + b"\r\n\r\n", LINES),
+)
+CUTS = st.lists(st.integers(0, 300), max_size=5)
+
+
+@settings(max_examples=600, deadline=None)
+@given(data=st.one_of(MESSAGES, REQUESTS), cuts=CUTS)
+def test_what_is_read_is_what_llhttp_reads(data: bytes, cuts: list[int]) -> None:
+    """Whatever we take for whole requests llhttp takes for the same ones, field by field and byte by byte."""
+    listener, _ = read(data, cuts)
+    if not listener.num_complete:
+        return
+    oracle = Oracle()
+    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+        oracle.parser.feed_data(data)
+
+    num = listener.num_complete
+    assert oracle.num_complete >= num
+    assert [tuple(request) for request in oracle.requests[:num]] == listener.requests[:num]
+    assert oracle.bodies[:num] == listener.bodies[:num]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.one_of(MESSAGES, REQUESTS), cuts=CUTS)
+def test_cuts_make_no_difference(data: bytes, cuts: list[int]) -> None:
+    """A connection's bytes mean the same in whatever pieces they come."""
+    whole, cut_up = read(data, [])[0], read(data, cuts)[0]
+
+    assert whole.requests == cut_up.requests
+    assert whole.num_complete == cut_up.num_complete
+    assert whole.bodies[: whole.num_complete] == cut_up.bodies[: whole.num_complete]
+
+
+SIZES = st.lists(st.sampled_from([b"3", b"x", b" ", b";", b"a", b"\n", b"\r", b"+", b"-"]), max_size=3).map(b"".join)
+CHUNKS = st.one_of(
+    st.builds(lambda size: size + b"\r\nabc\r\n0\r\n\r\n", SIZES),
+    st.lists(
+        st.sampled_from(
+            [
+                b"3\r\nabc\r\n",
+                b"3",
+                b"abc\r\n",
+                b"0\r\n\r\n",
+                b"0A\r\n0123456789\r\n",
+                b"1;x=y\r\nz\r\n",
+                b"0\r\n",
+                b"\r\n",
+                b"T: u\r\n",
+                b"5",
+                b"\r",
+                b"\n",
+                b"x",
+                b" ",
+            ]
+        ),
+        max_size=10,
+    ).map(b"".join),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(data=CHUNKS, cuts=CUTS)
+def test_chunks_are_read_as_llhttp_reads_them(data: bytes, cuts: list[int]) -> None:
+    """A body that we take for whole is whole for llhttp, with the same content, and ends at the same place."""
+    body, content = ChunkedBody(), b""
+    pieces = cut(data, cuts)
+    while pieces and not body.is_complete and body.fault is None:
+        content += body.feed(pieces.pop(0))
+    if not body.is_complete:
+        return
+    end = len(data) - len(body.rest + b"".join(pieces))
+    oracle = Oracle()
+    with suppress(httptools.HttpParserError):
+        oracle.parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + data[:end])
+
+    assert (oracle.num_complete, oracle.bodies) == (1, [content])
+
+
+def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> None:
+    """Credentials stay in no cache; ids would only push out what is worth remembering."""
+    table = FieldTable()
+
+    for line in (b"Authorization: Bearer x", b"Cookie: a=b", b"X-Amz-Security-Token: t", b"amz-sdk-invocation-id: 1"):
+        assert table[line].value
+    table[b"Accept: */*"]
+
+    assert list(table) == [b"Accept: */*"]
+
+
+def test_remembered_lines_are_bounded() -> None:
+    """In number and in length, whatever clients send."""
+    table = FieldTable()
+
+    for number in range(MAX_LINES + 10):
+        table[b"x: %d" % number]
+    table[b"y: " + b"a" * 10_000]
+
+    assert len(table) <= MAX_LINES
+    assert max(map(len, table)) < 100
+
+
+def test_a_remembered_line_is_asked_for_its_note_once() -> None:
+    """The application's word on a line is kept with it."""
+    asked: list[bytes] = []
+    table = FieldTable(lambda name, value: asked.append(name))
+
+    for _ in range(3):
+        table[b"Accept: */*"]
+
+    assert asked == [b"accept"]

@@ -1,0 +1,104 @@
+"""Bodies in chunks (RFC 9112 7.1), read strictly: sizes are hexadecimal digits, lines end with CR LF and nothing else.
+
+Extensions and trailers are dropped. The states of a body:
+
+    LINE      a chunk's size is awaited
+    DATA      so many bytes of a chunk are awaited
+    DATA_END  the CR LF behind them is awaited
+    TRAILER   the last chunk has come; lines up to an empty one are awaited
+    OVER      the body has ended
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[\t\x20!#-\x5b\x5d-\x7e]*"))?)*')
+_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
+_CRLF = b"\r\n"
+
+
+class _State(Enum):
+    LINE = 0
+    DATA = 1
+    DATA_END = 2
+    TRAILER = 3
+    OVER = 4
+
+
+# Looking a member up in its Enum takes longer than all that is done with it here.
+_AT_LINE, _AT_DATA, _AT_DATA_END, _AT_TRAILER, _OVER = _State
+
+
+class ChunkedBody:
+    """Takes the bytes of one body.
+
+    After each feed: rest is what followed the body, fault what is wrong with it; either is the end. num_unparsed: bytes
+    since the last that were data, for whoever feeds to bound.
+    """
+
+    __slots__ = ("rest", "fault", "num_unparsed", "_state", "_left", "_line")
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self.fault: str | None = None
+        self.num_unparsed = 0
+        self._state = _AT_LINE
+        self._left = 0
+        self._line = b""  # the beginning of one whose end has not come
+
+    @property
+    def is_complete(self) -> bool:
+        """True once the body has ended."""
+        return self._state is _OVER
+
+    def feed(self, data: bytes) -> bytes:
+        """What of the body's content these bytes hold."""
+        self.num_unparsed += len(data)
+        if self._line:
+            data, self._line = self._line + data, b""
+        pieces: list[bytes] = []
+        at, end = 0, len(data)
+        while at < end and self._state is not _OVER and self.fault is None:
+            if self._state is _AT_DATA:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self.num_unparsed = end - at
+                self._left -= len(piece)
+                if not self._left:
+                    self._state = _AT_DATA_END
+                continue
+            stop = data.find(_CRLF, at)
+            if stop < 0:
+                self._hold(data[at:])
+                break
+            self._read_line(data[at:stop])
+            at = stop + 2
+        if self._state is _OVER:
+            self.rest = data[at:]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _hold(self, line: bytes) -> None:
+        """A line whose end may still come."""
+        if b"\n" in line or (self._state is _AT_DATA_END and line != b"\r"):
+            self.fault = "A line of a chunked body must end with CR LF."
+        self._line = line
+
+    def _read_line(self, line: bytes) -> None:
+        state = self._state
+        if state is _AT_LINE:
+            size = _SIZE.fullmatch(line)
+            if size is None:
+                self.fault = "Not a valid chunk size."
+                return
+            self._left = int(size[1], 16)
+            self._state = _AT_DATA if self._left else _AT_TRAILER
+        elif not line:
+            self._state = _AT_LINE if state is _AT_DATA_END else _OVER
+        elif state is _AT_DATA_END:
+            self.fault = "A chunk is longer than its size."
+        elif not _TRAILER.fullmatch(line):
+            self.fault = "Not a valid trailer field."
