@@ -151,7 +151,7 @@ def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds:
                 write_script(script, target=arm.path, body=body, sessions=ids, headers=headers)
                 process = processes[arm.name]
                 before = process.cpu_s()
-                answered = wrk(process.port, script, connections=CONNECTIONS, seconds=seconds if number else 1)
+                answered = wrk(arm.name, process.port, script, connections=CONNECTIONS, seconds=seconds if number else 1)
                 if number:
                     spent = process.cpu_s() - before
                     figures[arm.name][column].append(spent / answered * 1e6)
@@ -235,7 +235,7 @@ def run(*, quick: bool, rounds: int) -> Figures:
     os.sched_setaffinity(0, {LOAD_CORE % (os.cpu_count() or 1)})
     with tempfile.TemporaryDirectory(prefix="torchmoor-bench-") as folder:
         scenarios = (
-            lambda stage: measure_requests(stage, find_arms(), rounds=rounds, seconds=1 if quick else 3),
+            lambda stage: measure_requests(stage, find_arms(), rounds=rounds, seconds=1 if quick else 2),
             lambda stage: asyncio.run(
                 measure_streams(
                     stage,

@@ -45,10 +45,10 @@ def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) ->
     return sock
 
 
-def admin(stage: Stage, method: str, path: str) -> tuple[int, dict[str, object]]:
+def admin(stage: Stage, method: str, path: str, **headers: str) -> tuple[int, dict[str, object]]:
     connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=10)
     stage.close_later(connection)
-    connection.request(method, path, headers={"Connection": "close"})
+    connection.request(method, path, headers={"Connection": "close", **headers})
     answer = connection.getresponse()
     return answer.status, json.load(answer)
 
@@ -244,6 +244,13 @@ def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
 
     stage.run(stop())
     assert admin(stage, "POST", "/instances/a/drain")[0] == 409
+
+
+def test_page_of_elsewhere_cannot_drain(stage: Stage) -> None:
+    """A browser sends an operator's password along with whatever page asks for the request."""
+    assert admin(stage, "POST", "/instances/a/drain", Origin="http://elsewhere.example")[0] == 403
+    own = f"http://127.0.0.1:{stage.proxy.admin_port}"
+    assert admin(stage, "POST", "/instances/a/drain", Origin=own)[0] == 200
 
 
 def test_sessions_return_by_and_by(make_stage: Callable[..., Stage]) -> None:

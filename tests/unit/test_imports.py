@@ -29,7 +29,7 @@ NEVER = [
 # Packages that may import only the standard library, these, and themselves.
 ONLY = {
     "torchmoor.routing": set[str](),
-    "torchmoor.http": {"httptools", "uvloop"},
+    "torchmoor.http": {"uvloop"},
 }
 
 
