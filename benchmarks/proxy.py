@@ -55,8 +55,8 @@ from proxy_load import (  # noqa: E402
     open_streams,
     stream_all,
     upload,
-    wrk,
     write_script,
+    wrk,
 )
 from proxy_server import ENDPOINT, KEY, KEY_ID  # noqa: E402
 from report import median, parse_options, print_report  # noqa: E402

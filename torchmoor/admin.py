@@ -1,10 +1,15 @@
-"""The admin plane: health, metrics and the state of the instances, on its own port."""
+"""The admin plane: health, metrics and the state of the instances, on its own address and port."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hmac
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
@@ -13,12 +18,25 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
 
+HEALTH = "/healthz"
+
 
 class AdminServer:
-    """Serves GET /healthz, /metrics and /instances, and POST /instances/NAME/drain and /instances/NAME/resume."""
+    """Serves GET /healthz, /metrics and /instances, and POST /instances/NAME/drain and /instances/NAME/resume.
+
+    With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
+    which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
+    """
 
     def __init__(
-        self, registry: Registry, collector: MetricsCollector, scraper: MetricsScraper, host: str, port: int
+        self,
+        registry: Registry,
+        collector: MetricsCollector,
+        scraper: MetricsScraper,
+        host: str,
+        port: int,
+        *,
+        token: str = "",
     ) -> None:
         self.port = port
         self._registry = registry
@@ -26,8 +44,9 @@ class AdminServer:
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
         self._host = host
-        app = web.Application()
-        app.router.add_get("/healthz", self._healthz)
+        self._token = token.encode()
+        app = web.Application(middlewares=[self._check_token] if token else [])
+        app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
@@ -45,6 +64,12 @@ class AdminServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path != HEALTH and not hmac.compare_digest(_token_of(request), self._token):
+            raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="torchmoor", charset="UTF-8"'})
+        return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         """200 while every endpoint has a ready instance."""
@@ -92,6 +117,9 @@ class AdminServer:
 
     def _move(self, request: web.Request, expected: tuple[InstanceState, ...], state: InstanceState) -> web.Response:
         """Change an instance's state, and answer with it and with how many requests it still works on."""
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != request.host:
+            return web.json_response({"error": f"A page of {origin} may not do this."}, status=403)
         name = request.match_info["name"]
         instance = self._registry.find(name)
         if instance is None:
@@ -102,3 +130,16 @@ class AdminServer:
             return web.json_response({"error": message}, status=409)
         self._registry.set_state(name, state)
         return web.json_response({"name": name, "state": state.value, "outstanding": instance.outstanding})
+
+
+def _token_of(request: web.Request) -> bytes:
+    """What a request gives for a token; empty if nothing, which is no token."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(given, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""

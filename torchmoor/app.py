@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from random import Random
 from types import TracebackType
 
+from torchmoor.access.gate import Gate
+from torchmoor.access.tls import Tls
 from torchmoor.admin import AdminServer
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.recovery import Recovery
@@ -41,7 +47,15 @@ class Proxy:
         ...  # proxy.port, proxy.admin_port
     """
 
-    def __init__(self, settings: ProxySettings, registry: Registry, *, rng: Random | None = None) -> None:
+    def __init__(
+        self,
+        settings: ProxySettings,
+        registry: Registry,
+        *,
+        rng: Random | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """wall: seconds since 1970, which signatures are dated by. Raises ConfigError if a certificate is no good."""
         limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
         self.registry = registry
         self.port = listen.port
@@ -75,7 +89,9 @@ class Proxy:
             body_timeout_s=limits.body_timeout_s,
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
         )
-        self.server = HttpServer(Api(self.gateway), means, self.sweeper, client_limits)
+        self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
+        self.tls = Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
+        self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
         self.session_rooms = SessionRooms(registry, settings.health)
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -90,12 +106,16 @@ class Proxy:
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.session_rooms)
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers())
+            denied = {} if self.gate is None else self.gate.num_denied
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
-            admin = AdminServer(self.registry, collector, scraper, listen.host, listen.admin_port)
+            token = self._settings.credentials.admin_token
+            admin = AdminServer(self.registry, collector, scraper, listen.admin_host, listen.admin_port, token=token)
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
-            self.port = await self.server.start(listen.host, listen.port)
+            self.port = await self.server.start(
+                listen.host, listen.port, None if self.tls is None else self.tls.context
+            )
             stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
@@ -120,6 +140,29 @@ class Proxy:
             if connection.exchange is not None:
                 connection.exchange.on_target_down(instance)
 
+    @property
+    def runtime_url(self) -> str:
+        """Where the data plane listens."""
+        return _url("http" if self.tls is None else "https", self._settings.listen.host, self.port)
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin plane listens."""
+        return _url("http", self._settings.listen.admin_host, self.admin_port)
+
+    def reload_tls(self) -> None:
+        """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
+        if self.tls is not None:
+            try:
+                self.tls.reload()
+                logger.info("certificate read again")
+            except ConfigError as error:
+                logger.error("the old certificate stays in use: %s", error)
+
     def _close_idle(self) -> None:
         for instance in self.registry.instances():
             instance.close_idle()
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

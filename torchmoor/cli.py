@@ -8,11 +8,12 @@ from pathlib import Path
 
 import click
 
+from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES
+from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
@@ -45,7 +46,19 @@ def main() -> None:
 )
 @click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
 @click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the runtime API.")
+@click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of the admin plane.")
+@click.option(
+    "--keys",
+    "keys_file",
+    metavar="FILE",
+    envvar=KEYS_FILE,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Access keys and tokens that requests must come with; docs/access.md has the form. "
+    f"Also read from {ACCESS_KEYS} and {TOKENS}.",
+)
+@click.option("--tls-cert", metavar="FILE", default="", help="The runtime API's certificate; SIGHUP reads it again.")
+@click.option("--tls-key", metavar="FILE", default="", help="Its private key.")
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
 @click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Where the .mar archives are.")
 @click.option(
@@ -89,6 +102,10 @@ def up(
     port: int,
     admin_port: int,
     host: str,
+    admin_host: str,
+    keys_file: Path | None,
+    tls_cert: str,
+    tls_key: str,
     no_auth: bool,
     model_store: Path | None,
     run_dir: Path | None,
@@ -108,18 +125,29 @@ def up(
       torchmoor up --endpoint llava --endpoint llm
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
+      torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     import uvloop
 
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    try:
+        listen = ListenSettings(
+            host=host,
+            port=port,
+            admin_host=admin_host,
+            admin_port=admin_port,
+            tls_certificate=tls_cert,
+            tls_key=tls_key,
+        )
+    except TorchmoorError as error:
+        raise click.ClickException(str(error)) from error
     options = UpOptions(
         endpoints=endpoints,
         num_instances=instances,
-        host=host,
-        port=port,
-        admin_port=admin_port,
+        listen=listen,
+        keys_file=keys_file,
         model_store=(model_store or _default_store()).resolve(),
         run_dir=None if run_dir is None else run_dir.resolve(),
         journal=journal,

@@ -23,6 +23,7 @@ from botocore.validate import ParamValidator
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance
 from torchmoor.settings import (
+    AccessSettings,
     EndpointSettings,
     HealthSettings,
     KvAwareSettings,
@@ -70,11 +71,13 @@ _GROUPS = {
     "timeouts": TimeoutSettings,
     "health": HealthSettings,
     "recovery": RecoverySettings,
+    "access": AccessSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
     "str": ((str,), "text"),
+    "bool": ((bool,), "true or false"),
 }
 _INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
@@ -299,7 +302,8 @@ def read_group(kind: type[T], value: object, where: str) -> T:
     values = _mapping(value, where, set(known))
     for key, given in values.items():
         types, expected = _TYPES[str(known[key].type)]
-        if not isinstance(given, types) or isinstance(given, bool) or given in (math.inf, -math.inf) or given != given:
+        is_stray_bool = isinstance(given, bool) and bool not in types
+        if not isinstance(given, types) or is_stray_bool or given in (math.inf, -math.inf) or given != given:
             raise ConfigError(f"{where}.{key} must be {expected}, not {given!r}")
     try:
         return kind(**values)

@@ -9,6 +9,11 @@ TorchmoorError
     |-- ValidationError      400
     |   |-- UnknownEndpoint
     |   `-- UnknownVariant
+    |-- AccessDenied         403; 401 to OpenAI's clients
+    |   |-- MissingCredentials
+    |   |-- UnrecognizedClient
+    |   |-- IncompleteSignature
+    |   `-- InvalidSignature
     |-- ModelError           424, with what the model answered
     |-- ModelNotReady        429
     |-- InternalFailure      500
@@ -71,6 +76,45 @@ class UnknownVariant(ValidationError):
 
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(f"Variant {name} not found for endpoint {endpoint}.")
+
+
+class AccessDenied(ApiError):
+    """Nobody who may use the data plane, by the names that AWS gives the reasons."""
+
+    status = 403
+    kind = "AccessDeniedException"
+
+
+class MissingCredentials(AccessDenied):
+    """Neither a signature nor a token."""
+
+    kind = "MissingAuthenticationTokenException"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Missing Authentication Token: sign the request (AWS Signature Version 4), or send a bearer token."
+        )
+
+
+class UnrecognizedClient(AccessDenied):
+    """A key or token that is not configured. Which one is not told, nor which part of it is wrong."""
+
+    kind = "UnrecognizedClientException"
+
+    def __init__(self) -> None:
+        super().__init__("The security token included in the request is invalid.")
+
+
+class IncompleteSignature(AccessDenied):
+    """Not of the form that Signature Version 4 has here."""
+
+    kind = "IncompleteSignatureException"
+
+
+class InvalidSignature(AccessDenied):
+    """Expired, of another service, or not what the secret's owner would have signed."""
+
+    kind = "InvalidSignatureException"
 
 
 class ModelError(ApiError):

@@ -7,7 +7,7 @@ endpoint and variant: both come from the configuration, so they are bounded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -132,7 +132,9 @@ class Variant(Protocol):
 class MetricsCollector:
     """Turns the numbers of all variants and instances into Prometheus metrics, when scraped."""
 
-    def __init__(self, registry: Registry, variants: Iterable[Variant]) -> None:
+    def __init__(self, registry: Registry, variants: Iterable[Variant], denied: Mapping[str, int]) -> None:
+        """denied: requests refused for their credentials, by kind of error."""
+        self._denied = denied
         self._registry = registry
         self._variants = list(variants)
 
@@ -153,6 +155,12 @@ class MetricsCollector:
         yield from counters.values()
         yield from histograms.values()
         yield waiting
+        denied = CounterMetricFamily(
+            "AccessDenied", "Requests refused before any endpoint saw them, by kind of error.", labels=["error"]
+        )
+        for kind, number in list(self._denied.items()):
+            denied.add_metric([kind], number)
+        yield denied
         yield from self._instances()
 
     def _instances(self) -> Iterator[Metric]:

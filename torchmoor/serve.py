@@ -7,12 +7,15 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from torchmoor.access.credentials import read_credentials
+from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
 from torchmoor.config import read_file
 from torchmoor.fleet.registry import Registry
-from torchmoor.up import SESSION_KEYS, check_host
+from torchmoor.up import SESSION_KEYS
 
 
 async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> None:
@@ -21,21 +24,23 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
     announce: the one line of JSON that says where. Raises ConfigError, OSError if a port is taken.
     """
     configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
-    host = configuration.proxy.listen.host
-    check_host(host, is_open=is_open)
-    registry = Registry(configuration.proxy.endpoints)
+    keys_file = configuration.proxy.access.keys_file
+    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
+    settings = replace(configuration.proxy, credentials=credentials)
+    check_exposure(settings.listen, credentials, is_open=is_open)
+    registry = Registry(settings.endpoints)
     for instance in configuration.make_instances():
         registry.add(instance)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    async with Proxy(configuration.proxy, registry) as proxy:
-        named = f"[{host}]" if ":" in host else host
+    async with Proxy(settings, registry) as proxy:
+        loop.add_signal_handler(signal.SIGHUP, proxy.reload_tls)
         where = {
             "ready": True,
-            "runtime": f"http://{named}:{proxy.port}",
-            "admin": f"http://{named}:{proxy.admin_port}",
+            "runtime": proxy.runtime_url,
+            "admin": proxy.admin_url,
             "endpoints": [endpoint.name for endpoint in registry.endpoints()],
         }
         announce(json.dumps(where))

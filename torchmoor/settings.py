@@ -17,13 +17,15 @@ MIB = 1 << 20
 
 _ENDPOINT_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _KEY_ID = re.compile(r"[a-z0-9]{2}")
+_ACCESS_KEY_ID = re.compile(r"[A-Za-z0-9_]{3,128}", re.ASCII)
+_SECRET = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 def _require_positive(group: object, prefix: str) -> None:
     """Raise ConfigError unless every number of the group is above zero."""
     for item in fields(group):  # type: ignore[arg-type]
         value = getattr(group, item.name)
-        if isinstance(value, (int, float)) and value <= 0:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0:
             raise ConfigError(f"{prefix}.{item.name} must be positive, not {value}")
 
 
@@ -39,12 +41,17 @@ class ListenSettings:
 
     host: str = "127.0.0.1"
     port: int = 8080
+    admin_host: str = "127.0.0.1"  # another address than loopback needs an admin token
     admin_port: int = 9080
+    tls_certificate: str = ""  # PEM file, with those that sign it; "": the data plane is plain HTTP
+    tls_key: str = ""  # PEM file without a password
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("listen.tls_certificate and listen.tls_key must be given together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +235,68 @@ class SessionSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """How credentials are judged where there are any."""
+
+    keys_file: str = ""  # read by the command line; see torchmoor.access.credentials
+    region: str = ""  # that signatures must name; "": any
+    clock_skew_s: float = 300.0  # between a client's clock and ours; a signed request can be replayed as long
+    allows_unsigned_payload: bool = False  # bodies that no signature covers
+    max_signed_body_bytes: int = 6 * MIB  # a signed body is held until its signature is verified
+    max_unverified_bytes: int = 256 * MIB  # held so, over all requests, by their declared lengths
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "access")
+        if self.max_unverified_bytes < self.max_signed_body_bytes:
+            raise ConfigError("access.max_unverified_bytes must be at least access.max_signed_body_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessKey:
+    """What belongs to an access key id. session_token: what requests must carry too; "": they must carry none."""
+
+    secret: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Who may come in: access keys by their ids, bearer tokens by the names of their owners, the admin plane's token.
+
+    Without keys and tokens the data plane asks nobody for credentials; without an admin token, neither does the other.
+    """
+
+    keys: Mapping[str, AccessKey] = field(default_factory=dict, repr=False)
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    admin_token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        for key_id, key in self.keys.items():
+            if not _ACCESS_KEY_ID.fullmatch(key_id):
+                raise ConfigError("access keys: an id must be 3 to 128 letters, digits or underscores")
+            _require_secret(key.secret, f"access keys: the secret of {key_id}")
+        for name, token in self.tokens.items():
+            if not _ACCESS_KEY_ID.fullmatch(name):
+                raise ConfigError("tokens: a name must be 3 to 128 letters, digits or underscores")
+            _require_secret(token, f"tokens: that of {name}")
+        if len(set(self.tokens.values())) != len(self.tokens):
+            raise ConfigError("tokens: two names have the same token")
+        if self.admin_token:
+            _require_secret(self.admin_token, "the admin token")
+
+    @property
+    def guards_data(self) -> bool:
+        """True if the data plane asks for credentials."""
+        return bool(self.keys or self.tokens)
+
+
+def _require_secret(secret: str, whose: str) -> None:
+    """Raise ConfigError, without the secret, unless it can be sent in a header and is too long to be guessed."""
+    if len(secret) < 16 or not _SECRET.fullmatch(secret):
+        raise ConfigError(f"{whose} must have at least 16 visible ASCII characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
     """Everything the proxy is told."""
 
@@ -238,6 +307,8 @@ class ProxySettings:
     health: HealthSettings = field(default_factory=HealthSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    credentials: Credentials = field(default_factory=Credentials)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:

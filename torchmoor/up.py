@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import os
@@ -17,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchmoor.access.credentials import read_credentials
+from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
-from torchmoor.errors import ConfigError
 from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
@@ -41,9 +41,8 @@ class UpOptions:
 
     endpoints: tuple[str, ...]  # each is served by instances of the archive of its name
     num_instances: int  # of each endpoint
-    host: str
-    port: int
-    admin_port: int
+    listen: ListenSettings
+    keys_file: Path | None
     model_store: Path
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
@@ -59,14 +58,16 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     report: progress, line by line; announce: the one line of JSON when everything is ready.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    check_host(options.host, is_open=options.is_open)
+    credentials = read_credentials(os.environ, options.keys_file)
+    check_exposure(options.listen, credentials, is_open=options.is_open)
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
             for name in options.endpoints
         ),
-        listen=ListenSettings(host=options.host, port=options.port, admin_port=options.admin_port),
+        listen=options.listen,
+        credentials=credentials,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -89,6 +90,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload_tls)
         starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
@@ -102,12 +104,11 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
 
 def describe(options: UpOptions, proxy: Proxy) -> str:
     """The line of JSON that says where everything is."""
-    named = f"[{options.host}]" if ":" in options.host else options.host
     return json.dumps(
         {
             "ready": True,
-            "runtime": f"http://{named}:{proxy.port}",
-            "admin": f"http://{named}:{proxy.admin_port}",
+            "runtime": proxy.runtime_url,
+            "admin": proxy.admin_url,
             "endpoints": list(options.endpoints),
         }
     )
@@ -144,16 +145,6 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
         logger.warning("nvidia-smi does not answer; going on without a GPU")
         return []
     return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
-
-
-def check_host(host: str, *, is_open: bool) -> None:
-    """Raise ConfigError unless the address is loopback or the operator said that anybody may come in."""
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError as error:
-        raise ConfigError(f"--host must be an address of this machine or localhost, not {host!r}") from error
-    if not is_loopback and not is_open:
-        raise ConfigError(f"on {host} anybody who reaches this machine could use it: say --no-auth if that is meant")
 
 
 def _stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:

@@ -7,6 +7,7 @@ import dataclasses
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from random import Random
@@ -23,6 +24,8 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
+    AccessSettings,
+    Credentials,
     EndpointSettings,
     HealthSettings,
     LateBindingSettings,
@@ -44,12 +47,17 @@ NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
 
 
 def make_session_id(
-    instance: str, *, endpoint: str = "llava", key: bytes = KEY, nonce: str = "abcdefghijklmnop"
+    instance: str,
+    *,
+    endpoint: str = "llava",
+    key: bytes = KEY,
+    nonce: str = "abcdefghijklmnop",
+    principal: str = "",
 ) -> str:
     """An id as the handler of that instance would mint it."""
     expiry, key_id = "7fffffff", "k1"
     mac = session_mac(
-        key, endpoint=endpoint, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
+        key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
     return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
 
@@ -71,6 +79,10 @@ class Stage:
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
+        listen: ListenSettings = LISTEN,
+        access: AccessSettings | None = None,
+        credentials: Credentials | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
         models = {variant.name: variant.model for variant in variants}
@@ -78,13 +90,16 @@ class Stage:
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
             endpoints=(EndpointSettings(name="llava", variants=variants, late_binding=late_binding),),
-            listen=LISTEN,
+            listen=listen,
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
             health=health,
             recovery=recovery or RecoverySettings(),
             sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
+            access=access or AccessSettings(),
+            credentials=credentials or Credentials(),
         )
+        self._wall = wall
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}
         self._capacity = capacity
@@ -146,7 +161,7 @@ class Stage:
                     state=InstanceState.READY,
                 )
             )
-        async with Proxy(self.settings, self.registry, rng=Random(7)) as self.proxy:
+        async with Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall) as self.proxy:
             await asyncio.sleep(0)
             # The first probe, which no setting prevents.
             while self.proxy.health.is_probing and self.settings.health is NO_PROBES:  # noqa: ASYNC110
@@ -195,6 +210,7 @@ class Stage:
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
         assert self.proxy.budget.used_bytes == 0
+        assert self.proxy.gate is None or self.proxy.gate.num_held_bytes == 0
         for instance in self.registry.instances():
             for connection in instance.idle:
                 assert connection.is_usable
@@ -213,14 +229,24 @@ class Stage:
 
     # Clients
 
-    def client(self, **config: Any) -> Any:
-        """An unmodified boto3 sagemaker-runtime client."""
+    def client(
+        self,
+        *,
+        key_id: str = "AKIAEXAMPLE",
+        secret: str = "secret",
+        session_token: str | None = None,
+        verify: str | None = None,
+        **config: Any,
+    ) -> Any:
+        """An unmodified boto3 sagemaker-runtime client. verify: the certificate that it trusts."""
         client = boto3.client(
             "sagemaker-runtime",
-            endpoint_url=f"http://127.0.0.1:{self.proxy.port}",
+            endpoint_url=self.proxy.runtime_url,
             region_name="us-east-1",
-            aws_access_key_id="AKIAEXAMPLE",
-            aws_secret_access_key="secret",
+            aws_access_key_id=key_id,
+            aws_secret_access_key=secret,
+            aws_session_token=session_token,
+            verify=verify,
             config=Config(retries={"total_max_attempts": 1}, read_timeout=15, **config),
         )
         self._closables.append(client)

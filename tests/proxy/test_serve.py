@@ -115,6 +115,10 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
     [
         ({"limits": {"max_conections": 5}}, "limits: unknown key 'max_conections'"),
         ({"listen": {"host": "0.0.0.0"}}, "--no-auth"),
+        ({"listen": {"admin_host": "0.0.0.0"}}, "TORCHMOOR_ADMIN_TOKEN"),
+        ({"access": {"keys_file": "/nowhere/keys"}}, "cannot read /nowhere/keys"),
+        ({"access": {"allows_unsigned_payload": 1}}, "access.allows_unsigned_payload must be true or false"),
+        ({"listen": {"tls_certificate": "a.pem", "tls_key": "/nowhere/key"}}, "cannot read /nowhere/key"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_listens(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 
+from torchmoor.access.gate import Gate
 from torchmoor.api import container, runtime, torchserve
+from torchmoor.api.checked import CheckedReply
 from torchmoor.api.container import ContainerApi
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.openai import OpenAIApi
+from torchmoor.api.openai import OpenAIApi, openai_error
 from torchmoor.api.passthrough import PassThrough
 from torchmoor.api.replies import refusal, runtime_error
 from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import Note, make_note
-from torchmoor.errors import InternalFailure, UnknownOperation
+from torchmoor.errors import ApiError, InternalFailure, UnknownOperation
 from torchmoor.http.call import Call
 from torchmoor.http.message import Reply, Request
 
@@ -24,10 +26,12 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class Api:
-    """Every dialect on one port."""
+    """Every dialect on one port, behind one gate."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, gate: Gate | None = None) -> None:
+        """gate: None lets everybody in."""
         self._gateway = gateway
+        self._gate = gate
         pass_through = PassThrough(gateway)
         self._openai = OpenAIApi(gateway)
         self._runtime = RuntimeApi(gateway)
@@ -42,14 +46,29 @@ class Api:
         """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
         request_id = self._gateway.new_request_id()
         try:
+            if self._gate is not None and request.path != container.PING:  # a load balancer has no credentials
+                self._gate.admit(request)
             decision = self._dispatch(request, request_id)
+            if request.body_check is not None and isinstance(decision, Reply):
+                decision = CheckedReply(
+                    request, request.body_check, decision, lambda e: self._error(request, e, request_id)
+                )
+        except ApiError as refused:  # by the gate
+            decision = self._error(request, refused, request_id)
         except Exception:
+            if request.body_check is not None:
+                request.body_check.release()
             logger.exception("fault request_id=%s", request_id.decode())
-            error = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
-            return runtime_error(error, request_id)
+            fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
+            return runtime_error(fault, request_id)
         if isinstance(decision, Reply) and decision.status >= 400 and logger.isEnabledFor(logging.DEBUG):
             logger.debug("request refused request_id=%s status=%d", request_id.decode(), decision.status)
         return decision
+
+    def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
+        """An error that no dialect has seen, in the words of the one that was meant."""
+        say = openai_error if self._openai.serves(request.path) else runtime_error
+        return say(error, request_id)
 
     def _dispatch(self, request: Request, request_id: bytes) -> Call | Reply:
         path, method = request.path, request.method

@@ -65,7 +65,7 @@ class Gateway:
         random = os.urandom(10).hex()
         self._id_prefix = "-".join((random[:8], random[8:12], random[12:16], random[16:])).encode()
         self._ids = count(1)
-        self._verified: dict[tuple[str, bytes], SessionId] = {}
+        self._verified: dict[tuple[str, str, bytes], SessionId] = {}
 
     def new_request_id(self) -> bytes:
         """A unique id in the form of a UUID: a random part of this process, then a count."""
@@ -78,23 +78,25 @@ class Gateway:
             raise UnknownEndpoint(name, self.settings.account_id)
         return endpoint
 
-    def get_session(self, endpoint: Endpoint, raw: bytes | None) -> SessionId | None:
+    def get_session(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
         """The session that a request belongs to; None if to none, or to one that it opens.
 
-        Raises ValidationError for an id that breaks the pattern, or was not made for this endpoint with a known key.
+        Raises ValidationError for an id that breaks the pattern, or was not made for this endpoint and principal with
+        a known key.
         """
         if not raw or raw == NEW_SESSION:
             return None
-        known = self._verified.get((endpoint.name, raw))
+        known = self._verified.get((endpoint.name, principal, raw))
         if known is not None:
             return known
         SESSION_ID_MEMBER.check(raw)
-        session = verify(raw.decode("ascii"), self.settings.sessions.keys, endpoint=endpoint.name)
+        keys = self.settings.sessions.keys
+        session = verify(raw.decode("ascii"), keys, endpoint=endpoint.name, principal=principal)
         if session is None:
             raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
         if len(self._verified) >= MAX_REMEMBERED_IDS:
             del self._verified[next(iter(self._verified))]
-        self._verified[endpoint.name, raw] = session
+        self._verified[endpoint.name, principal, raw] = session
         return session
 
     def dispatchers(self) -> list[Dispatcher]:

@@ -21,7 +21,7 @@ from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import WAITING, Answer, Deadlines, Loss, Outcome, Waiter, Waiting
 from torchmoor.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request
+from torchmoor.http.message import BodyCheck, Reply, Request
 from torchmoor.routing.kv_aware import Expectation
 from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest
@@ -67,6 +67,8 @@ class Invocation:
     """
 
     num_prefix_bytes = 0
+    _body_check: BodyCheck | None = None
+    _principal_line = b""
     opens_session = False
     route_request = FIRST_ATTEMPT
     choice: Choice | None = None
@@ -104,6 +106,12 @@ class Invocation:
         if session is None:
             self.num_prefix_bytes = dispatcher.num_prefix_bytes
             self.opens_session = heard.members.get(SESSION_ID) == NEW_SESSION
+        if request.principal:
+            self._principal_line = b"x-torchmoor-principal: %b\r\n" % request.principal.encode()
+        if request.body_check is not None:
+            self._body_check = request.body_check
+            self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
+            self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
         dispatcher.metrics.invocations += 1
 
     @property
@@ -140,6 +148,12 @@ class Invocation:
     def route(self, prefix: bytes, waiter: Waiter) -> Instance | Reply | Waiting:
         """Choose and lease an instance, or wait for one."""
         self._waiter = waiter
+        if self._body_check is not None:
+            self.num_prefix_bytes = 0 if self.session is not None else self.dispatcher.num_prefix_bytes
+            try:
+                self._body_check.verify(prefix)
+            except ApiError as error:
+                return self.fail(error)
         if self.num_prefix_bytes:
             self.route_request = RouteRequest(prefix=prefix, prefix_id=self._heard.members.get(PREFIX_AWARE_ID, b""))
         return self._choose_or_wait()
@@ -163,7 +177,9 @@ class Invocation:
 
     @property
     def principal(self) -> bytes:
-        """Who asks, by the name that the request's signature or token gives; for taking turns while waiting."""
+        """Who asks, as far as it is known; for taking turns while waiting."""
+        if self.request.principal:
+            return self.request.principal.encode()
         credential = find_field(self.request.headers, b"authorization") or b""
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
@@ -200,7 +216,7 @@ class Invocation:
         request_id, members = self.request_id, self._heard.members
         invocation_line = b"" if INVOCATION_ID in members else b"amz-sdk-invocation-id: %b\r\n" % request_id
         return (
-            b"%b %b HTTP/1.1\r\n%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
+            b"%b %b HTTP/1.1\r\n%b%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
             b"x-torchmoor-timeout-ms: %d\r\n\r\n"
         ) % (
             self.request.method,
@@ -209,6 +225,7 @@ class Invocation:
             framing,
             b"".join(self._heard.lines),
             self.operation.endpoint_line,
+            self._principal_line,
             request_id,
             members.get(INFERENCE_ID) or request_id,
             invocation_line,
@@ -294,6 +311,8 @@ class Invocation:
         self._waiter = None  # else the exchange and its call are a cycle, which only the collector could free
         lease, self._lease = self._lease, None
         self._release(lease)
+        if self._body_check is not None:
+            self._body_check.release()
         now = monotonic()
         metrics = self.metrics
         if self._sent_at:

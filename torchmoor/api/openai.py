@@ -18,7 +18,9 @@ from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, 
 from torchmoor.api.streaming import EventPassEncoder
 from torchmoor.api.validation import TARGET_VARIANT, read_members
 from torchmoor.errors import (
+    AccessDenied,
     ApiError,
+    MissingCredentials,
     ModelError,
     ServiceUnavailable,
     UnknownEndpoint,
@@ -79,7 +81,7 @@ class OpenAIApi:
             path = request.path.decode("latin-1")[:256]
             raise UnknownOperation(f"No operation {request.method.decode()} {path}.")
         except ApiError as error:
-            return _error(error, request_id)
+            return openai_error(error, request_id)
 
     def _complete(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Invocation:
         if len(endpoints) > 1:  # the name is in the body, which passes by unread
@@ -113,7 +115,7 @@ class OpenAIInvocation(Invocation):
         if isinstance(error, ModelError):
             error = _with_status(error, _TIMED_OUT)
         self.status = error.status
-        return _error(error, self.request_id)
+        return openai_error(error, self.request_id)
 
     def on_body_too_large(self) -> Reply:
         """HTTP's own status for it."""
@@ -173,16 +175,22 @@ def _with_status(error: ApiError, status: int) -> ApiError:
     return error
 
 
-def _error(error: ApiError, request_id: bytes) -> Reply:
+def openai_error(error: ApiError, request_id: bytes) -> Reply:
     """An error of the proxy's own."""
-    code, param = error.kind, None
+    code: str | None = error.kind
+    param = None
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    if isinstance(error, AccessDenied):
+        error, code = _with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
+        fields = ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, UnknownEndpoint):  # their word, which some clients look for
         error, code, param = _with_status(error, 404), "model_not_found", "model"
-    fields = ((b"retry-after", b"%d" % error.retry_after_s),) if isinstance(error, ServiceUnavailable) else ()
+    if isinstance(error, ServiceUnavailable):
+        fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
 
 
-def _object(message: str, status: int, code: str, param: Any = None) -> dict[str, Any]:
+def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     return {"message": message, "type": kind, "param": param, "code": code}
 

@@ -67,7 +67,7 @@ class PassThrough:
         try:
             heard = read_members(request.headers)
             members = heard.members
-            session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+            session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
             dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or members.get(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)

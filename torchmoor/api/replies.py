@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable
+from torchmoor.errors import AccessDenied, ApiError, ModelError, ServiceUnavailable
 from torchmoor.http.message import Reply
 
 _JSON = (b"content-type", b"application/json")
@@ -13,6 +13,13 @@ _JSON = (b"content-type", b"application/json")
 
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
     """What boto3 turns into the exception named by `error.kind`."""
+    if isinstance(error, AccessDenied):  # said by what stands before AWS's services, which spells it so
+        denied = json.dumps({"message": error.message}).encode()
+        return Reply(
+            error.status,
+            (_JSON, (b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id)),
+            denied,
+        )
     body: dict[str, object] = {"Message": error.message}
     if isinstance(error, ModelError):
         body["OriginalStatusCode"] = error.original_status

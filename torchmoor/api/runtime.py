@@ -90,7 +90,7 @@ class RuntimeApi:
         endpoint = operation.endpoint
         if TARGET_MODEL in members:
             raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
-        session = self._gateway.get_session(endpoint, members.get(SESSION_ID))
+        session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
         dispatcher = self._gateway.dispatcher_for(endpoint, session, members.get(TARGET_VARIANT))
         kind = StreamInvocation if is_stream else RuntimeInvocation
         return kind(operation, request, heard, request_id=request_id, dispatcher=dispatcher, session=session)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchmoor.access.credentials import SECRETS
 from torchmoor.errors import LaunchError
 
 PORTS_PER_INSTANCE = 5
@@ -110,9 +111,16 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
 
 
 def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, str]:
-    """The instance's environment: ours, without what would redirect Java or TorchServe, plus its own places."""
+    """The instance's environment: ours, without what would redirect Java or TorchServe, plus its own places.
+
+    Clients' credentials stay with the proxy.
+    """
     java_home = find_java_home(settings)
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TS_", "JAVA_", "_JAVA_", "JDK_JAVA_"))}
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not (k.startswith(("TS_", "JAVA_", "_JAVA_", "JDK_JAVA_")) or k in SECRETS)
+    }
     path = os.pathsep.join([str(java_home / "bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     own = {
         "JAVA_HOME": str(java_home),

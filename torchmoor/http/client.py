@@ -140,9 +140,10 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(error.status, error.message)
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may still read: see _probe."""
+        """The client sends no more. It may still read, unless TLS ends both ways at once: see _probe."""
         exchange = self.exchange
-        if exchange is None or not exchange.is_request_complete or self.is_http10:
+        can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
+        if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
             return False
         self.keep_alive = False
         self._probe()

@@ -143,6 +143,7 @@ class Framing:
     """
 
     num_hosts = 0
+    host = b""
     content_length: int | None = None
     is_chunked = False
     is_expecting = False
@@ -154,6 +155,7 @@ class Framing:
             kind = field.kind
             if kind is _HOST:
                 self.num_hosts += 1
+                self.host = field.value
             elif kind is _LENGTH:
                 if self.content_length is not None:
                     raise BadMessage(400, "A message has one Content-Length.")

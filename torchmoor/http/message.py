@@ -4,20 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Protocol
 
 from torchmoor.http.fields import Headers
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
+class BodyCheck(Protocol):
+    """Judges a request's body before any of it is used."""
+
+    max_body_bytes: int
+
+    def verify(self, body: bytes) -> None:
+        """Raises the application's error if this is not the body that the head promised. At most once."""
+        ...
+
+    def release(self) -> None:
+        """The body will not be verified; may be called after `verify`, and again."""
+        ...
+
+
 class Request:
     """A request's head.
 
     path and query: as sent, the query without its question mark. received_at: monotonic seconds.
-    content_length: None when there is no body or is_chunked.
+    content_length: None when there is no body or is_chunked. host: the Host field.
+
+    principal: who sends it, once that is known; "" where nobody is asked. body_check: the request must not be acted
+    upon before this has seen the whole body; None if nothing has to be checked.
     """
 
-    __slots__ = ("method", "path", "query", "headers", "content_length", "is_chunked", "received_at")
+    __slots__ = (
+        "method",
+        "path",
+        "query",
+        "headers",
+        "content_length",
+        "is_chunked",
+        "received_at",
+        "host",
+        "principal",
+        "body_check",
+    )
 
     def __init__(
         self,
@@ -28,6 +57,7 @@ class Request:
         content_length: int | None = None,
         is_chunked: bool = False,
         received_at: float = 0.0,
+        host: bytes = b"",
     ) -> None:
         self.method = method
         self.path = path
@@ -36,6 +66,9 @@ class Request:
         self.content_length = content_length
         self.is_chunked = is_chunked
         self.received_at = received_at
+        self.host = host
+        self.principal = ""
+        self.body_check: BodyCheck | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.method.decode()} {self.path.decode('latin-1')}>"

@@ -174,7 +174,7 @@ class RequestReader:
             if framing.has_upgrade and b"upgrade" in options:
                 raise BadMessage(400, "Upgrade is not supported.")
         length = framing.content_length
-        request = Request(method, path, query, headers, length, framing.is_chunked, monotonic())
+        request = Request(method, path, query, headers, length, framing.is_chunked, monotonic(), framing.host)
         self._is_dealt_with = False
         start = end + 4
         if framing.is_chunked:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from torchmoor.http.call import Application
-from torchmoor.http.client import ClientConnection, ClientLimits
+from torchmoor.http.client import LINGER_S, ClientConnection, ClientLimits
 from torchmoor.http.exchange import ExchangeMeans
 from torchmoor.http.reader import Known
 from torchmoor.http.sweeper import Sweeper
@@ -31,10 +32,18 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen, with TLS if there is a context for it; returns the port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ClientConnection(self), host, port, backlog=1024)
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self),
+            host,
+            port,
+            backlog=1024,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.limits.header_timeout_s,
+            ssl_shutdown_timeout=None if tls is None else LINGER_S,
+        )
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

@@ -67,7 +67,7 @@ def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_an_address_open_to_a_network_must_be_meant() -> None:
-    """Loopback is the default; anything else needs a flag while there is no authentication."""
+    """Loopback is the default; anything else needs credentials or a flag."""
     result = invoke("up", "--host", "0.0.0.0")
 
     assert result.exit_code == 1

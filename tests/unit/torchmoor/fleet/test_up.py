@@ -14,12 +14,12 @@ import pytest
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
 from torchmoor import up
-from torchmoor.errors import ConfigError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
-from torchmoor.up import DEVICE_FRACTION, UpOptions, check_host, find_gpus, plan, run, share_gpus
+from torchmoor.settings import ListenSettings
+from torchmoor.up import DEVICE_FRACTION, UpOptions, find_gpus, plan, run, share_gpus
 
 DEADLINE_S = 30.0
 
@@ -32,9 +32,8 @@ def options(tmp_path: Path) -> UpOptions:
     return UpOptions(
         endpoints=("llava",),
         num_instances=2,
-        host="127.0.0.1",
-        port=0,
-        admin_port=0,
+        listen=ListenSettings(port=0, admin_port=0),
+        keys_file=None,
         model_store=tmp_path / "store",
         run_dir=tmp_path / "run",
         journal=None,
@@ -153,27 +152,6 @@ def test_allowed_image_hosts_reach_the_handlers(options: UpOptions, environments
     serve(replace(options, allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
     assert environments["llava-0"][up.ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
-def test_loopback_needs_no_flag(host: str) -> None:
-    """Only this machine reaches it."""
-    check_host(host, is_open=False)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5"])
-def test_any_other_address_must_be_meant(host: str) -> None:
-    """There is no authentication yet: to be open to a network takes an explicit flag."""
-    with pytest.raises(ConfigError, match="--no-auth"):
-        check_host(host, is_open=False)
-
-    check_host(host, is_open=True)
-
-
-def test_a_host_that_is_no_address_is_refused() -> None:
-    """A name could resolve to anything."""
-    with pytest.raises(ConfigError, match=r"example\.com"):
-        check_host("example.com", is_open=True)
 
 
 def test_instances_are_spread_over_the_gpus() -> None:

@@ -1,0 +1,492 @@
+"""Who may use the data plane, as boto3's and OpenAI's own clients see it: signatures, tokens, identities, TLS."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import requests
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as Signer
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer, replace
+from tests.proxy.fake_instance import answering
+from torchmoor.access.gate import principal_of
+from torchmoor.settings import AccessKey, AccessSettings, Credentials
+
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+OTHER_SECRET = "another-secret-of-another-client"
+TOKEN = "token-of-alice-0123456789"
+TOKENS = {"alice": TOKEN}
+CREDENTIALS = Credentials(
+    keys={
+        "AKIAEXAMPLE": AccessKey(secret=SECRET),
+        "AKIAOTHER": AccessKey(secret=OTHER_SECRET),
+        "ASIATEMPORARY": AccessKey(secret=OTHER_SECRET, session_token="session-token-1"),
+    },
+    tokens=TOKENS,
+)
+PATH = "/endpoints/llava/invocations"
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+
+MakeStage = Callable[..., Stage]
+
+
+@pytest.fixture
+def guarded(make_stage: MakeStage) -> Stage:
+    """A proxy that asks for credentials."""
+    return make_stage(credentials=CREDENTIALS)
+
+
+def received(stage: Stage) -> list[Any]:
+    return [*stage.a.received, *stage.b.received]
+
+
+def refused(client: Any, **arguments: Any) -> tuple[int, str, str]:
+    """Status, code and message of the ClientError that boto3 raises."""
+    with pytest.raises(ClientError) as caught:
+        client.invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
+    response = caught.value.response
+    error = response["Error"]
+    return response["ResponseMetadata"]["HTTPStatusCode"], error["Code"], error["Message"]
+
+
+def signed(stage: Stage, body: bytes = b"{}", *, path: str = PATH, method: str = "POST", **headers: str) -> Any:
+    """A request signed by botocore, to be spoilt and sent by hand."""
+    request = AWSRequest(method, f"{stage.proxy.runtime_url}{path}", data=body, headers=headers)
+    SigV4Auth(Signer("AKIAEXAMPLE", SECRET), "sagemaker", "us-east-1").add_auth(request)
+    return request.prepare()
+
+
+def send(request: Any, **changes: Any) -> tuple[int, str]:
+    """Status, and the name of the error."""
+    data = changes.get("body", request.body)
+    url = changes.get("url", request.url)
+    headers = {**dict(request.headers.items()), **changes.get("headers", {})}
+    headers.pop("Content-Length", None)  # written anew for the body as it is
+    answer = requests.request(request.method, url, data=data, headers=headers, timeout=10)
+    return answer.status_code, answer.headers.get("x-amzn-errortype", "")
+
+
+def test_a_request_signed_with_a_known_key_passes(guarded: Stage) -> None:
+    """boto3 unchanged; its credentials stay with the proxy, its identity goes on."""
+    client = guarded.client(secret=SECRET)
+
+    for body in (b'{"a": 1}', b"", b"x" * 300_000):
+        answer = client.invoke_endpoint(
+            EndpointName="llava", Body=body, CustomAttributes="a  b   c", SessionId=make_session_id_of("AKIAEXAMPLE")
+        )
+        assert answer["Body"].read() == b"{}"
+        [request] = guarded.a.received
+        assert request.body == body
+        assert "authorization" not in request.headers
+        assert request.headers["x-torchmoor-principal"] == principal_of("key", "AKIAEXAMPLE")
+        guarded.a.received.clear()
+
+
+def make_session_id_of(key_id: str) -> str:
+    return make_session_id("a", principal=principal_of("key", key_id))
+
+
+def test_a_stream_is_signed_as_well(guarded: Stage) -> None:
+    """InvokeEndpointWithResponseStream has the same signature."""
+    answer = guarded.client(secret=SECRET).invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("credentials", "code", "message"),
+    [
+        ({"secret": "wrong"}, "InvalidSignatureException", "does not match"),
+        ({"key_id": "AKIAUNKNOWN"}, "UnrecognizedClientException", "security token"),
+        ({"secret": SECRET, "session_token": "stray"}, "UnrecognizedClientException", "security token"),
+        ({"key_id": "ASIATEMPORARY", "secret": OTHER_SECRET}, "UnrecognizedClientException", "security token"),
+        (
+            {"key_id": "ASIATEMPORARY", "secret": OTHER_SECRET, "session_token": "session-token-2"},
+            "UnrecognizedClientException",
+            "security token",
+        ),
+    ],
+)
+def test_boto3_raises_the_error_that_aws_would_give(
+    guarded: Stage, credentials: dict[str, str], code: str, message: str
+) -> None:
+    """ClientError with AWS's code, status 403; no instance hears of the request."""
+    status, given, text = refused(guarded.client(**credentials))
+
+    assert (status, given) == (403, code)
+    assert message in text
+    assert received(guarded) == []
+
+
+def test_a_session_token_that_belongs_to_its_key_is_asked_for(guarded: Stage) -> None:
+    """Temporary credentials have three parts."""
+    client = guarded.client(key_id="ASIATEMPORARY", secret=OTHER_SECRET, session_token="session-token-1")
+
+    client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert "x-amz-security-token" not in received(guarded)[0].headers
+
+
+@pytest.mark.parametrize(("skew_s", "word"), [(400, "Signature expired"), (-400, "Signature not yet current")])
+def test_a_signature_is_good_for_five_minutes(make_stage: MakeStage, skew_s: float, word: str) -> None:
+    """On either side of the proxy's clock."""
+    shift = [skew_s]
+    stage = make_stage(credentials=CREDENTIALS, wall=lambda: time.time() + shift[0])
+    client = stage.client(secret=SECRET)
+
+    status, code, message = refused(client)
+    assert (status, code) == (403, "InvalidSignatureException")
+    assert word in message
+
+    shift[0] = skew_s * 0.7
+    client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+def test_nothing_of_a_tampered_request_reaches_an_instance(guarded: Stage) -> None:
+    """Body, path, query, and every field that gives the request its meaning are as they were signed."""
+    custom = "X-Amzn-SageMaker-Custom-Attributes"
+    request = signed(guarded, b'{"n": 1}', **{custom: "one"})
+
+    assert send(request)[0] == 200
+    assert len(received(guarded)) == 1
+    mismatch = (403, "InvalidSignatureException")
+    assert send(request, body=b'{"n": 2}') == mismatch
+    assert send(request, body=b"") == mismatch
+    assert send(request, url=request.url + "-response-stream") == mismatch
+    assert send(request, url=request.url + "?a=1") == mismatch
+    assert send(request, headers={custom: "two"}) == mismatch
+    assert send(request, headers={"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}) == mismatch
+    assert send(request, headers={"Host": "elsewhere:80"}) == mismatch
+    assert len(received(guarded)) == 1
+
+
+def test_a_request_can_be_sent_again_while_its_signature_is_good(guarded: Stage) -> None:
+    """As at AWS: retries by the same bytes are allowed, so a listener on plain HTTP could replay them; use TLS."""
+    request = signed(guarded)
+
+    assert [send(request)[0] for _ in range(2)] == [200, 200]
+
+
+def test_a_chunked_body_is_verified_too(guarded: Stage) -> None:
+    """Its length is not known before its end."""
+    request = signed(guarded, b"abcdef")
+
+    assert send(request, body=iter([b"abc", b"def"]))[0] == 200
+    assert send(request, body=iter([b"abc", b"xyz"])) == (403, "InvalidSignatureException")
+    assert [each.body for each in received(guarded)] == [b"abcdef"]
+
+
+def test_a_declared_hash_binds_the_body(guarded: Stage) -> None:
+    """x-amz-content-sha256, as other SDKs send it."""
+    right = hashlib.sha256(b"{}").hexdigest()
+    request = signed(guarded, b"{}", **{"X-Amz-Content-SHA256": right})
+
+    assert send(request)[0] == 200
+    assert send(request, body=b"[]") == (403, "InvalidSignatureException")
+    assert send(request, body=b"") == (403, "InvalidSignatureException")
+    assert send(signed(guarded, b"{}", **{"X-Amz-Content-SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER"})) == (
+        403,
+        "InvalidSignatureException",
+    )
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_an_unsigned_payload_must_be_allowed(make_stage: MakeStage, is_allowed: bool) -> None:
+    """Nothing would notice a changed body."""
+    stage = make_stage(credentials=CREDENTIALS, access=AccessSettings(allows_unsigned_payload=is_allowed))
+    request = signed(stage, b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
+
+    assert send(request) == ((200, "") if is_allowed else (403, "InvalidSignatureException"))
+
+
+def test_what_is_no_signature_is_told_so(guarded: Stage) -> None:
+    """Each with the code that AWS has for it."""
+    url = guarded.proxy.runtime_url + PATH
+
+    def post(query: str = "", **headers: str) -> tuple[int, str, str]:
+        answer = requests.post(url + query, data=b"{}", headers=headers, timeout=10)
+        return answer.status_code, answer.headers["x-amzn-errortype"], answer.json()["message"]
+
+    assert post()[:2] == (403, "MissingAuthenticationTokenException")
+    status, code, message = post(Authorization="AWS4-HMAC-SHA256 Credential=a")
+    assert (status, code) == (403, "IncompleteSignatureException")
+    assert "requires 'Signature' parameter" in message
+    status, code, message = post("?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=0")
+    assert (status, code) == (403, "IncompleteSignatureException")
+    assert "presigned" in message
+    assert post(Authorization="Basic YTpi")[1] == "IncompleteSignatureException"
+    assert post(Authorization="Bearer wrong")[1] == "UnrecognizedClientException"
+    assert received(guarded) == []
+
+
+def test_another_service_or_region_is_refused(make_stage: MakeStage) -> None:
+    """A signature for S3 is none for SageMaker."""
+    stage = make_stage(credentials=CREDENTIALS, access=AccessSettings(region="eu-west-1"))
+    request = AWSRequest("POST", stage.proxy.runtime_url + PATH, data=b"{}")
+
+    SigV4Auth(Signer("AKIAEXAMPLE", SECRET), "s3", "eu-west-1").add_auth(request)
+    assert send(request.prepare()) == (403, "InvalidSignatureException")
+    assert "valid region" in refused(stage.client(secret=SECRET))[2]
+
+
+def test_a_session_belongs_to_the_caller_that_opened_it(guarded: Stage) -> None:
+    """Another key with the id gets what an invented id gets, also after the owner has used it."""
+    session_id = make_session_id_of("AKIAEXAMPLE")
+
+    guarded.client(secret=SECRET).invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
+    status, code, _ = refused(guarded.client(key_id="AKIAOTHER", secret=OTHER_SECRET), SessionId=session_id)
+
+    assert (status, code) == (400, "ValidationError")
+    assert len(received(guarded)) == 1
+
+
+def test_a_client_cannot_name_itself(guarded: Stage, stage: Stage) -> None:
+    """X-Torchmoor-Principal is the proxy's to write, with and without access control."""
+    name = {"X-Torchmoor-Principal": "somebody"}
+
+    send(signed(guarded, **name))
+    requests.post(stage.proxy.runtime_url + PATH, data=b"{}", headers=name, timeout=10)
+
+    assert received(guarded)[0].headers["x-torchmoor-principal"] == principal_of("key", "AKIAEXAMPLE")
+    assert "x-torchmoor-principal" not in received(stage)[0].headers
+
+
+def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
+    """api_key is the token; a wrong one raises AuthenticationError with OpenAI's object, a missing one too."""
+    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "llava", "choices": []}
+    guarded.a.behave = guarded.b.behave = answering(body=json.dumps(body).encode())
+
+    def client(key: str) -> openai.OpenAI:
+        made = openai.OpenAI(base_url=f"{guarded.proxy.runtime_url}/v1", api_key=key, max_retries=0, timeout=10)
+        guarded.close_later(made)
+        return made
+
+    assert client(TOKEN).chat.completions.create(model="llava", messages=MESSAGES).id == "1"
+    assert received(guarded)[0].headers["x-torchmoor-principal"] == principal_of("token", "alice")
+    assert [model.id for model in client(TOKEN).models.list()] == ["llava"]
+    for ask in (
+        lambda: client("wrong").chat.completions.create(model="llava", messages=MESSAGES),
+        lambda: client("wrong").models.list(),
+    ):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            ask()
+        assert caught.value.status_code == 401
+        assert caught.value.code == "invalid_api_key"
+    answer = requests.get(f"{guarded.proxy.runtime_url}/v1/models", timeout=10)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (401, "invalid_request_error")
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert len(received(guarded)) == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/models", "/models/llava", "/api-description", "/workflows/x", "/metrics", "/cancel"]
+)
+def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, path: str) -> None:
+    """Unknown paths to those who may come in, forbidden ones to others."""
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        assert requests.request(method, guarded.proxy.runtime_url + path, timeout=10).status_code == 403
+        answer = requests.request(
+            method, guarded.proxy.runtime_url + path, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10
+        )
+        assert answer.status_code == 404
+    assert received(guarded) == []
+
+
+def test_a_prober_needs_no_credentials(guarded: Stage) -> None:
+    """/ping says only whether anything is ready."""
+    assert requests.get(f"{guarded.proxy.runtime_url}/ping", timeout=10).status_code == 200
+
+
+def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
+    """Whether an endpoint exists is no business of who only knows a key's id."""
+    unknown = "/endpoints/other/invocations"
+
+    assert send(signed(guarded, b"{}", path=unknown)) == (400, "ValidationError")
+    assert send(signed(guarded, b"{}", path=unknown), body=b"[]") == (403, "InvalidSignatureException")
+    assert send(signed(guarded, b"", path="/ping2", method="HEAD"))[0] == 404
+    assert send(signed(guarded, b"a", path="/ping2", method="HEAD"), body=b"b")[0] == 403
+
+
+def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
+    """It would have to be held; a token's body passes by."""
+    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=5000)
+    stage = make_stage(credentials=CREDENTIALS, access=access)
+
+    assert "bearer token" in refused(stage.client(secret=SECRET), Body=b"x" * 1001)[2]
+    assert send(signed(stage, b"x" * 1001), body=iter([b"x" * 1001])) == (400, "ValidationError")
+    for path in (PATH, "/v1/models"):
+        assert send(signed(stage, b"x" * 1001, path=path), body=iter([b"x" * 1001]))[0] == 400
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    answer = requests.post(stage.proxy.runtime_url + PATH, data=b"x" * 1001, headers=headers, timeout=10)
+    assert answer.status_code == 200
+
+
+def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None:
+    """Beyond the bound clients are told to come again, and a client that goes away takes its share with it."""
+    access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
+    stage = make_stage(credentials=CREDENTIALS, access=access)
+    request = signed(stage, b"x" * 1000)
+    lines = [f"POST {PATH} HTTP/1.1", f"Host: 127.0.0.1:{stage.proxy.port}", "Content-Length: 1000"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() != "content-length"]
+    gate = stage.proxy.gate
+    assert gate is not None
+
+    with stage.socket() as slow:
+        slow.sendall("\r\n".join((*lines, "", "x" * 10)).encode())
+        stage.until(lambda: gate.num_held_bytes == 1000, "the body is held")
+        status, code, _ = refused(stage.client(secret=SECRET), Body=b"x" * 1000)
+        assert (status, code) == (503, "ServiceUnavailable")
+        assert received(stage) == []
+        slow.sendall(b"x" * 990)
+        assert read_answer(slow).startswith(b"HTTP/1.1 200")
+    with stage.socket() as gone:
+        gone.sendall("\r\n".join((*lines, "", "x" * 10)).encode())
+        stage.until(lambda: gate.num_held_bytes == 1000, "the body is held")
+    stage.until(lambda: gate.num_held_bytes == 0, "the body is let go")
+
+
+def test_refusals_are_counted(guarded: Stage) -> None:
+    """On the admin plane, by kind."""
+    refused(guarded.client(secret="wrong"))
+    requests.post(guarded.proxy.runtime_url + PATH, timeout=10)
+
+    metrics = requests.get(f"{guarded.proxy.admin_url}/metrics", timeout=10).text
+
+    assert 'AccessDenied_total{error="InvalidSignatureException"} 1.0' in metrics
+    assert 'AccessDenied_total{error="MissingAuthenticationTokenException"} 1.0' in metrics
+
+
+def test_signed_requests_are_spread_by_the_body_they_begin_with(make_stage: MakeStage) -> None:
+    """A strategy that looks at the body has it after the check as before."""
+    stage = make_stage(credentials=CREDENTIALS, strategy="PREFIX_AWARE")
+    client = stage.client(secret=SECRET)
+
+    for _ in range(6):
+        client.invoke_endpoint(EndpointName="llava", Body=b"the same prompt" * 400)
+
+    assert sorted((len(stage.a.received), len(stage.b.received))) == [0, 6]
+
+
+def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
+    """For a scraper as a bearer token, for a browser as a password; the health check needs none."""
+    stage = make_stage(credentials=Credentials(admin_token="admin-token-0123456789"))
+    url = stage.proxy.admin_url
+
+    assert requests.get(f"{url}/healthz", timeout=10).status_code == 200
+    for path in ("/instances", "/metrics", "/nothing"):
+        answer = requests.get(url + path, timeout=10)
+        assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
+        assert requests.get(url + path, auth=("me", "wrong"), timeout=10).status_code == 401
+        assert requests.get(url + path, headers={"Authorization": "Basic ???"}, timeout=10).status_code == 401
+    assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=10).status_code == 200
+    bearer = {"Authorization": "Bearer admin-token-0123456789"}
+    assert requests.get(f"{url}/metrics", headers=bearer, timeout=10).status_code == 200
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed one for 127.0.0.1."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:TRUE"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    key.chmod(0o600)
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("tls")
+    return [make_certificate(folder, name) for name in ("first", "second")]
+
+
+def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:
+    """Whole answers, streams and long bodies; nothing older than TLS 1.2, nothing but HTTP/1.1."""
+    certificate, key = certificates[0]
+    listen = replace(LISTEN, tls_certificate=str(certificate), tls_key=str(key))
+    stage = make_stage(credentials=CREDENTIALS, listen=listen)
+    client = stage.client(secret=SECRET, verify=str(certificate))
+
+    assert stage.proxy.runtime_url.startswith("https://")
+    for body in (b"{}", b"x" * 3_000_000):
+        assert client.invoke_endpoint(EndpointName="llava", Body=body)["Body"].read() == b"{}"
+    answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+    assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"{}"
+    assert refused(stage.client(secret="wrong", verify=str(certificate)))[1] == "InvalidSignatureException"
+    assert stage.raw(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n").find(b"200") < 0
+    context = ssl.create_default_context(cafile=certificate)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with context.wrap_socket(stage.socket(), server_hostname="127.0.0.1") as sock:
+        assert sock.selected_alpn_protocol() == "http/1.1"
+        assert str(sock.version()) >= "TLSv1.2"
+
+
+def test_a_renewed_certificate_is_taken_without_a_restart(
+    make_stage: MakeStage, certificates: list[tuple[Path, Path]], tmp_path: Path
+) -> None:
+    """New connections get it, old ones go on; files that do not fit together change nothing."""
+    certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+    certificate.write_bytes(certificates[0][0].read_bytes())
+    key.touch(0o600)
+    key.write_bytes(certificates[0][1].read_bytes())
+    stage = make_stage(listen=replace(LISTEN, tls_certificate=str(certificate), tls_key=str(key)))
+
+    def shown() -> str:
+        pem = ssl.get_server_certificate(("127.0.0.1", stage.proxy.port), timeout=10)
+        return next(name for name, pair in zip("12", certificates, strict=True) if pair[0].read_text().strip() in pem)
+
+    async def reload() -> None:
+        stage.proxy.reload_tls()
+
+    assert shown() == "1"
+    old = stage.client(verify=str(certificates[0][0]))
+    old.invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read()
+    certificate.write_bytes(certificates[1][0].read_bytes())
+    stage.run(reload())
+    assert shown() == "1"
+    key.write_bytes(certificates[1][1].read_bytes())
+    stage.run(reload())
+    assert shown() == "2"
+    old.invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+def test_many_signed_uploads_at_once_all_arrive(guarded: Stage) -> None:
+    """Each body is verified and passed on whole, whatever the others do."""
+    failures: list[BaseException] = []
+
+    def upload(number: int) -> None:
+        try:
+            client = guarded.client(secret=SECRET)
+            body = bytes([number]) * 500_000
+            client.invoke_endpoint(EndpointName="llava", Body=body)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=upload, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert failures == []
+    assert sorted(each.body[0] for each in received(guarded)) == list(range(8))
+    assert all(len(set(each.body)) == 1 and len(each.body) == 500_000 for each in received(guarded))

@@ -1,0 +1,113 @@
+"""A guarded fleet of real TorchServe instances, from boto3 to the session in the worker's memory."""
+
+import secrets
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import openai
+import psutil
+import pytest
+import requests
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from tests.proxy.test_access import make_certificate
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.test_sessions import SAMPLES, Chat, data_url, open_session
+
+KEYS = {"AKIAONE": secrets.token_hex(20), "AKIATWO": secrets.token_hex(20)}
+TOKEN, ADMIN_TOKEN = secrets.token_hex(16), secrets.token_hex(16)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("tls"), "fleet")
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    archives: Path, certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """Keys from a file, tokens from the environment, TLS."""
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = folder / "keys"
+    keys.touch(0o600)
+    keys.write_text("".join(f"key {key_id} {secret}\n" for key_id, secret in KEYS.items()))
+    arguments = ("--keys", str(keys), "--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1]))
+    environment = {"TORCHMOOR_TOKENS": f"alice:{TOKEN}", "TORCHMOOR_ADMIN_TOKEN": ADMIN_TOKEN}
+    with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log", environment=environment) as fleet:
+        yield fleet
+    log = (folder / "up.log").read_text()
+    assert not any(secret in log for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
+
+
+def connect(fleet: Fleet, certificate: tuple[Path, Path], key_id: str, secret: str = "") -> Any:
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=fleet.runtime,
+        region_name="us-east-1",
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret or KEYS[key_id],
+        verify=str(certificate[0]),
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=90),
+    )
+
+
+def test_sessions_of_a_guarded_fleet_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """The worker mints ids for the principal that the proxy names; another key cannot use or close one."""
+    owner, other = (connect(guarded, certificate, key_id) for key_id in KEYS)
+    chat = open_session(owner, image=data_url((SAMPLES / "red_circle.png").read_bytes()))
+
+    assert chat.ask("What color is the circle?") == "The circle is red."
+    with pytest.raises(ClientError) as caught:
+        Chat(other, chat.id).ask("What color is the circle?")
+    assert caught.value.response["Error"]["Code"] == "ValidationError"
+    with pytest.raises(ClientError) as caught:
+        Chat(connect(guarded, certificate, "AKIAONE", "x" * 40), chat.id).ask("What color is the circle?")
+    assert caught.value.response["Error"]["Code"] == "InvalidSignatureException"
+    assert chat.ask("What color is the circle?") == "The circle is red."
+    chat.close()
+
+
+def test_openai_comes_in_with_its_token(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """Over TLS, with api_key."""
+    for key, is_good in ((TOKEN, True), ("wrong", False)):
+        with openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=certificate[0])) as http:
+            client = openai.OpenAI(base_url=f"{guarded.runtime}/v1", api_key=key, max_retries=0, http_client=http)
+            messages: Any = [{"role": "user", "content": "hi"}]
+            if is_good:
+                assert client.chat.completions.create(model="llava", messages=messages, max_tokens=4).choices
+            else:
+                with pytest.raises(openai.AuthenticationError):
+                    client.chat.completions.create(model="llava", messages=messages)
+
+
+def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
+    """TorchServe is on loopback, only its inference paths are behind the proxy, and it is not told clients' secrets."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    for path in ("/models", "/models/llava", "/metrics"):
+        answer = requests.get(guarded.runtime + path, headers=headers, verify=str(certificate[0]), timeout=10)
+        assert answer.status_code == 404
+    assert requests.get(f"{guarded.admin}/instances", timeout=10).status_code == 401
+    listed = requests.get(f"{guarded.admin}/instances", auth=("", ADMIN_TOKEN), timeout=10).json()["instances"]
+    ports = {instance[kind] for instance in listed for kind in ("port", "management_port", "metrics_port")}
+    hosts = listening_hosts(ports)
+    assert hosts
+    assert hosts <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    children = subprocess.run(
+        ["pgrep", "-P", str(guarded.process.pid)], capture_output=True, text=True, timeout=10, check=True
+    ).stdout.split()
+    assert children
+    for pid in children:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().decode()
+        assert not any(secret in environment for secret in (*KEYS.values(), TOKEN, ADMIN_TOKEN))
+
+
+def listening_hosts(ports: set[int]) -> set[str]:
+    """The local addresses of listening sockets on these ports, by the kernel's own word."""
+    found = psutil.net_connections("tcp")
+    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port in ports}

@@ -1,0 +1,237 @@
+"""Signature Version 4: whatever botocore signs is accepted, and nothing that differs from it."""
+
+from __future__ import annotations
+
+from calendar import timegm
+from hashlib import sha256
+from time import gmtime, strftime, strptime, time
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as Signer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchmoor.access.gate import Gate
+from torchmoor.access.sigv4 import SigV4
+from torchmoor.errors import AccessDenied, ApiError, IncompleteSignature, InvalidSignature
+from torchmoor.http.fields import Field, Headers
+from torchmoor.http.message import Request
+from torchmoor.settings import AccessKey, AccessSettings, Credentials
+
+KEY_ID, SECRET = "AKIAEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+HOST = "llava.example:8080"
+BODY_HASH = "X-Amz-Content-SHA256"
+
+PATHS = st.text(st.characters(exclude_categories=("Cs",)), max_size=30).map(lambda text: "/" + quote(text, safe="/.~"))
+VALUES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=30)
+QUERY_PARTS = st.text("abcXYZ019-_.~%=", max_size=8)
+QUERIES = st.lists(st.tuples(QUERY_PARTS, QUERY_PARTS), max_size=4).map(
+    lambda pairs: "&".join("=".join(p) for p in pairs)
+)
+NAMES = st.sampled_from(
+    (
+        *("Content-Type", "Accept", "X-Custom", "X-Amzn-SageMaker-Custom-Attributes", "X-Amzn-SageMaker-Session-Id"),
+        *("amz-sdk-invocation-id", "User-Agent", "X-Amzn-Trace-Id"),
+    )
+)
+FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=6)
+BODIES = st.one_of(st.just(b""), st.binary(max_size=200), st.binary(min_size=1, max_size=4).map(lambda b: b * 50_000))
+
+
+def sign(
+    method: str, path: str, query: str, fields: list[tuple[str, str]], body: bytes, *, service: str = "sagemaker"
+) -> AWSRequest:
+    """A request as botocore signs it."""
+    url = f"http://{HOST}{path}" + (f"?{query}" if query else "")
+    request = AWSRequest(method, url, data=body)
+    for name, value in fields:
+        request.headers.add_header(name, value)
+    SigV4Auth(Signer(KEY_ID, SECRET), service, "us-east-1").add_auth(request)
+    return request
+
+
+def arrive(signed: AWSRequest, method: str, path: str, query: str, body: bytes) -> Request:
+    """The same as the proxy's reader gives it: names in lower case, no white space around values, no Host."""
+    headers: Headers = [
+        Field(name.lower().encode(), str(value).strip(" \t").encode("latin-1"))
+        for name, value in signed.headers.items()
+        if name.lower() not in ("host", "content-length")
+    ]
+    length = len(body) if body else None
+    return Request(method.encode(), path.encode(), query.encode(), headers, content_length=length, host=HOST.encode())
+
+
+def make_gate(wall: float | None = None, **changes: Any) -> Gate:
+    credentials = Credentials(keys={KEY_ID: AccessKey(secret=SECRET)})
+    return Gate(AccessSettings(**changes), credentials, wall=time if wall is None else lambda: wall)
+
+
+def judge(request: Request, body: bytes) -> None:
+    """All that the proxy does with it. Raises ApiError."""
+    gate = make_gate()
+    gate.admit(request)
+    assert (request.body_check is not None) == bool(body)
+    if request.body_check is not None:
+        request.body_check.verify(body)
+    assert gate.num_held_bytes == 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(("GET", "POST", "PUT")), PATHS, QUERIES, FIELDS, BODIES)
+def test_what_botocore_signs_is_accepted(
+    method: str, path: str, query: str, fields: list[tuple[str, str]], body: bytes
+) -> None:
+    """Odd characters and dots in paths, spaces in and around values, repeated fields, any body."""
+    judge(arrive(sign(method, path, query, fields, body), method, path, query, body), body)
+
+
+@settings(max_examples=150, deadline=None)
+@given(FIELDS, BODIES, st.data())
+def test_what_differs_in_one_place_is_refused(fields: list[tuple[str, str]], body: bytes, data: st.DataObject) -> None:
+    """One byte of what is signed."""
+    path, query = "/endpoints/llava/invocations", "a=1"
+    request = arrive(sign("POST", path, query, fields, body), "POST", path, query, body)
+    signed_fields = [
+        number
+        for number, field in enumerate(request.headers)
+        if field.name not in (b"authorization", b"user-agent", b"x-amzn-trace-id")
+    ]
+    match data.draw(st.sampled_from(("method", "path", "query", "host", "field", "body", "signature"))):
+        case "method":
+            request.method = b"PUT"
+        case "path":
+            request.path += b"x"
+        case "query":
+            request.query = b"a=2"
+        case "host":
+            request.host = b"other"
+        case "field":
+            number = data.draw(st.sampled_from(signed_fields))
+            name, value = request.headers[number].name, request.headers[number].value
+            request.headers[number] = Field(name, b"x" + value)
+        case "body":
+            body += b"x"
+            request.content_length = len(body)
+        case "signature":
+            number = [field.name for field in request.headers].index(b"authorization")
+            name, value = request.headers[number].name, request.headers[number].value
+            last = b"0" if not value.endswith(b"0") else b"1"
+            request.headers[number] = Field(name, value[:-1] + last)
+
+    with pytest.raises(AccessDenied):
+        judge(request, body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text("AWS4-HMACSHA256 Credential=/,;SignedHeaders0123", max_size=200).map(str.encode),
+    )
+)
+def test_no_authorization_field_is_a_fault(text: bytes) -> None:
+    """Whatever it holds, it is judged."""
+    headers = [Field(b"authorization", prefix + text) for prefix in (b"", b"AWS4-HMAC-SHA256 ", b"Bearer ")]
+    for field in headers:
+        with pytest.raises(ApiError):
+            make_gate().admit(Request(b"POST", b"/x", b"", [field], host=b"h"))
+
+
+def test_the_length_of_the_body_may_be_signed() -> None:
+    """Other SDKs than botocore sign Content-Length, which the reader keeps apart."""
+    signed = sign("POST", "/x", "", [("Content-Length", "3")], b"abc")
+    assert "content-length" in signed.headers["Authorization"]
+
+    judge(arrive(signed, "POST", "/x", "", b"abc"), b"abc")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda text: text.replace("host;", ""), IncompleteSignature),
+        (lambda text: text.replace(";x-amz-date", ""), IncompleteSignature),
+        (lambda text: text.replace("/sagemaker/", "/s3/"), InvalidSignature),
+        (lambda text: text.replace("/us-east-1/", "/eu-west-1/"), InvalidSignature),
+        (lambda text: text.replace("Credential=AKIAEXAMPLE/2", "Credential=AKIAEXAMPLE/1"), InvalidSignature),
+        (lambda text: text.replace("aws4_request", "aws5_request"), IncompleteSignature),
+    ],
+)
+def test_a_changed_scope_is_refused(spoil: Any, error: type[AccessDenied]) -> None:
+    """Date, region, service and the names of the signed fields are part of what is signed."""
+    signed = sign("POST", "/x", "", [], b"")
+    text = signed.headers["Authorization"]
+    assert spoil(text) != text
+    signed.headers.replace_header("Authorization", spoil(text))
+
+    with pytest.raises(error):
+        judge(arrive(signed, "POST", "/x", "", b""), b"")
+
+
+@pytest.mark.parametrize(("offset_s", "word"), [(301, "expired"), (-301, "not yet current"), (299, ""), (-299, "")])
+def test_the_clock_skew_is_the_settings(offset_s: float, word: str) -> None:
+    """Counted from X-Amz-Date, to both sides; the message has both times."""
+    request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
+    given_at = {field.name: field.value for field in request.headers}[b"x-amz-date"].decode()
+    at = timegm(strptime(given_at, "%Y%m%dT%H%M%SZ"))
+    gate = make_gate(wall=at + offset_s)
+
+    if not word:
+        gate.admit(request)
+        return
+    with pytest.raises(InvalidSignature) as caught:
+        gate.admit(request)
+    assert f"Signature {word}: {given_at}" in caught.value.message
+    assert strftime("%Y%m%dT%H%M%SZ", gmtime(at + offset_s)) in caught.value.message
+
+
+def test_a_date_that_is_none_is_told_so() -> None:
+    """The thirteenth month."""
+    signed = sign("POST", "/x", "", [], b"")
+    day = signed.headers["X-Amz-Date"][:8]
+    signed.headers.replace_header("X-Amz-Date", "20261301T000000Z")
+    text = signed.headers["Authorization"].replace(f"/{day}/", "/20261301/")
+    signed.headers.replace_header("Authorization", text)
+
+    with pytest.raises(IncompleteSignature, match="no time"):
+        judge(arrive(signed, "POST", "/x", "", b""), b"")
+
+
+def test_two_authorizations_are_refused() -> None:
+    """One of them would be the one that somebody else looks at."""
+    request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
+    request.headers.append(Field(b"authorization", b"Bearer x"))
+
+    with pytest.raises(IncompleteSignature, match="More than one"):
+        judge(request, b"")
+
+
+def test_signing_keys_are_kept_but_not_without_bound() -> None:
+    """A secret's key for a day is made once; days and regions that clients invent are forgotten."""
+    sigv4 = SigV4({}, region="", clock_skew_s=300, wall=lambda: 0)
+    key = AccessKey(secret=SECRET)
+
+    first = sigv4._signing_key(KEY_ID, key, "20260101", "us-east-1")
+    for number in range(3000):
+        sigv4._signing_key(KEY_ID, key, "20260101", f"r-{number}")
+
+    assert len(sigv4._signing_keys) <= 1024
+    assert sigv4._signing_key(KEY_ID, key, "20260101", "us-east-1") == first
+
+
+def test_declared_hash_is_judged_before_the_body_comes() -> None:
+    """Who cannot sign is refused at the head; who can still has to send that body."""
+    declared = sha256(b"abc").hexdigest()
+    signed = sign("POST", "/x", "", [(BODY_HASH, declared)], b"abc")
+    request = arrive(signed, "POST", "/x", "", b"abc")
+    judge(request, b"abc")
+    number = [field.name for field in request.headers].index(BODY_HASH.lower().encode())
+    request.headers[number] = Field(BODY_HASH.lower().encode(), sha256(b"abd").hexdigest().encode())
+    request.body_check = None
+
+    with pytest.raises(InvalidSignature):
+        make_gate().admit(request)
+    assert request.body_check is None
