@@ -188,7 +188,7 @@ def test_connection_lost_before_the_answer_of_a_turn_is_service_unavailable(stag
     assert (status_of(error), len(stage.a.received), stage.b.received) == (503, 1, [])
 
 
-@pytest.mark.parametrize("fault", ["reset", "no worker"])
+@pytest.mark.parametrize("fault", ["reset", "no worker", "worker died"])
 def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[..., Stage], fault: str) -> None:
     """Any instance can take the session over, and its invocation id keeps the turn from being done twice."""
     stage = make_stage(are_journaled=True)
@@ -196,7 +196,7 @@ def test_turn_of_a_journaled_session_goes_on_elsewhere(make_stage: Callable[...,
     async def dying(request: Received, wire: Wire) -> None:
         wire.reset()
 
-    stage.a.behave = dying if fault == "reset" else refusing(503, None, "no worker")
+    stage.a.behave = dying if fault == "reset" else refusing(503 if fault == "no worker" else 500, None, fault)
 
     answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=make_session_id("a"))
 

@@ -32,6 +32,7 @@ access_log = logging.getLogger("torchmoor.access")
 ERROR_HEADER = b"x-torchmoor-error"
 REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
+WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
 TIMEOUT_GRACE_S = 1.0
 RETRY = "retry"  # why an instance was chosen after another
@@ -244,11 +245,16 @@ class Invocation:
 
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
         """
+        assert self.choice is not None
         if status >= 400 and can_replay:
             code = find_field(headers, ERROR_HEADER)
             is_without_worker = code is None and status in TORCHSERVE_BUSY
             if is_without_worker:
                 self._note_failure(is_dead=True)
+            elif code is None and status == WORKER_DIED:
+                # If it is the handler's own word, the instance is well and the next one will say the same.
+                is_without_worker = True
+                self.gateway.suspect(self.choice.instance)
             if (is_without_worker and self._is_repeatable) or (code in REFUSED_FOR_NOW and self.session is None):
                 other = self._find_other(is_counted=True)
                 if other is not None:
