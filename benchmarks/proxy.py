@@ -151,7 +151,8 @@ def measure_requests(stage: Stage, arms: Sequence[Arm], *, rounds: int, seconds:
                 write_script(script, target=arm.path, body=body, sessions=ids, headers=headers)
                 process = processes[arm.name]
                 before = process.cpu_s()
-                answered = wrk(arm.name, process.port, script, connections=CONNECTIONS, seconds=seconds if number else 1)
+                length_s = seconds if number else 1
+                answered = wrk(arm.name, process.port, script, connections=CONNECTIONS, seconds=length_s)
                 if number:
                     spent = process.cpu_s() - before
                     figures[arm.name][column].append(spent / answered * 1e6)

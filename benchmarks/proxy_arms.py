@@ -281,7 +281,8 @@ def _envoy_config(port: int, upstreams: Sequence[int]) -> dict[str, object]:
         return {"socket_address": {"address": "127.0.0.1", "port_value": number}}
 
     manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3"
+        ".HttpConnectionManager",
         "stat_prefix": "in",
         "route_config": {
             "virtual_hosts": [

@@ -14,7 +14,8 @@ from proxy_arms import LOAD_CORE
 BOTO_HEADERS = {
     "Accept": "*/*",
     "Accept-Encoding": "identity",
-    "User-Agent": "Boto3/1.43.6 md/Botocore#1.43.6 ua/2.1 os/linux#6.1 md/arch#x86_64 lang/python#3.11.7 cfg/retry-mode#legacy",
+    "User-Agent": "Boto3/1.43.6 md/Botocore#1.43.6 ua/2.1 os/linux#6.1 md/arch#x86_64 lang/python#3.11.7 "
+    "cfg/retry-mode#legacy",
     "X-Amz-Date": "20261121T093000Z",
     "Authorization": "AWS4-HMAC-SHA256 Credential=AKIAEXAMPLE/20261121/us-east-1/sagemaker/aws4_request, "
     "SignedHeaders=content-type;host;x-amz-date;x-amzn-sagemaker-session-id, "
