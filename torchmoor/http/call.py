@@ -37,7 +37,7 @@ class Outcome(Enum):
 
     ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
     BROKEN = "broken"  # the answer had begun and could not be finished
-    CLIENT_GONE = "client gone"
+    CLIENT_GONE = "client gone"  # it left, or broke the rules when it was too late to tell it so
 
 
 class Waiting(Enum):

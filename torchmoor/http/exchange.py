@@ -211,7 +211,7 @@ class Exchange:
             if outgoing.num_body_bytes > self.call.max_body_bytes:
                 self._detach()
                 if self.is_answered:
-                    self._abort()
+                    self._abort(_CLIENT_GONE)
                 else:
                     self._reply(self.call.on_body_too_large())
                 return
@@ -388,13 +388,13 @@ class Exchange:
         """The answer had begun: say so if its form can, else end without the end that would make it look whole."""
         tail = self._encoder.fail(loss) if self._encoder is not None else None
         if tail is None:
-            self._abort()
+            self._abort(_BROKEN)
             return
         self._write_answer(tail, is_last=True)
         self._finish(_BROKEN)
 
-    def _abort(self) -> None:
-        self._finish(_BROKEN)
+    def _abort(self, outcome: Outcome) -> None:
+        self._finish(outcome)
         self.client.abort()
 
     def expire(self, refusal: Reply) -> None:
@@ -420,7 +420,7 @@ class Exchange:
         """The rest of the request cannot be understood, or we failed: answer so, or abort if it is too late."""
         self._detach()
         if self.is_answered:
-            self._abort()
+            self._abort(_CLIENT_GONE)
         else:
             self._reply(refusal)
 
