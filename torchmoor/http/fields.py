@@ -15,7 +15,7 @@ MAX_LINE_BYTES = 512  # of a line that is remembered
 
 # RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
 # CR or LF, a NUL, a folded line and white space before the colon are all outside these sets. Taking all allowed bytes
-# out of a line and seeing what is left is several times as fast as a regular expression.
+# out of a line and seeing what is left takes half as long as a regular expression.
 _NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _VALUE_BYTES = bytes((9, *range(32, 127), *range(128, 256)))
 _NO_OPTIONS: frozenset[bytes] = frozenset()
