@@ -14,7 +14,8 @@ from botocore.exceptions import ClientError, EventStreamError
 
 from tests.torchserve.conftest import run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import processes_below, ready_instances, wait_for
+from tests.torchserve.test_faults import processes_below, ready_instances
+from tests.waiting import wait_until
 from tests.torchserve.test_sessions import Chat, open_session
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
@@ -120,12 +121,12 @@ def test_killed_and_hanging_instances_lose_nothing(archives: Path, tmp_path: Pat
         wait_until_all_answered(talks)
 
         os.kill(find_jvm(run_dir, names[0]), signal.SIGKILL)
-        wait_for(lambda: names[0] not in ready_instances(fleet), "the dead instance is not noticed")
+        wait_until(lambda: names[0] not in ready_instances(fleet), "the dead instance is noticed")
         wait_until_all_answered(talks)
         hung = find_jvm(run_dir, names[1])
         os.kill(hung, signal.SIGSTOP)
         try:
-            wait_for(lambda: names[1] not in ready_instances(fleet), "the hanging instance is not noticed")
+            wait_until(lambda: names[1] not in ready_instances(fleet), "the hanging instance is noticed")
             wait_until_all_answered(talks)
         finally:
             os.kill(hung, signal.SIGCONT)
@@ -140,7 +141,7 @@ def test_killed_and_hanging_instances_lose_nothing(archives: Path, tmp_path: Pat
 def wait_until_all_answered(talks: list[Talk]) -> None:
     """Every conversation has gone on since the call."""
     before = [len(talk.acknowledged) for talk in talks]
-    wait_for(
+    wait_until(
         lambda: all(len(talk.acknowledged) > num + 1 for talk, num in zip(talks, before, strict=True)),
         "the conversations do not go on",
     )
