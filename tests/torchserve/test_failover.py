@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError, EventStreamError
 from tests.torchserve.conftest import run_fleet
 from tests.torchserve.drawings import data_url, draw
 from tests.torchserve.test_faults import processes_below, ready_instances
-from tests.waiting import wait_until
 from tests.torchserve.test_sessions import Chat, open_session
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"

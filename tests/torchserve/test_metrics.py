@@ -62,7 +62,7 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
     assert total(own, "sessions_open") == status["sessions"]["open"]
     assert total(fleet.admin, "kv_bytes", instance=home) == status["memory"]["kv_bytes"] > 0
     assert total(fleet.admin, "tokens_total", instance=home, Kind="reused") == status["tokens"]["reused"] > 0
-    assert total(own, "time_to_first_token_seconds_count") == total(own, "queue_seconds_count") >= 3
+    assert total(own, "queue_seconds_count") >= total(own, "time_to_first_token_seconds_count") >= 3
     assert total(own, "time_to_first_token_seconds_sum") > 0
     assert total(fleet.admin, "engine_steps_total", instance=home, ModelName="llava", endpoint="llava") > 0
     assert {s.labels["instance"] for s in scrape(fleet.admin)["InstanceScraped"]} == {"llava-0", "llava-1"}

@@ -253,7 +253,7 @@ class Launcher:
         if process is None:
             return
         assert process.stdin is not None
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # uvloop: the pipe of a guard that is dead already
             process.stdin.write(b"s")
         process.stdin.close()
         try:
