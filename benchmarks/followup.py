@@ -212,7 +212,7 @@ def main() -> None:
                 print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             growth = rounds.measure_growth()
             memory = rounds.measure_memory(quick=options.quick)
-    sessions = measure_sessions(100 if options.quick else 500)
+    sessions = measure_sessions(100 if options.quick else 200)
     times: dict[str, list[float]] = rounds.times_ms
     rows: list[dict[str, Any]] = [
         {
