@@ -31,7 +31,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from fleet import Fleet, running_fleet
-from followup_arms import NEW_TOKENS, Answer, Client, PixelCache, ask_instance
+from followup_arms import NEW_TOKENS, Answer, Client, InstanceClient, PixelCache, next_question, whole_conversation
 from followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_bytes_a_token
 from PIL import Image, ImageDraw
 from report import ROOT, median, parse_options, print_report
@@ -86,8 +86,7 @@ class Rounds:
         self.prefilled.clear()
 
     def run_round(self) -> None:
-        """Every arm once, asking the same conversation. Each arm ends its session, so that the next one shares
-        nothing with it; the one that leaves a copy on another instance comes last."""
+        """Every arm once, asking the same conversation, about a picture that no other round has."""
         client, picture = self._client, photograph(self._rng)
         first, second = question(self._rng), question(self._rng)
         session = client.open(picture)
@@ -95,7 +94,7 @@ class Rounds:
         answers = {"kv": client.ask(session, second)}
         client.close(session)
         answers["stateless"] = client.ask_stateless(picture, [first, said, second])
-        answers["features"] = self._with_features(picture, first, said, second)
+        answers["features"] = self._with_features(picture, [first, said, second])
         answers["rebuild"] = self._rebuild(picture, first, second)
         for arm, answer in answers.items():
             self._note(arm, answer)
@@ -106,27 +105,31 @@ class Rounds:
         self.times_ms["pixels, in process"].append(kept_ms)
         self.times_ms["stateless, in process"].append(none_ms)
 
-    def _with_features(self, picture: bytes, first: str, said: str, second: str) -> Answer:
-        """A session that has the picture but not the conversation, which the question brings in the template's form."""
-        session = self._client.open(picture)
-        answer = self._client.ask(session, f"{first}<|end|><|assistant|>{said}<|end|><|user|>{second}")
-        self._client.close(session)
+    def _with_features(self, picture: bytes, said: list[str]) -> Answer:
+        """The whole conversation again, where a session of the same caller holds the picture."""
+        home, caller = self._fleet.instances()[0], self._newcomer()
+        session = caller.open(home, picture)
+        answer = caller.ask(home, whole_conversation(picture, said))
+        caller.close(home, session)
         return answer
 
     def _rebuild(self, picture: bytes, first: str, second: str) -> Answer:
-        session = self._client.open(picture)
-        home = self._client.ask(session, first).instance
-        other = next(i for i in self._fleet.instances() if i["name"] != home)
-        answer = ask_instance(other, session, second)
+        """The second question, to another instance than the one where the session was opened."""
+        (home, other), caller = self._fleet.instances(), self._newcomer()
+        session = caller.open(home, picture)
+        caller.ask(home, next_question(first), session)
+        answer = caller.ask(other, next_question(second), session)
         if not answer.is_rebuilt:
             raise RuntimeError(f"{other['name']} had the session already")
-        self._client.close(session)
+        caller.close(home, session)
         return answer
 
+    def _newcomer(self) -> InstanceClient:
+        return InstanceClient(f"{self._rng.getrandbits(64):016x}")
+
     def _note(self, arm: str, answer: Answer) -> None:
-        wanted = {"kv": "kv", "features": "features"}.get(arm, answer.tier)
-        if answer.tier != wanted:
-            raise RuntimeError(f"the {arm} arm was answered from {answer.tier}")
+        if (arm == "kv") != (answer.num_prefilled < answer.num_context):
+            raise RuntimeError(f"the {arm} arm computed {answer.num_prefilled} of {answer.num_context} tokens")
         self.times_ms[arm].append(answer.first_ms)
         self.prefilled[arm].append(answer.num_prefilled)
 
@@ -209,7 +212,7 @@ def main() -> None:
                 print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             growth = rounds.measure_growth()
             memory = rounds.measure_memory(quick=options.quick)
-    sessions = measure_sessions(100 if options.quick else 500)
+    sessions = measure_sessions(100 if options.quick else 200)
     times: dict[str, list[float]] = rounds.times_ms
     rows: list[dict[str, Any]] = [
         {

@@ -53,18 +53,10 @@ class Client:
         return session
 
     def ask(self, session: str, question: str) -> Answer:
-        body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
-        return self._stream(body, {"SessionId": session})
+        return self._stream(next_question(question), {"SessionId": session})
 
     def ask_stateless(self, picture: bytes, said: list[str]) -> Answer:
-        """The whole conversation at once: the client's questions and the answers to all but the last, in turn."""
-        url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
-        messages: list[dict[str, Any]] = [
-            {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
-            for i, text in enumerate(said)
-        ]
-        messages[0]["content"].insert(0, {"type": "image_url", "image_url": {"url": url}})
-        return self._stream({"messages": messages, "stream": True, "max_tokens": NEW_TOKENS, "temperature": 0}, {})
+        return self._stream(whole_conversation(picture, said), {})
 
     def close(self, session: str) -> None:
         self._invoke(session, {"type": "close_session"})
@@ -83,7 +75,7 @@ class Client:
         for event in answer["Body"]:
             first_ms = first_ms or (time.perf_counter() - begin) * 1000
             parts.append(event["PayloadPart"]["Bytes"])
-        return _answer(b"".join(parts), first_ms, answer["ResponseMetadata"]["HTTPHeaders"])
+        return _answer(first_ms, b"".join(parts), answer["ResponseMetadata"]["HTTPHeaders"])
 
     def _invoke(self, session: str, body: dict[str, Any]) -> Any:
         return self._client.invoke_endpoint(
@@ -91,32 +83,75 @@ class Client:
         )
 
 
-def ask_instance(instance: Mapping[str, Any], session: str, question: str) -> Answer:
-    """A session's next question, sent to this instance whoever holds the session: what the proxy does when that one
-    is gone."""
-    body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
-    headers = {
-        "Content-Type": "application/json",
-        "Accept": "text/event-stream",
-        "X-Amzn-SageMaker-Session-Id": session,
-        "X-Torchmoor-Endpoint": instance["endpoint"],
-    }
-    connection = http.client.HTTPConnection(instance["host"], instance["port"], timeout=600)
-    try:
-        begin = time.perf_counter()
-        connection.request("POST", f"/predictions/{instance['model']}", json.dumps(body), headers)
-        response = connection.getresponse()
-        first = response.read(1)
-        first_ms = (time.perf_counter() - begin) * 1000
-        streamed = first + response.read()
-        if response.status != 200:
-            raise RuntimeError(f"{response.status} {streamed!r}")
-        return _answer(streamed, first_ms, {name.lower(): value for name, value in response.getheaders()})
-    finally:
-        connection.close()
+def whole_conversation(picture: bytes, said: list[str]) -> dict[str, Any]:
+    """A stateless client's request. said: its questions, and in turn the answers to all but the last."""
+    messages = _messages(said)
+    url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+    messages[0]["content"].insert(0, {"type": "image_url", "image_url": {"url": url}})
+    return {"messages": messages, "stream": True, "max_tokens": NEW_TOKENS, "temperature": 0}
 
 
-def _answer(streamed: bytes, first_ms: float, headers: Mapping[str, str]) -> Answer:
+def next_question(question: str) -> dict[str, Any]:
+    """A request of a session."""
+    return {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": PARAMETERS}
+
+
+class InstanceClient:
+    """A caller of his own, past the proxy: workers share what they keep between the requests of one caller only,
+    so this one finds nothing but what it has left itself. Which instance answers is its choice."""
+
+    def __init__(self, principal: str) -> None:
+        self._principal = principal
+
+    def open(self, instance: Mapping[str, Any], picture: bytes) -> str:
+        body = {"type": "start_session", "image": base64.b64encode(picture).decode()}
+        _, streamed, _ = self._post(instance, body, "NEW_SESSION")
+        session: str = json.loads(streamed)["session_id"]
+        return session
+
+    def ask(self, instance: Mapping[str, Any], body: dict[str, Any], session: str | None = None) -> Answer:
+        """session: None for a request that brings its conversation."""
+        return _answer(*self._post(instance, body, session))
+
+    def close(self, instance: Mapping[str, Any], session: str) -> None:
+        self._post(instance, {"type": "close_session"}, session)
+
+    def _post(
+        self, instance: Mapping[str, Any], body: dict[str, Any], session: str | None
+    ) -> tuple[float, bytes, dict[str, str]]:
+        """Milliseconds to the first byte, the answer's body, its header."""
+        headers = {
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "X-Torchmoor-Endpoint": instance["endpoint"],
+            "X-Torchmoor-Principal": self._principal,
+        }
+        if session is not None:
+            headers["X-Amzn-SageMaker-Session-Id"] = session
+        encoded = json.dumps(body)
+        connection = http.client.HTTPConnection(instance["host"], instance["port"], timeout=600)
+        try:
+            begin = time.perf_counter()
+            connection.request("POST", f"/predictions/{instance['model']}", encoded, headers)
+            response = connection.getresponse()
+            first = response.read(1)
+            first_ms = (time.perf_counter() - begin) * 1000
+            streamed = first + response.read()
+            if response.status != 200:
+                raise RuntimeError(f"{response.status} {streamed!r}")
+            return first_ms, streamed, {name.lower(): value for name, value in response.getheaders()}
+        finally:
+            connection.close()
+
+
+def _messages(said: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
+        for i, text in enumerate(said)
+    ]
+
+
+def _answer(first_ms: float, streamed: bytes, headers: Mapping[str, str]) -> Answer:
     return Answer(
         _text(streamed),
         first_ms,
@@ -163,10 +198,7 @@ class PixelCache:
 
     @torch.inference_mode()
     def _first_token(self, pixels: Any, said: list[str]) -> None:
-        messages: list[dict[str, Any]] = [
-            {"role": ("user", "assistant")[i % 2], "content": [{"type": "text", "text": text}]}
-            for i, text in enumerate(said)
-        ]
+        messages = _messages(said)
         messages[0]["content"].insert(0, {"type": "image"})
         text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         ids = self._processor.tokenizer(text, add_special_tokens=False)["input_ids"]

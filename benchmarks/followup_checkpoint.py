@@ -46,6 +46,7 @@ def build_checkpoint(folder: Path, *, quick: bool) -> int:
         tie_word_embeddings=True,
     )
     model = LlavaForConditionalGeneration(config)
+    _say_words(model, tokenizer)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
@@ -59,6 +60,15 @@ def build_checkpoint(folder: Path, *, quick: bool) -> int:
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
+
+
+def _say_words(model: LlavaForConditionalGeneration, tokenizer: AutoTokenizer) -> None:
+    """Make the answers printable and varied: noise would else repeat a token, or say bytes that look all the same."""
+    texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+    is_word = torch.tensor([text.isprintable() and text.isascii() and len(text) > 0 for text in texts])
+    is_word[tokenizer.all_special_ids] = False
+    embedding = model.get_input_embeddings().weight.data  # the output's too, so a row of zeros is never the largest
+    embedding.mul_(15 * is_word[:, None])
 
 
 def num_layers(*, quick: bool) -> int:
