@@ -117,6 +117,7 @@ def engine(result: dict[str, Any]) -> Chart:
         goals["torchmoor follow-up", "bfloat16", 8] = rows["vllm follow-up", "bfloat16", 8]["median"]
     order = {"float32": 0, "bfloat16": 1}
     tokens = [key for key, row in rows.items() if row["unit"] == "CPU ms a token" and not key[0].startswith("added")]
+    arms = list(dict.fromkeys(arm for arm, _, _ in tokens))
     bars = [
         Bar(
             f"{arm}, {count} at once, {dtype}" if count > 1 else f"{arm}, {dtype}",
@@ -127,7 +128,7 @@ def engine(result: dict[str, Any]) -> Chart:
             f"{row['median']:.1f} ms",
             goals.get((arm, dtype, count)),
         )
-        for arm, dtype, count in sorted(tokens, key=lambda key: order[key[1]])
+        for arm, dtype, count in sorted(tokens, key=lambda key: (order[key[1]], arms.index(key[0]), key[2]))
         for row in [rows[arm, dtype, count]]
     ]
     settings = result["settings"]
