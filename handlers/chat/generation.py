@@ -81,10 +81,7 @@ class Prompt:
 
 
 class Generation(ABC):
-    """Created for each answer; everything goes through the reply.
-
-    timeout_s: from now to the last token.
-    """
+    """Created for each answer; everything goes through the reply."""
 
     def __init__(
         self,
