@@ -89,8 +89,9 @@ def dump_keys(server: RedisServer) -> bytes:
             b"list": lambda key: b"\n".join(client.lrange(key, 0, -1)),
             b"hash": lambda key: b"\n".join(b"%b %b" % item for item in client.hgetall(key).items()),
             b"string": client.get,
+            b"none": lambda key: b"",  # expired since it was listed
         }
-        return b"\n".join(key + b"\n" + read[client.type(key)](key) for key in client.scan_iter())
+        return b"\n".join(key + b"\n" + (read[client.type(key)](key) or b"") for key in client.scan_iter())
 
 
 def new_id(lives_s: int = 3600) -> str:
