@@ -225,8 +225,9 @@ class UpstreamConnection(asyncio.Protocol):
             status, reason, is_http10 = self._known.lines[lines[0]]
             if status >= 200:
                 break
-            if status == 101:
-                raise BadMessage(502, "Nobody asked for another protocol.")
+            _, framing = read_fields(lines[1:], self._known.fields)
+            if status == 101 or is_http10 or framing.is_chunked or framing.content_length is not None:
+                raise BadMessage(502, "Not an interim answer, or one to a change of protocol that nobody asked for.")
         del lines[0]
         headers, framing = read_fields(lines, self._known.fields)
         length = framing.content_length
