@@ -97,6 +97,7 @@ class HealthSettings:
     starting_interval_s: float = 0.25  # while an instance is not ready, or has not answered the last probe
     ready_interval_s: float = 1.0
     probe_timeout_s: float = 1.5
+    worker_timeout_s: float = 2.0  # of the question that its handler's worker answers itself
     status_interval_s: float = 5.0  # between questions for an instance's session room
     max_status_per_s: float = 20.0  # over all instances: with many of them each is asked less often
     unanswered_before_down: int = 3  # a busy instance may be slow to answer, and moving its sessions costs
