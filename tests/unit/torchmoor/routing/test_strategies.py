@@ -392,6 +392,8 @@ def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> Non
     """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
     known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
     assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
+    known.outstanding = 0
+    assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
     assert find_roomiest(pool_of(unknown), NOBODY) is None
     assert find_roomiest(pool_of(), NOBODY) is None
 
