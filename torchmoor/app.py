@@ -32,7 +32,7 @@ from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
-from torchmoor.settings import ProxySettings
+from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +149,14 @@ class Proxy:
     def admin_url(self) -> str:
         """Where the admin plane listens."""
         return _url("http", self._settings.listen.admin_host, self.admin_port)
+
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        old = self._settings.credentials
+        if credentials.guards_data != old.guards_data or credentials.admin_token != old.admin_token:
+            raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
+        if self.gate is not None:
+            self.gate.take(credentials)
 
     def reload_tls(self) -> None:
         """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""

@@ -146,6 +146,11 @@ class Registry:
         self._tell(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
 
+    def dismiss(self, name: str) -> None:
+        """Forget an instance for good: another one of that name is not drained. Raises UnknownInstance."""
+        self.remove(name)
+        self._drained.discard(name)
+
     def set_state(self, name: str, state: InstanceState) -> None:
         """What a probe or the launcher learnt. Raises UnknownInstance."""
         instance = self._instances.get(name)
