@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import ssl
 from collections.abc import Callable
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ class AdminServer:
         port: int,
         *,
         token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.port = port
         self._registry = registry
@@ -45,6 +47,7 @@ class AdminServer:
         self._metrics.register(collector)
         self._host = host
         self._token = token.encode()
+        self._tls = tls
         app = web.Application(middlewares=[self._check_token] if token else [])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
@@ -55,7 +58,7 @@ class AdminServer:
 
     async def __aenter__(self) -> AdminServer:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
+        site = web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self

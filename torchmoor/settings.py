@@ -45,13 +45,17 @@ class ListenSettings:
     admin_port: int = 9080
     tls_certificate: str = ""  # PEM file, with those that sign it; "": the data plane is plain HTTP
     tls_key: str = ""  # PEM file without a password
+    admin_tls_certificate: str = ""  # the admin plane's own; "": it is plain HTTP
+    admin_tls_key: str = ""
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ConfigError("listen.tls_certificate and listen.tls_key must be given together")
+        for prefix in ("", "admin_"):
+            pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
+            if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
+                raise ConfigError(f"listen.{pair[0]} and listen.{pair[1]} must be given together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
