@@ -23,10 +23,12 @@ from torchmoor.api.replies import runtime_error
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
+    NOT_THERE,
     SAGEMAKER_ACCEPT,
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
+    not_there,
     read_members,
 )
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, UnknownOperation, ValidationError
@@ -88,6 +90,8 @@ class RuntimeApi:
         if request.content_length is not None and request.content_length > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
         endpoint = operation.endpoint
+        if not members.keys().isdisjoint(NOT_THERE):
+            raise not_there(endpoint.name, members)
         if TARGET_MODEL in members:
             raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
         session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
@@ -56,6 +57,16 @@ TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
 PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
 SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
+_CONTAINER = _PREFIX + b"target-container-hostname"
+_EXPLANATIONS = _PREFIX + b"enable-explanations"
+_COMPONENT = _PREFIX + b"inference-component"
+
+# What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
+NOT_THERE = {
+    _CONTAINER: "has one container; leave TargetContainerHostname out.",
+    _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
+    _COMPONENT: "has no inference components; leave InferenceComponentName out.",
+}
 
 # Checked where it is verified, which is once for each id and not once for each request.
 SESSION_ID_MEMBER = Member("sessionId", 256, 0, re.compile(rb"^(NEW_SESSION)$|" + _NAME))
@@ -67,15 +78,19 @@ MEMBERS: dict[bytes, Member] = {
     _PREFIX + b"custom-attributes": Member("customAttributes", 1024),
     TARGET_MODEL: _printable("targetModel", 1024),
     TARGET_VARIANT: _named("targetVariant"),
-    _PREFIX + b"target-container-hostname": _named("targetContainerHostname"),
+    _CONTAINER: _named("targetContainerHostname"),
     INFERENCE_ID: _printable("inferenceId", 64),
-    _PREFIX + b"enable-explanations": Member("enableExplanations", 64, 1, re.compile(rb".+")),
-    _PREFIX + b"inference-component": Member(
-        "inferenceComponentName", 63, 0, re.compile(rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$")
-    ),
+    _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb".+")),
+    _COMPONENT: Member("inferenceComponentName", 63, 0, re.compile(rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$")),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
 }
+
+
+def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
+    """The refusal of a request with one of NOT_THERE."""
+    [problem, *_] = [problem for name, problem in NOT_THERE.items() if name in members]
+    return ValidationError(f"Endpoint {endpoint} {problem}")
 
 
 # Never sent on: credentials, what the proxy writes itself, what it owns.
