@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
 
 pytestmark = pytest.mark.torchserve
 
@@ -77,6 +79,28 @@ def test_sessions_belong_to_their_endpoint(two_endpoints: Fleet) -> None:
         ask(client, "llava", session, "What color is the circle?")
 
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) -> None:
+    """One base URL: pictures and streams for the one that sees, text for the other, a list for anything else."""
+    see = [{"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}]
+    seeing: Any = [{"role": "user", "content": [*see, {"type": "text", "text": "What color is the circle?"}]}]
+    asking: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+    with openai.OpenAI(base_url=two_endpoints.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        models = [model.id for model in gpt.models.list()]
+        stream = gpt.chat.completions.create(model="llava", messages=seeing, stream=True)
+        seen = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        answer = gpt.chat.completions.create(model="llm", messages=asking, max_tokens=40)
+        with pytest.raises(openai.NotFoundError, match=r"There is: `llava`, `llm`\.") as unknown:
+            gpt.chat.completions.create(model="gpt-5", messages=asking)
+        with pytest.raises(openai.BadRequestError, match="text only"):
+            gpt.chat.completions.create(model="llm", messages=seeing)
+
+    assert models == ["llava", "llm"]
+    assert seen == "The circle is red."
+    assert (answer.model, answer.choices[0].message.content) == ("llm", "The capital of France is Paris.")
+    assert unknown.value.code == "model_not_found"
 
 
 def test_the_command_line_talks_to_a_text_model(two_endpoints: Fleet) -> None:
