@@ -1,4 +1,4 @@
-"""`torchmoor serve`: the front proxy alone, before instances that run already."""
+"""`torchmoor serve`: the front proxy alone, before instances that run already; or a look at its configuration."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
 from torchmoor.config import read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.settings import ProxySettings
 from torchmoor.up import SESSION_KEYS
 
 
@@ -23,14 +24,7 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
 
     announce: the one line of JSON that says where. Raises ConfigError, OSError if a port is taken.
     """
-    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
-    keys_file = configuration.proxy.access.keys_file
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    settings = replace(configuration.proxy, credentials=credentials)
-    check_exposure(settings.listen, credentials, is_open=is_open)
-    registry = Registry(settings.endpoints)
-    for instance in configuration.make_instances():
-        registry.add(instance)
+    settings, registry = read(path, is_open=is_open)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -45,3 +39,37 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
         }
         announce(json.dumps(where))
         await stopping.wait()
+
+
+def read(path: Path, *, is_open: bool) -> tuple[ProxySettings, Registry]:
+    """What a file and the environment say. Raises ConfigError."""
+    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
+    keys_file = configuration.proxy.access.keys_file
+    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
+    settings = replace(configuration.proxy, credentials=credentials)
+    check_exposure(settings.listen, credentials, is_open=is_open)
+    registry = Registry(settings.endpoints)
+    for instance in configuration.make_instances():
+        registry.add(instance)
+    return settings, registry
+
+
+def check(path: Path, *, is_open: bool, warn: Callable[[str], None]) -> str:
+    """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
+
+    Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
+    probably meant. Raises ConfigError.
+    """
+    settings, registry = read(path, is_open=is_open)
+    Proxy(settings, registry)  # reads the certificate
+    if not settings.sessions.keys:
+        warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
+    found: dict[str, dict[str, list[str]]] = {}
+    for endpoint in registry.endpoints():
+        found[endpoint.name] = {}
+        for variant in endpoint.variants:
+            names = [instance.name for instance in variant.pool.members]
+            found[endpoint.name][variant.name] = names
+            if not names:
+                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
+    return json.dumps({"ok": True, "endpoints": found})
