@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,17 @@ PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 CLIENTS = ROOT / "tests" / "torchserve" / "clients"
 
 
-def run(script: str, *arguments: str) -> Any:
-    """The line of JSON that a client's script prints."""
+def require_clients() -> Path:
+    """The Python that has the clients."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
+    return PYTHON
+
+
+def run(script: str, *arguments: str) -> Any:
+    """The line of JSON that a client's script prints."""
     done = subprocess.run(
-        [PYTHON, CLIENTS / script, *arguments],
+        [require_clients(), CLIENTS / script, *arguments],
         capture_output=True,
         text=True,
         timeout=240,
