@@ -13,9 +13,9 @@ from collections.abc import Callable
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import body_too_large
 from torchmoor.errors import ApiError, ServiceUnavailable, WrongModel
-from torchmoor.http.call import Answer, Call, Deadlines, Loss, Outcome, Target, Waiter, Waiting
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request
+from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.call import Call, Deadlines, Outcome, Target, Waiter, Waiting
+from torchmoor.http.message import AnswerHead, Reply, Request
 
 MAX_TOKENS = 50_000  # strings and brackets before `model`: as many messages as are allowed have a tenth of that
 
@@ -176,11 +176,9 @@ class ByModel:
         """The instance shall stop."""
         self._found.on_abandoned()
 
-    def on_answer(
-        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
-    ) -> Answer | Target | Waiting | None:
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Target | Waiting | None:
         """The endpoint's invocation judges."""
-        return self._found.on_answer(status, reason, headers, can_replay=can_replay)
+        return self._found.on_answer(head, can_replay=can_replay)
 
     def on_refusal(self, body: bytes) -> Reply:
         """The endpoint's invocation tells it."""

@@ -15,9 +15,10 @@ from urllib.parse import unquote
 
 from torchmoor.api.by_model import ByModel
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large, find_field
+from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
+from torchmoor.api.replies import unknown_operation
 from torchmoor.api.streaming import EventPassEncoder
-from torchmoor.api.validation import TARGET_VARIANT, read_members
+from torchmoor.api.validation import TARGET_VARIANT, check_members
 from torchmoor.errors import (
     AccessDenied,
     ApiError,
@@ -26,13 +27,12 @@ from torchmoor.errors import (
     ServiceUnavailable,
     UnknownEndpoint,
     UnknownModel,
-    UnknownOperation,
     WrongModel,
 )
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.call import Answer, Call, Deadlines
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request, status_line
+from torchmoor.http.answer import Answer
+from torchmoor.http.call import Call, Deadlines
+from torchmoor.http.message import AnswerHead, Reply, Request
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
@@ -82,17 +82,15 @@ class OpenAIApi:
             if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return _models([endpoint.name for endpoint in endpoints], wanted)
-            path = request.path.decode("latin-1")[:256]
-            raise UnknownOperation(f"No operation {request.method.decode()} {path}.")
+            raise unknown_operation(request)
         except ApiError as error:
             return openai_error(error, request_id)
 
     def _choose(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Call:
         """The invocation of the only endpoint, or of the one that the body will name."""
-        if (request.content_length or 0) > self._max_body_bytes:
-            raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
         if len(endpoints) == 1:
             return self._complete(request, request_id, endpoints[0])
+        self._check_length(request)
 
         def complete(model: str) -> Call:
             for endpoint in endpoints:
@@ -111,16 +109,21 @@ class OpenAIApi:
 
     def _complete(self, request: Request, request_id: bytes, endpoint: Endpoint) -> Call:
         try:
-            heard = read_members(request.headers)
-            dispatcher = self._gateway.dispatcher_for(endpoint, None, heard.members.get(TARGET_VARIANT))
+            check_members(request.layout)
+            self._check_length(request)
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
             metrics = self._gateway.first_dispatcher(endpoint).metrics
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
         return OpenAIInvocation(
-            self._operations[endpoint.name], request, heard, request_id=request_id, dispatcher=dispatcher, session=None
+            self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
         )
+
+    def _check_length(self, request: Request) -> None:
+        if (request.content_length or 0) > self._max_body_bytes:
+            raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
 
 
 class OpenAIInvocation(Invocation):
@@ -141,19 +144,22 @@ class OpenAIInvocation(Invocation):
         """HTTP's own status for it."""
         return self.fail(_with_status(body_too_large(self.max_body_bytes), _TOO_LARGE))
 
-    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+    def answer(self, head: AnswerHead) -> Answer | None:
         """A success with its id; None for the rest."""
-        if status >= 300:
-            self._refused_status = status
-            self._refused_code = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
-            self._retry_after = find_field(headers, b"retry-after") or b""
+        if head.status >= 300:
+            self._refused_status = head.status
+            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = head.find(b"retry-after") or b""
             return None
         assert self.choice is not None
-        lines = [field.line for field in headers if field.name not in _UNTOLD]
-        id_line = b"x-request-id: %b\r\n" % self.request_id
-        head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
-        is_stream = (find_field(headers, b"content-type") or b"").startswith(b"text/event-stream")
-        return Answer(head, EventPassEncoder(self.request_id) if is_stream else None)
+        told = b"%b%bx-request-id: %b\r\n%b" % (
+            head.status_line,
+            head.lines(_UNTOLD),
+            self.request_id,
+            self.choice.answer_lines,
+        )
+        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        return Answer(told, EventPassEncoder(self.request_id) if is_stream else None)
 
     def on_refusal(self, body: bytes) -> Reply:
         """The handler's own error object passes; TorchServe's words are put into one."""
