@@ -122,7 +122,7 @@ def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
 
 
 def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
-    """The client's own way to stop an answer; so is leaving one that is not streamed by its time-out."""
+    """The client's own way to stop an answer."""
     before = turns(small)
     endless: Any = {"max_tokens": 1500, "temperature": 1e6, "seed": 6, "model": "llava"}
     messages: Any = [{"role": "user", "content": "hello"}]
@@ -130,12 +130,9 @@ def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
         with gpt.chat.completions.create(messages=messages, stream=True, **endless) as stream:
             next(stream)
         wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
-        with pytest.raises(openai.APITimeoutError):
-            gpt.with_options(timeout=0.2).chat.completions.create(messages=messages, **endless)
-        wait_until(lambda: turns(small)["in_progress"] == 0, "the answer's end")
 
-    assert turns(small)["cancelled"] == before["cancelled"] + 2
-    assert turns(small)["finished"] == before["finished"]
+    after = turns(small)
+    assert (after["cancelled"], after["finished"]) == (before["cancelled"] + 1, before["finished"])
 
 
 def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> None:
