@@ -112,6 +112,20 @@ def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: byte
     assert (refused, headers["retry-after"], served) == (503, "1", 200)
 
 
+def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_stage: Callable[..., Stage]) -> None:
+    """The refusal waits for the signature, and the gate keeps none of the body's bytes."""
+    limits = replace(LimitSettings(), max_waiting_bytes=10)
+    stage = make_stage(limits=limits, credentials=CREDENTIALS, **TWO)
+
+    good = signed(stage, b'{"model": "sees"}', path=PATH)
+    answers = [
+        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=10)
+        for data in (b'{"model": "sees"}', b'{"model": "oops"}')
+    ]
+
+    assert [answer.status_code for answer in answers] == [503, 401]
+
+
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
     """413, announced or not, before and after the endpoint is known."""
     stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=40), **TWO)

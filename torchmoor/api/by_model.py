@@ -107,24 +107,23 @@ class ByModel:
 
         Raises ServiceUnavailable if too much is held already.
         """
+        check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.num_prefix_bytes = gateway.settings.limits.max_unrouted_body_bytes
-        self._check, request.body_check = request.body_check, None  # it is made here, before the name is believed
-        if self._check is not None:
-            self.max_body_bytes = min(max_body_bytes, self._check.max_body_bytes)
+        if check is not None:
+            self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
             self.num_prefix_bytes = self.max_body_bytes + 1
         self._make = make
         self._say = say
         self._call: Call | None = None
         self._waiting = gateway.waiting_bytes
-        self._num_held = 0
         length = self.num_prefix_bytes if request.is_chunked else request.content_length or 0
-        num_bytes = min(length, self.num_prefix_bytes)
-        if self._waiting.used_bytes + num_bytes > self._waiting.max_bytes:
+        self._num_held = min(length, self.num_prefix_bytes)
+        if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
             raise ServiceUnavailable("Too many requests are being received. Try again later.")
-        self._num_held = num_bytes
-        self._waiting.used_bytes += num_bytes
+        self._waiting.used_bytes += self._num_held
+        self._check, request.body_check = check, None  # made here, before the name is believed, and not once more
 
     @property
     def wait_ends_at(self) -> float:
@@ -144,21 +143,15 @@ class ByModel:
                 self._check.verify(prefix)
             model = find_model(prefix)
             if model is None:
-                raise WrongModel(self._why_none(prefix))
+                raise WrongModel(
+                    f"There are several endpoints: name one as `model`, within the first {self.num_prefix_bytes} bytes "
+                    "of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
+                )
             call = self._make(model)
         except ApiError as error:
             return self._say(error)
         self._call = call
         return call.route(prefix, waiter)
-
-    def _why_none(self, prefix: bytes) -> str:
-        limit = self.num_prefix_bytes
-        if len(prefix) < limit:
-            return "There are several endpoints: name one of them as `model`."
-        return (
-            f"There is no `model` in the first {limit} bytes of the body: write it before `messages`, "
-            "or use the base URL of its endpoint, /endpoints/NAME/openai/v1."
-        )
 
     def _let_go(self) -> None:
         self._waiting.used_bytes -= self._num_held
