@@ -189,14 +189,14 @@ class ClientConnection(asyncio.Protocol):
             self._reply_to_head = request.method == b"HEAD"
             self.deadline = request.received_at + server.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
-            if is_long or (reader.is_expecting and not is_complete):
+            if is_long or (request.is_expecting and not is_complete):
                 self._send_reply(close=True)
             elif is_complete:
                 self._send_reply(close=False)
             return
         exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
         exchange.start()
-        if reader.is_expecting and self.exchange is not None:
+        if request.layout.is_expecting and request.is_expecting and self.exchange is not None:
             self.transport.write(_CONTINUE)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:

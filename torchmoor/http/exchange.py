@@ -83,8 +83,7 @@ class Exchange:
     _collected: list[bytes] | None = None
     _num_collected = 0
     _has_piece = False
-    _ends_at = 0.0
-    _answer_by = 0.0
+    _complete_at = 0.0  # when the request had come whole: from then on the instance's time counts
 
     def __init__(
         self,
@@ -106,7 +105,8 @@ class Exchange:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
         request, call, outgoing = self.request, self.call, self._outgoing
         if outgoing.is_complete:
-            self._begin_awaiting(request.received_at)
+            self._complete_at = request.received_at
+            self.client.deadline = request.received_at + call.deadlines.first_byte_s
         else:
             self.client.deadline = request.received_at + self._means.body_timeout_s
         if outgoing.num_body_bytes > call.max_body_bytes:
@@ -117,11 +117,15 @@ class Exchange:
         else:
             self._follow(call.route(b"", self))
 
-    def _begin_awaiting(self, now: float) -> None:
-        """The request was received whole: from now on the instance's time counts."""
-        deadlines = self.call.deadlines
-        self._ends_at = now + deadlines.total_s
-        self._answer_by = self.client.deadline = now + deadlines.first_byte_s
+    @property
+    def _answer_by(self) -> float:
+        """When the answer must have begun."""
+        return self._complete_at + self.call.deadlines.first_byte_s
+
+    @property
+    def _ends_at(self) -> float:
+        """When the answer must have ended."""
+        return self._complete_at + self.call.deadlines.total_s
 
     def _follow(self, verdict: Target | Reply | Waiting) -> None:
         """Send the request, answer it, or hold it."""
@@ -160,14 +164,14 @@ class Exchange:
         """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
         outgoing = self._outgoing
         is_late = outgoing.is_complete and (self._has_waited or self._target is not None)
-        time_left_s = self._ends_at - monotonic() if is_late else self.call.deadlines.total_s
+        time_left_s = self._ends_at - monotonic() if is_late else None
         self._target = target
         self._is_awaited = False
         outgoing.begin(self.call.request_head(self.request.framing_line, time_left_s))
         idle = target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
-            if upstream.is_usable:
+            if not upstream.transport.is_closing():
                 self._attach(upstream)
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect(target))
@@ -211,7 +215,8 @@ class Exchange:
                 return
         if is_complete:
             outgoing.end()
-            self._begin_awaiting(monotonic())
+            self._complete_at = monotonic()
+            self.client.deadline = self._answer_by
             if self._answer is not None:
                 self._note_progress()
             elif self._is_waiting:
@@ -222,7 +227,7 @@ class Exchange:
         """Send on what was received, in one write."""
         outgoing = self._outgoing
         data = outgoing.take()
-        if data is not None:
+        if data:
             upstream.transport.write(data)
             self._sent_at = monotonic()
             self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
@@ -264,7 +269,7 @@ class Exchange:
         can_replay = head.status >= 400 and self.can_replay  # nothing else is sent again
         verdict = self.call.on_answer(head, can_replay=can_replay)
         if isinstance(verdict, Answer):
-            self._begin_answer(verdict, head)
+            self._begin_answer(verdict, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif verdict is None:
             self._collected = []
@@ -273,16 +278,18 @@ class Exchange:
             self._detach()
             self._follow(verdict)
 
-    def _begin_answer(self, answer: Answer, head: AnswerHead) -> None:
+    def _begin_answer(self, answer: Answer, head: AnswerHead, *, is_whole: bool) -> None:
+        """Nothing is kept from now on, and time counts otherwise; is_whole: no need, because this is the end, too."""
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
-        outgoing.forget_kept()
         self._answer = answer
-        if outgoing.is_complete:
-            client.deadline = self._ends_at
-        else:
+        if not outgoing.is_complete:
             client.keep_alive = False
         answer.begin(head, client)
+        if not is_whole:
+            outgoing.forget_kept()
+            if outgoing.is_complete:
+                client.deadline = self._ends_at
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
@@ -431,16 +438,18 @@ class Exchange:
         if self.is_over:
             return
         self.is_over = True
+        is_complete = self._outgoing.is_complete
         self._outgoing.forget_kept()
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-        upstream, self._upstream = self._upstream, None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        upstream = self._upstream
         if upstream is not None:
-            upstream.release(can_reuse=self.is_request_complete)
+            self._upstream = None
+            upstream.release(can_reuse=is_complete)
         self.call.finish(outcome)
         if outcome is not _CLIENT_GONE:
-            self.client.exchange_over(is_request_complete=self.is_request_complete)
+            self.client.exchange_over(is_request_complete=is_complete)
 
     def __repr__(self) -> str:
         state = (

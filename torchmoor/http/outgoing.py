@@ -48,18 +48,18 @@ class OutgoingRequest:
 
     def __init__(self, request: Request, budget: ReplayBudget, piece: bytes, is_complete: bool) -> None:
         """piece: what has come of the body with the head."""
+        num_bytes = len(piece)
         self.is_complete = is_complete
-        self.num_body_bytes = 0
+        self.num_body_bytes = num_bytes
         self._budget = budget
         self._is_chunked = request.layout.is_chunked
-        self._head: bytes | None = None
-        self._pieces: list[bytes] = []  # those that are kept, then those that wait to be written
+        self._head = b""  # until it is written
+        self._pieces = [piece] if piece else []  # those that are kept, then those that wait to be written
         self._num_written = 0  # of the pieces here
-        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
-        self._num_kept: int | None = 0 if (request.content_length or 0) <= budget.max_body_bytes else None
         self._has_begun = self._has_ended = False  # as far as the instance was told
-        if piece:
-            self.add(piece)
+        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
+        is_small = (request.content_length or num_bytes) <= budget.max_body_bytes
+        self._num_kept = num_bytes if is_small and budget.try_take(num_bytes) else None
 
     @property
     def can_repeat(self) -> bool:
@@ -92,25 +92,20 @@ class OutgoingRequest:
         """The body is whole."""
         self.is_complete = True
 
-    def take(self) -> bytes | None:
-        """What is to be written now, in one piece."""
-        head, pieces = self._head, self._pieces
-        waiting = pieces[self._num_written :] if self._num_written else pieces
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        pieces = self._pieces[self._num_written :]
         if self._is_chunked:
-            waiting = self._in_chunks(waiting)
-        if head is not None:
-            self._head = None
-            self._has_begun = True
-            data = head + waiting[0] if len(waiting) == 1 else b"".join((head, *waiting))
-        elif not waiting:
-            return None
-        else:
-            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            pieces = self._in_chunks(pieces)
         if self._num_kept is None:
-            pieces.clear()
+            self._pieces.clear()
         else:
-            self._num_written = len(pieces)
-        return data
+            self._num_written = len(self._pieces)
+        if self._head:
+            pieces.insert(0, self._head)
+            self._head = b""
+            self._has_begun = True
+        return b"".join(pieces)
 
     def _in_chunks(self, pieces: list[bytes]) -> list[bytes]:
         chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
@@ -121,10 +116,8 @@ class OutgoingRequest:
 
     def forget_kept(self) -> None:
         """The request will not be sent again."""
-        if self._num_kept is not None:
-            if self._num_kept:
-                self._budget.give_back(self._num_kept)
-            self._num_kept = None
-            if self._num_written:
-                del self._pieces[: self._num_written]
-                self._num_written = 0
+        num_kept, self._num_kept = self._num_kept, None
+        if num_kept is not None:
+            self._budget.give_back(num_kept)
+            del self._pieces[: self._num_written]
+            self._num_written = 0
