@@ -83,6 +83,7 @@ class Exchange:
     _collected: list[bytes] | None = None
     _num_collected = 0
     _has_piece = False
+    _progress_at = 0.0  # when something of the answer's body was last passed on
     _complete_at = 0.0  # when the request had come whole: from then on the instance's time counts
 
     def __init__(
@@ -218,7 +219,8 @@ class Exchange:
             self._complete_at = monotonic()
             self.client.deadline = self._answer_by
             if self._answer is not None:
-                self._note_progress()
+                self._progress_at = self._complete_at
+                self.client.deadline = self._due
             elif self._is_waiting:
                 self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
         self._flush_request()
@@ -288,8 +290,9 @@ class Exchange:
         answer.begin(head, client)
         if not is_whole:
             outgoing.forget_kept()
+            self._progress_at = monotonic()
             if outgoing.is_complete:
-                client.deadline = self._ends_at
+                client.deadline = self._due
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
@@ -308,13 +311,13 @@ class Exchange:
         data = answer.render(piece)
         if data:
             self.client.write(data)
-        if self._outgoing.is_complete:
-            self._note_progress()
+        self._progress_at = monotonic()
 
-    def _note_progress(self) -> None:
-        """The answer's body goes on: its silence is counted from now, if that counts at all."""
+    @property
+    def _due(self) -> float:
+        """When an answer that has begun has gone on for too long, or been silent for too long."""
         idle_s = self.call.deadlines.idle_s
-        self.client.deadline = self._ends_at if idle_s is None else min(self._ends_at, monotonic() + idle_s)
+        return self._ends_at if idle_s is None else min(self._ends_at, self._progress_at + idle_s)
 
     def _collect(self, collected: list[bytes], piece: bytes, is_complete: bool) -> None:
         """Keep a piece of a refusal's body, up to the limit."""
@@ -379,7 +382,9 @@ class Exchange:
 
     def expire(self, refusal: Reply) -> None:
         """The client's deadline has passed. refusal: the answer if it was the client who was too slow."""
-        if self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
+        if self._answer is not None and self.is_request_complete and self._due > monotonic():
+            self.client.deadline = self._due  # there was progress, which moves no deadline itself
+        elif self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
             self._reply(self.call.on_wait_over())
         elif not self.is_request_complete or self.client.is_write_paused:
             self._detach()
@@ -417,8 +422,8 @@ class Exchange:
                 upstream.pause_reading()
             else:
                 upstream.resume_reading()
-        if not is_paused and self._answer is not None and self.is_request_complete:
-            self._note_progress()
+        if not is_paused:
+            self._progress_at = monotonic()
 
     # The end
 

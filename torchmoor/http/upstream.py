@@ -197,13 +197,10 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.on_answer_piece(data, is_complete=self._is_complete)
         else:
             exchange.on_answer(head, data, is_complete=self._is_complete)
-        if self._chunks is not None and self.exchange is exchange:
-            self._judge_chunks(self._chunks)
-
-    def _judge_chunks(self, chunks: ChunkedBody) -> None:
-        """Give up a body that nobody can read on."""
-        if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
-            self._lose()
+        chunks = self._chunks
+        if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
+            if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
+                self._lose()
 
     def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
         """The head, if it has come whole, and what follows it. Raises BadMessage."""
