@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.http.call import Application
-from torchmoor.http.exchange import Exchange, ExchangeMeans
+from torchmoor.http.delivery import ExchangeMeans
+from torchmoor.http.exchange import Exchange
 from torchmoor.http.fields import BadMessage
 from torchmoor.http.message import Reply, Request
 from torchmoor.http.reader import Known, RequestReader

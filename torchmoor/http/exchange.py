@@ -14,93 +14,29 @@ was kept.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
 from torchmoor.http.answer import Answer, Loss
-from torchmoor.http.call import WAITING, Call, Outcome, Target, Waiting
-from torchmoor.http.message import AnswerHead, Reply, Request
-from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
-from torchmoor.http.upstream import Connector, UpstreamConnection
+from torchmoor.http.call import WAITING, Outcome, Target, Waiting
+from torchmoor.http.delivery import Delivery
+from torchmoor.http.message import AnswerHead, Reply
 
-logger = logging.getLogger(__name__)
-
-# A pooled connection that the peer has closed shows it at once. A reset that comes later may mean that the
-# request was being worked on, so the application decides.
-STALE_WINDOW_S = 0.25
 # Of a body without a declared length that is taken while its request waits for a target: nobody has counted more.
 MAX_WAITING_CHUNKED_BYTES = 65_536
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeMeans:
-    """What all exchanges share."""
-
-    connector: Connector
-    budget: ReplayBudget
-    body_timeout_s: float
-    max_error_body_bytes: int
-
-
-class ExchangeClient(Protocol):
-    """The client's connection, as its exchange uses it."""
-
-    deadline: float
-    keep_alive: bool
-    is_http10: bool
-    is_write_paused: bool
-
-    def write(self, data: bytes) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def abort(self) -> None: ...
-    def exchange_over(self, *, is_request_complete: bool) -> None: ...
-
-
-class Exchange:
-    """Joins a client's connection, a call and an upstream connection until the answer has ended.
-
-    No slots: an exchange is made for each request, and what most of them never change is not set.
-    """
+class Exchange(Delivery):
+    """Joins a client's connection, a call and an upstream connection until the answer has ended."""
 
     is_over = False
-    is_answered = False
-    _target: Target | None = None
-    _upstream: UpstreamConnection | None = None
-    _connecting: asyncio.Task[None] | None = None
-    _sent_at = 0.0
-    _was_stale = False
-    _is_awaited = False  # the target has the whole request, and its answer's head has not come
     _is_waiting = False
-    _has_waited = False
     _is_gathering = False  # the beginning of the body, which the call wants to see
     _answer: Answer | None = None
-    _collected: list[bytes] | None = None
     _num_collected = 0
     _has_piece = False
     _progress_at = 0.0  # when something of the answer's body was last passed on
-    _complete_at = 0.0  # when the request had come whole: from then on the instance's time counts
-
-    def __init__(
-        self,
-        client: ExchangeClient,
-        request: Request,
-        call: Call,
-        means: ExchangeMeans,
-        piece: bytes,
-        is_complete: bool,
-    ) -> None:
-        """piece: what has come of the request's body; is_complete: that is all of it."""
-        self.client = client
-        self.request = request
-        self.call = call
-        self._means = means
-        self._outgoing = OutgoingRequest(request, means.budget, piece, is_complete)
 
     def start(self) -> None:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
@@ -117,16 +53,6 @@ class Exchange:
             self._flush_request()
         else:
             self._follow(call.route(b"", self))
-
-    @property
-    def _answer_by(self) -> float:
-        """When the answer must have begun."""
-        return self._complete_at + self.call.deadlines.first_byte_s
-
-    @property
-    def _ends_at(self) -> float:
-        """When the answer must have ended."""
-        return self._complete_at + self.call.deadlines.total_s
 
     def _follow(self, verdict: Target | Reply | Waiting) -> None:
         """Send the request, answer it, or hold it."""
@@ -149,56 +75,7 @@ class Exchange:
         self.client.resume_reading()
         self._follow(verdict)
 
-    @property
-    def is_request_complete(self) -> bool:
-        """True once the client has sent its whole request."""
-        return self._outgoing.is_complete
-
-    @property
-    def can_replay(self) -> bool:
-        """True while the request can be sent once more from its beginning."""
-        return not self.is_answered and self._outgoing.can_repeat
-
     # The request
-
-    def _send_to(self, target: Target, *, fresh: bool = False) -> None:
-        """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
-        outgoing = self._outgoing
-        is_late = outgoing.is_complete and (self._has_waited or self._target is not None)
-        time_left_s = self._ends_at - monotonic() if is_late else None
-        self._target = target
-        self._is_awaited = False
-        outgoing.begin(self.call.request_head(self.request.framing_line, time_left_s))
-        idle = target.idle
-        while idle and not fresh:
-            upstream: UpstreamConnection = idle.pop()
-            if not upstream.transport.is_closing():
-                self._attach(upstream)
-                return
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(target))
-        self._flush_request()
-
-    async def _connect(self, target: Target) -> None:
-        """The slow path: no idle connection."""
-        try:
-            upstream = await self._means.connector.connect(target)
-        except OSError as error:
-            logger.debug("instance unreachable instance=%s error=%s", target.name, error)
-            self._connecting = None
-            self.client.resume_reading()
-            self._fail(Loss.UNREACHABLE)
-            return
-        self._connecting = None
-        self.client.resume_reading()
-        self._attach(upstream)
-
-    def _attach(self, upstream: UpstreamConnection) -> None:
-        """Send on this connection."""
-        self._upstream = upstream
-        upstream.take(self)
-        if self.client.is_write_paused:
-            upstream.pause_reading()
-        self._write_request(upstream)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """More of the request's body was received. is_complete: that was the last of it."""
@@ -225,15 +102,6 @@ class Exchange:
                 self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
         self._flush_request()
 
-    def _write_request(self, upstream: UpstreamConnection) -> None:
-        """Send on what was received, in one write."""
-        outgoing = self._outgoing
-        data = outgoing.take()
-        if data:
-            upstream.transport.write(data)
-            self._sent_at = monotonic()
-            self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
-
     def _flush_request(self) -> None:
         """Send on what was received, or see whether more may be."""
         upstream, outgoing = self._upstream, self._outgoing
@@ -255,13 +123,6 @@ class Exchange:
             and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
         ):
             self.client.pause_reading()
-
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """Hold the client back while the instance does not take more."""
-        if is_paused:
-            self.client.pause_reading()
-        else:
-            self.client.resume_reading()
 
     # The answer
 
@@ -346,14 +207,7 @@ class Exchange:
     def on_lost(self, loss: Loss) -> None:
         """The instance's connection ended too early, and is closed."""
         upstream, self._upstream = self._upstream, None
-        if self.is_over:
-            return
-        is_stale = upstream is not None and upstream.is_reused and monotonic() - self._sent_at < STALE_WINDOW_S
-        has_begun = self.is_answered or self._collected is not None
-        if is_stale and not has_begun and not self._was_stale and self.can_replay and self._target is not None:
-            self._was_stale = True
-            self._send_to(self._target, fresh=True)
-        else:
+        if not self.is_over and not (upstream is not None and self._try_fresh(upstream)):
             self._fail(loss)
 
     def _fail(self, loss: Loss) -> None:
@@ -415,29 +269,12 @@ class Exchange:
         self._finish(_CLIENT_GONE)
 
     def on_client_write_paused(self, is_paused: bool) -> None:
-        """Hold the instance back while the client does not take more."""
-        upstream = self._upstream
-        if upstream is not None:
-            if is_paused:
-                upstream.pause_reading()
-            else:
-                upstream.resume_reading()
+        """Hold the instance back while the client does not take more, and its silence does not count."""
+        super().on_client_write_paused(is_paused)
         if not is_paused:
             self._progress_at = monotonic()
 
     # The end
-
-    def _detach(self) -> None:
-        """Let go of an upstream connection in the middle of an exchange: it cannot be used again."""
-        if self._is_awaited:
-            self._is_awaited = False
-            self.call.on_abandoned()
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.release(can_reuse=False)
 
     def _finish(self, outcome: Outcome) -> None:
         if self.is_over:

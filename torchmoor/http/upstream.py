@@ -199,8 +199,12 @@ class UpstreamConnection(asyncio.Protocol):
             exchange.on_answer(head, data, is_complete=self._is_complete)
         chunks = self._chunks
         if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
-            if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
-                self._lose()
+            self._judge_chunks(chunks)
+
+    def _judge_chunks(self, chunks: ChunkedBody) -> None:
+        """Give up an answer that cannot be read on."""
+        if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
+            self._lose()
 
     def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
         """The head, if it has come whole, and what follows it. Raises BadMessage."""
