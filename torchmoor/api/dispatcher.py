@@ -147,6 +147,14 @@ class Dispatcher:
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
+        home = self._choices.get((session.instance, SESSION))
+        if home is not None and self.queue is None and not excluded:
+            instance = home.instance
+            if instance.is_ready and instance.share == 1.0:  # as nearly always; the rest says the same, for all cases
+                return home
+        return self._choose_holder(session, excluded)
+
+    def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         instance = self._find_holder(session, excluded)
         if instance is None or (self.queue is not None and instance.outstanding >= instance.capacity):
             return None

@@ -14,7 +14,7 @@ from typing import Protocol
 from torchmoor.http.answer import Loss
 from torchmoor.http.call import Call, Target
 from torchmoor.http.message import AnswerHead, Request
-from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
+from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
 from torchmoor.http.upstream import Connector, UpstreamConnection
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,9 @@ class Delivery:
         self.request = request
         self.call = call
         self._means = means
-        self._outgoing = OutgoingRequest(request, means.budget, piece, is_complete)
+        self._outgoing: WholeRequest | OutgoingRequest = (
+            WholeRequest(means.budget, piece) if is_complete else OutgoingRequest(request, means.budget, piece)
+        )
 
     @property
     def is_request_complete(self) -> bool:

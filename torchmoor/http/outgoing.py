@@ -27,6 +27,64 @@ class ReplayBudget:
         self.used_bytes -= num_bytes
 
 
+class WholeRequest:
+    """A request that came whole at once, as most do; what an OutgoingRequest is for the others."""
+
+    __slots__ = ("num_body_bytes", "_budget", "_head", "_body", "_is_kept", "_has_begun")
+
+    is_complete = True
+
+    def __init__(self, budget: ReplayBudget, body: bytes) -> None:
+        """body: as its length was declared."""
+        num_bytes = len(body)
+        self.num_body_bytes = num_bytes
+        self._budget = budget
+        self._body = body
+        self._head = b""  # until it is written
+        self._is_kept = num_bytes <= budget.max_body_bytes and budget.try_take(num_bytes)
+        self._has_begun = False
+
+    @property
+    def can_repeat(self) -> bool:
+        """True while the request can be sent from its beginning."""
+        return self._is_kept or not self._has_begun
+
+    def begin(self, head: bytes) -> None:
+        """Start, or start again, with this head."""
+        self._head = head
+
+    def gathered(self) -> bytes:
+        """The body."""
+        return self._body
+
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        head = self._head
+        if not head:
+            return b""
+        self._head = b""
+        self._has_begun = True
+        data = head + self._body
+        if not self._is_kept:
+            self._body = b""
+        return data
+
+    def forget_kept(self) -> None:
+        """The request will not be sent again."""
+        if self._is_kept:
+            self._is_kept = False
+            self._budget.give_back(self.num_body_bytes)
+            self._body = b""
+
+    def add(self, piece: bytes) -> None:
+        """Never told."""
+        raise AssertionError
+
+    def end(self) -> None:
+        """Never told."""
+        raise AssertionError
+
+
 class OutgoingRequest:
     """Collects the pieces of a request between two writes.
 
@@ -46,10 +104,10 @@ class OutgoingRequest:
         "_has_ended",
     )
 
-    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes, is_complete: bool) -> None:
+    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
         """piece: what has come of the body with the head."""
         num_bytes = len(piece)
-        self.is_complete = is_complete
+        self.is_complete = False
         self.num_body_bytes = num_bytes
         self._budget = budget
         self._is_chunked = request.layout.is_chunked
