@@ -112,14 +112,15 @@ class RuntimeOperation(Operation):
         """The invocation for a request, or why there is none."""
         try:
             gateway, endpoint = self.gateway, self.endpoint
-            layout = request.layout
-            check_members(layout)
+            places = request.layout.places
+            check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
-            if TARGET_MODEL in layout.places:
+            if TARGET_MODEL in places:
                 raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = gateway.dispatcher_for(endpoint, session, request.find(TARGET_VARIANT))
+            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
+            dispatcher = gateway.dispatcher_for(endpoint, session, variant)
         except ApiError as error:
             self.count_refusal(error)
             return runtime_error(error, request_id)

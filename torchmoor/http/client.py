@@ -261,7 +261,8 @@ class ClientConnection(asyncio.Protocol):
         self._end_request(is_request_complete=is_request_complete)
 
     def _end_request(self, *, is_request_complete: bool) -> None:
-        self.resume_reading()
+        if self._is_reading_paused:
+            self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
             self._reader.expect_next()
