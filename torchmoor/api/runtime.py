@@ -19,14 +19,16 @@ from torchmoor.api.invocation import (
     body_too_large,
 )
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
-from torchmoor.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
+    NOT_THERE,
     SAGEMAKER_ACCEPT,
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
     check_members,
+    not_there,
 )
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.registry import Endpoint
@@ -116,6 +118,8 @@ class RuntimeOperation(Operation):
             check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
+            if not NOT_THERE.keys().isdisjoint(places):
+                raise not_there(endpoint.name, places)
             if TARGET_MODEL in places:
                 raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
@@ -154,7 +158,8 @@ class RuntimeInvocation(Invocation):
             self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
             self._retry_after = head.find(b"retry-after") or b""
             return None
-        return Answer(self._lines(head.line.told, head, _UNTOLD))
+        is_text_stream = head.layout.length is None and _is_text(head)
+        return Answer(self._lines(head.line.told, head, _UNTOLD), TextPassEncoder() if is_text_stream else None)
 
     def _lines(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> tuple[bytes, ...]:
         """The answer's head as this API has it; untold: what does not pass."""
@@ -214,15 +219,20 @@ class StreamInvocation(RuntimeInvocation):
         if head.status >= 300:
             return super().answer(head)
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
-        types = b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type)
-        is_text = content_type.lower().startswith(b"text/plain")
-        return Answer(
-            (*self._lines(_OK, head, _UNTOLD_OF_STREAM), types), TextPartEncoder() if is_text else PartEncoder()
+        lines = (
+            *self._lines(_OK, head, _UNTOLD_OF_STREAM),
+            b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
         )
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
         self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+
+
+def _is_text(head: AnswerHead) -> bool:
+    """True of plain text, in which the handlers mark a late error."""
+    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
 def _message(text: str) -> str:

@@ -222,6 +222,10 @@ class UpstreamConnection(asyncio.Protocol):
             answer_line = self._lines[line]
             if not answer_line.is_interim:
                 break
+            _, layout = self._heads.read(lines)
+            has_body = layout.is_chunked or layout.length is not None
+            if answer_line.is_http10 or has_body:
+                raise BadMessage(502, "Not an interim answer.")
         fields, layout = self._heads.read(lines)
         head = AnswerHead(answer_line, fields, layout)
         self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
