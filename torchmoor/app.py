@@ -25,8 +25,8 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.session_room import SessionRooms
 from torchmoor.http.client import ClientLimits
+from torchmoor.http.delivery import ExchangeMeans
 from torchmoor.http.errand import Errands
-from torchmoor.http.exchange import ExchangeMeans
 from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper

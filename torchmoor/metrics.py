@@ -93,9 +93,12 @@ class InvocationMetrics:
         self.first_chunk_latency = Histogram()
 
     def observe(self, model_s: float, overhead_s: float) -> None:
-        """Count how long a request took at its instance, and beside that."""
-        self.model_latency.observe(model_s)
-        self.overhead_latency.observe(overhead_s)
+        """Count how long a request took at its instance, and beside that. In one, because every request comes here."""
+        model, overhead = self.model_latency, self.overhead_latency
+        model.counts[bisect_left(BUCKETS, model_s)] += 1
+        model.sum += model_s
+        overhead.counts[bisect_left(BUCKETS, overhead_s)] += 1
+        overhead.sum += overhead_s
 
     def count_status(self, status: int) -> None:
         """Count the status that a client was told."""

@@ -90,7 +90,8 @@ class Assignment:
         self.has_failed = False
         self.metrics.retries += 1
         before, self._lease = self._lease, None
-        self._release(before)
+        if before is not None:
+            self._release(before)
         return WAITING
 
     def _take(self, choice: Choice) -> None:
@@ -108,14 +109,14 @@ class Assignment:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
         lease, self._lease = self._lease, None
-        self._release(lease)
-
-    def _release(self, lease: Lease | None) -> None:
-        """Give a lease back; what waits may go on."""
         if lease is not None:
-            lease.release()
-            if self.dispatcher.queue is not None:
-                self.dispatcher.on_free(lease.instance)
+            self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        """Give a lease back; what waits may go on."""
+        lease.release()
+        if self.dispatcher.queue is not None:
+            self.dispatcher.on_free(lease.instance)
 
     # What the chosen instance does
 

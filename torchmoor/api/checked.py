@@ -56,7 +56,7 @@ class CheckedReply:
 
     # Of a target, which there is none
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """Never asked."""
         raise AssertionError
 

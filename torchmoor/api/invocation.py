@@ -47,7 +47,7 @@ TIMED_OUT = (
 class Operation:
     """What all requests for one operation of an endpoint share."""
 
-    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line")
+    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line", "timeout_line")
 
     def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
         self.gateway = gateway
@@ -55,6 +55,7 @@ class Operation:
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
+        self.timeout_line = timeout_line(deadlines.total_s)
 
 
 class Invocation(Assignment):
@@ -140,35 +141,32 @@ class Invocation(Assignment):
         """No instance was free in time."""
         return self.fail(self.dispatcher.wait_over())
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
         self._sent_at = monotonic()
-        request, request_id = self.request, self.request_id
+        request, request_id, operation = self.request, self.request_id, self.operation
         places = request.layout.places
-        invocation_line = b"" if INVOCATION_ID in places else b"amz-sdk-invocation-id: %b\r\n" % request_id
-        inference_id = (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id
-        return (
-            b"%b %b HTTP/1.1\r\n%b%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
-            b"x-torchmoor-timeout-ms: %d\r\n\r\n"
-        ) % (
+        parts = [
             request.method,
+            b" ",
             self._path,
             self.choice.request_line,
             framing,
             request.lines(self.held_back),
-            self.operation.endpoint_line,
-            self.added_lines(),
+            operation.endpoint_line,
+            b"x-torchmoor-request-id: ",
             request_id,
-            inference_id,
-            invocation_line,
-            max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000,
-        )
-
-    def added_lines(self) -> bytes:
-        """What the dialect and the proxy tell the instance beside the fields that pass."""
-        principal = self.request.principal
-        return b"x-torchmoor-principal: %b\r\n" % principal.encode() if principal else b""
+            b"\r\nx-amzn-sagemaker-inference-id: ",
+            (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
+            operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
+        ]
+        if INVOCATION_ID not in places:
+            parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
+        if request.principal:
+            parts += (b"x-torchmoor-principal: ", request.principal.encode(), b"\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts)
 
     def on_abandoned(self) -> None:
         """The instance shall stop; a closed connection alone does not tell it before it has something to say."""
@@ -297,6 +295,11 @@ class Invocation(Assignment):
             "duration_ms": round((now - self.request.received_at) * 1000, 3),
         }
         access_log.debug("%s", json.dumps(record))
+
+
+def timeout_line(time_left_s: float) -> bytes:
+    """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
+    return b"\r\nx-torchmoor-timeout-ms: %d\r\n" % (max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
 
 
 def body_too_large(limit: int) -> ValidationError:

@@ -152,14 +152,9 @@ class OpenAIInvocation(Invocation):
             self._retry_after = head.find(b"retry-after") or b""
             return None
         assert self.choice is not None
-        told = b"%b%bx-request-id: %b\r\n%b" % (
-            head.status_line,
-            head.lines(_UNTOLD),
-            self.request_id,
-            self.choice.answer_lines,
-        )
+        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", self.request_id, self.choice.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
-        return Answer(told, EventPassEncoder(self.request_id) if is_stream else None)
+        return Answer(lines, EventPassEncoder(self.request_id) if is_stream else None)
 
     def on_refusal(self, body: bytes) -> Reply:
         """The handler's own error object passes; TorchServe's words are put into one."""

@@ -35,10 +35,8 @@ class PassThroughInvocation(Invocation):
     def answer(self, head: AnswerHead) -> Answer:
         """Every status passes."""
         assert self.choice is not None
-        return Answer(
-            b"%b%bx-torchmoor-request-id: %b\r\n%b"
-            % (head.status_line, head.lines(_UNTOLD), self.request_id, self.choice.answer_lines)
-        )
+        choice_lines = self.choice.answer_lines
+        return Answer((head.line.told, head.lines(_UNTOLD), b"x-torchmoor-request-id: ", self.request_id, choice_lines))
 
 
 class PassThrough:

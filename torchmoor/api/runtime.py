@@ -48,6 +48,7 @@ _CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
 _OK = status_line(200)
+_STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
 
 class RuntimeApi:
@@ -113,16 +114,17 @@ class RuntimeOperation(Operation):
         """The invocation for a request, or why there is none."""
         try:
             gateway, endpoint = self.gateway, self.endpoint
-            layout = request.layout
-            check_members(layout)
+            places = request.layout.places
+            check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
-            if not NOT_THERE.keys().isdisjoint(layout.places):
-                raise not_there(endpoint.name, layout.places)
-            if TARGET_MODEL in layout.places:
+            if not NOT_THERE.keys().isdisjoint(places):
+                raise not_there(endpoint.name, places)
+            if TARGET_MODEL in places:
                 raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = gateway.dispatcher_for(endpoint, session, request.find(TARGET_VARIANT))
+            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
+            dispatcher = gateway.dispatcher_for(endpoint, session, variant)
         except ApiError as error:
             self.count_refusal(error)
             return runtime_error(error, request_id)
@@ -156,21 +158,22 @@ class RuntimeInvocation(Invocation):
             self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
             self._retry_after = head.find(b"retry-after") or b""
             return None
-        told = self._render_head(head.status_line, head, _UNTOLD)
         is_text_stream = head.layout.length is None and _is_text(head)
-        return Answer(told, TextPassEncoder() if is_text_stream else None)
+        return Answer(self._lines(head.line.told, head, _UNTOLD), TextPassEncoder() if is_text_stream else None)
 
-    def _render_head(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> bytes:
+    def _lines(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> tuple[bytes, ...]:
         """The answer's head as this API has it; untold: what does not pass."""
         assert self.choice is not None
+        places = head.layout.places
         session_line = b""
-        if _NEW_SESSION_ID in head.layout.places or SESSION_ID in head.layout.places:
+        if _NEW_SESSION_ID in places or SESSION_ID in places:
             session = head.find(_NEW_SESSION_ID) or head.find(SESSION_ID) or b""
             session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
-        return b"%b%b%bx-amzn-requestid: %b\r\n%b" % (
+        return (
             status_line,
             head.lines(untold),
             session_line,
+            b"x-amzn-requestid: ",
             self.request_id,
             self.choice.runtime_lines,
         )
@@ -205,23 +208,22 @@ class StreamInvocation(RuntimeInvocation):
 
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
 
-    def added_lines(self) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """With the model's own Accept."""
         accept = self.request.find(SAGEMAKER_ACCEPT)
-        lines = super().added_lines()
-        return lines if accept is None else b"%baccept: %b\r\n" % (lines, accept)
+        lines = framing if accept is None else b"%baccept: %b\r\n" % (framing, accept)
+        return super().request_head(lines, time_left_s)
 
     def answer(self, head: AnswerHead) -> Answer | None:
         """A success as an event stream, whether the instance streams or not; None for the rest."""
         if head.status >= 300:
             return super().answer(head)
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
-        told = b"%bcontent-type: %b\r\nx-amzn-sagemaker-content-type: %b\r\n" % (
-            self._render_head(_OK, head, _UNTOLD_OF_STREAM),
-            eventstream.CONTENT_TYPE,
-            content_type,
+        lines = (
+            *self._lines(_OK, head, _UNTOLD_OF_STREAM),
+            b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
         )
-        return Answer(told, TextPartEncoder() if _is_text(head) else PartEncoder())
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
