@@ -75,6 +75,12 @@ def main() -> None:
     f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
 )
 @click.option(
+    "--models",
+    metavar="DIR|S3URL",
+    default="",
+    help="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.",
+)
+@click.option(
     "--strategy",
     type=click.Choice(ROUTING_STRATEGIES),
     default=ROUTING_STRATEGIES[0],
@@ -110,6 +116,7 @@ def up(
     model_store: Path | None,
     run_dir: Path | None,
     journal: str | None,
+    models: str,
     strategy: str,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
@@ -123,6 +130,7 @@ def up(
     Examples:
       torchmoor up --instances 2
       torchmoor up --endpoint llava --endpoint llm
+      torchmoor up --endpoint many --models ./models
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
       torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
@@ -155,6 +163,7 @@ def up(
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
+        models=models,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))

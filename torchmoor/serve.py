@@ -15,6 +15,7 @@ from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
 from torchmoor.config import read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.many import read_container
 from torchmoor.up import SESSION_KEYS
 
 
@@ -26,7 +27,8 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
     configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
     keys_file = configuration.proxy.access.keys_file
     credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    settings = replace(configuration.proxy, credentials=credentials)
+    container = read_container(os.environ, configuration.proxy.container)
+    settings = replace(configuration.proxy, credentials=credentials, container=container)
     check_exposure(settings.listen, credentials, is_open=is_open)
     registry = Registry(settings.endpoints)
     for instance in configuration.make_instances():

@@ -14,6 +14,7 @@ from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
 from torchmoor.metrics import InvocationMetrics
+from torchmoor.model_metrics import ModelMetrics
 from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
@@ -54,11 +55,13 @@ class Choice:
 class Applicant(Protocol):
     """A request, as its dispatcher sees it.
 
-    opens_session: it will open one. wait_ends_at: in monotonic seconds. principal: who asks.
+    opens_session: it will open one. target_model: which of many it is for. wait_ends_at: in monotonic seconds.
+    principal: who asks.
     """
 
     session: SessionId | None
     opens_session: bool
+    target_model: str | None
     route_request: RouteRequest
 
     @property
@@ -108,6 +111,7 @@ class Dispatcher:
         self.name = variant.name.encode()
         self.path = b"/predictions/" + variant.settings.model.encode()
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
+        self.model_metrics = ModelMetrics()
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
         self.max_wait_s = 0.0 if late_binding is None else late_binding.max_wait_s
@@ -132,13 +136,18 @@ class Dispatcher:
         """The instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not take them, to the one that
-        all proxies agree on.
+        all proxies agree on. A request for one of many models goes by what instances hold.
         """
         request, pool = applicant.route_request, self.variant.pool
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
         if applicant.opens_session:
             self.variant.opens_sessions = True
+        models = self.variant.models
+        if models is not None and applicant.target_model is not None:
+            placed = models.choose(applicant.target_model, pool, request.excluded)
+            return None if placed is None else self.choice_of(placed.instance, placed.reason)
+        if applicant.opens_session:
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)

@@ -70,6 +70,7 @@ class Invocation:
     _body_check: BodyCheck | None = None
     _principal_line = b""
     opens_session = False
+    target_model: str | None = None
     route_request = FIRST_ATTEMPT
     choice: Choice | None = None
     status = 0  # that the client was told
@@ -129,6 +130,10 @@ class Invocation:
         """When a wait for an instance has been too long."""
         return self.request.received_at + self.dispatcher.max_wait_s
 
+    def exclude(self, instances: frozenset[str]) -> None:
+        """Never send the request to these."""
+        self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
+
     # The dialect's part
 
     def error(self, error: ApiError) -> Reply:
@@ -155,7 +160,11 @@ class Invocation:
             except ApiError as error:
                 return self.fail(error)
         if self.num_prefix_bytes:
-            self.route_request = RouteRequest(prefix=prefix, prefix_id=self._heard.members.get(PREFIX_AWARE_ID, b""))
+            self.route_request = RouteRequest(
+                excluded=self.route_request.excluded,
+                prefix=prefix,
+                prefix_id=self._heard.members.get(PREFIX_AWARE_ID, b""),
+            )
         return self._choose_or_wait()
 
     def _choose_or_wait(self) -> Instance | Reply | Waiting:

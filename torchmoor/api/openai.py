@@ -185,7 +185,7 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
         fields = ((b"www-authenticate", b"Bearer"),)
     if isinstance(error, UnknownEndpoint):  # their word, which some clients look for
         error, code, param = _with_status(error, 404), "model_not_found", "model"
-    if isinstance(error, ServiceUnavailable):
+    if error.retry_after_s is not None:
         fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
 

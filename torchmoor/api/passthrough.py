@@ -5,7 +5,8 @@ from __future__ import annotations
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import Invocation, Operation, body_too_large
 from torchmoor.api.replies import container_error
-from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, read_members
+from torchmoor.api.target_model import ForTargetModel
+from torchmoor.api.validation import SESSION_ID, TARGET_MODEL, TARGET_VARIANT, read_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.call import Answer, Deadlines
@@ -38,6 +39,10 @@ class PassThroughInvocation(Invocation):
         id_line = b"x-torchmoor-request-id: %b\r\n" % self.request_id
         head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
         return Answer(head)
+
+
+class ModelPassThroughInvocation(ForTargetModel, PassThroughInvocation):
+    """The same for one of many models."""
 
 
 class PassThrough:
@@ -73,7 +78,9 @@ class PassThrough:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
             return container_error(error, request_id)
-        return PassThroughInvocation(
+        names_model = TARGET_MODEL in members and dispatcher.variant.models is not None
+        kind = ModelPassThroughInvocation if names_model else PassThroughInvocation
+        return kind(
             self._operations[endpoint.name],
             request,
             heard,

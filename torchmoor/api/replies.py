@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from torchmoor.errors import AccessDenied, ApiError, ModelError, ServiceUnavailable
+from torchmoor.errors import AccessDenied, ApiError, ModelError
 from torchmoor.http.message import Reply
 
 _JSON = (b"content-type", b"application/json")
@@ -45,6 +45,4 @@ def refusal(status: int, message: str, request_id: bytes) -> Reply:
 
 
 def _retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
-    if isinstance(error, ServiceUnavailable):
-        return ((b"retry-after", b"%d" % error.retry_after_s),)
-    return ()
+    return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)

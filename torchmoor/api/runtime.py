@@ -21,6 +21,7 @@ from torchmoor.api.invocation import (
 )
 from torchmoor.api.replies import runtime_error
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.api.target_model import ForTargetModel
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
     SAGEMAKER_ACCEPT,
@@ -29,7 +30,16 @@ from torchmoor.api.validation import (
     TARGET_VARIANT,
     read_members,
 )
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, UnknownOperation, ValidationError
+from torchmoor.errors import (
+    ApiError,
+    MissingTargetModel,
+    ModelError,
+    ModelNotReady,
+    ServiceUnavailable,
+    UnexpectedTargetModel,
+    UnknownOperation,
+    ValidationError,
+)
 from torchmoor.http import eventstream
 from torchmoor.http.call import Answer, Deadlines
 from torchmoor.http.fields import Field, Headers
@@ -40,7 +50,14 @@ PREFIX = b"/endpoints/"
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
 _OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
-_SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
+_CLIENT_CODES = (
+    "SessionUnknown",
+    "SessionExpired",
+    "SessionClosed",
+    "SessionLost",
+    "SessionIdMismatch",
+    "ModelUnknown",
+)
 _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
 
@@ -88,11 +105,14 @@ class RuntimeApi:
         if request.content_length is not None and request.content_length > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
         endpoint = operation.endpoint
-        if TARGET_MODEL in members:
-            raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
+        has_many = endpoint.settings.multi_model is not None
+        if has_many is not (TARGET_MODEL in members):
+            if has_many:
+                raise MissingTargetModel(endpoint.name, request_id.decode())
+            raise UnexpectedTargetModel(endpoint.name)
         session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
         dispatcher = self._gateway.dispatcher_for(endpoint, session, members.get(TARGET_VARIANT))
-        kind = StreamInvocation if is_stream else RuntimeInvocation
+        kind = _KINDS[has_many, is_stream]
         return kind(operation, request, heard, request_id=request_id, dispatcher=dispatcher, session=session)
 
     def _why_no_route(self, request: Request) -> ApiError:
@@ -164,8 +184,11 @@ class RuntimeInvocation(Invocation):
         status, code = self._refused_status, self._refused_code
         text = body.decode("utf-8", "replace")
         error: ApiError
-        if code in _SESSION_CODES:
+        if code in _CLIENT_CODES:
             error = ValidationError(_message(text))
+        elif code == "ModelLoading":
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
+            error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
         elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
             retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
             error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
@@ -198,6 +221,22 @@ class StreamInvocation(RuntimeInvocation):
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
         self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+
+
+class ModelInvocation(ForTargetModel, RuntimeInvocation):
+    """InvokeEndpoint with TargetModel."""
+
+
+class ModelStreamInvocation(ForTargetModel, StreamInvocation):
+    """The stream operation with TargetModel, which AWS's does not have."""
+
+
+_KINDS: dict[tuple[bool, bool], type[RuntimeInvocation]] = {  # by: names one of many models, streams
+    (False, False): RuntimeInvocation,
+    (False, True): StreamInvocation,
+    (True, False): ModelInvocation,
+    (True, True): ModelStreamInvocation,
+}
 
 
 def _message(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How many more sessions instances can take."""
+"""What instances hold and have room for, asked of stubs over HTTP."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.session_room import SessionRooms, read_room
+from torchmoor.fleet.status import StatusPoller, read_status
 from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
 
 SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
@@ -36,7 +37,7 @@ class Told:
 
 
 def with_instances(
-    told: Told, work: Callable[[Registry, SessionRooms], Awaitable[None]], *, settings: HealthSettings, number: int = 1
+    told: Told, work: Callable[[Registry, StatusPoller], Awaitable[None]], *, settings: HealthSettings, number: int = 1
 ) -> None:
     """Run the work beside instances of a variant that opens sessions."""
 
@@ -56,8 +57,8 @@ def with_instances(
                         state=InstanceState.READY,
                     )
                 )
-            async with SessionRooms(registry, settings) as rooms:
-                await work(registry, rooms)
+            async with Operations() as operations, StatusPoller(registry, settings, operations) as poller:
+                await work(registry, poller)
 
     asyncio.run(run())
 
@@ -80,7 +81,7 @@ def test_room_is_what_the_handler_says() -> None:
     """Asked by its status operation, and again when it is due."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
         told.answer = lambda: web.json_response({"sessions": {"open": 12, "max": 10}})
         await until(lambda: room(registry) == 0)
@@ -103,10 +104,10 @@ def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], 
     """Its model would have to work for each question; it is asked again after it was down."""
     told = Told(answer)
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
-        await until(lambda: rooms._others)
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        await until(lambda: poller._others)
         for now in range(5):
-            rooms.ask_due(1e9 + now)
+            poller.ask_due(1e9 + now)
         assert (told.num_asked, room(registry)) == (1, None)
         registry.set_state("i0", InstanceState.DOWN)
         registry.set_state("i0", InstanceState.READY)
@@ -119,7 +120,7 @@ def test_no_answer_makes_the_room_unknown() -> None:
     """What it was before may be wrong by now; and the instance is asked again."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
         told.answer = lambda: web.Response(status=503)
         await until(lambda: room(registry) is None)
@@ -133,16 +134,16 @@ def test_only_instances_that_need_it_are_asked() -> None:
     """Not those of a variant that opens no sessions, and none that is not ready."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
-        await until(lambda: not rooms._questions)
+        await until(lambda: not poller._questions)
         before = told.num_asked
         registry.endpoints()[0].variants[0].opens_sessions = False
-        rooms.ask_due(1e9)
+        poller.ask_due(1e9)
         registry.endpoints()[0].variants[0].opens_sessions = True
         registry.set_state("i0", InstanceState.DRAINING)
-        rooms.ask_due(1e9)
-        assert (rooms._questions, told.num_asked, room(registry)) == ({}, before, 7)
+        poller.ask_due(1e9)
+        assert (poller._questions, told.num_asked, room(registry)) == ({}, before, 7)
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -153,13 +154,13 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
-        assert rooms._loop_task is not None
-        rooms._loop_task.cancel()
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        assert poller._loop_task is not None
+        poller._loop_task.cancel()
         for tick in range(5):
-            rooms.ask_due(1e9 + tick)
-            asked.extend(sorted(rooms._questions))
-            await until(lambda: not rooms._questions)
+            poller.ask_due(1e9 + tick)
+            asked.extend(sorted(poller._questions))
+            await until(lambda: not poller._questions)
 
     with_instances(told, work, settings=settings, number=6)
 
@@ -170,11 +171,11 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
     """An answer of another shape says nothing."""
-    assert read_room(status) is None
+    assert read_status(status).room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
     """The form that the handler's status operation has."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
-    assert read_room(json.dumps(status).encode()) == 62
+    assert read_status(json.dumps(status).encode()).room == 62

@@ -1,0 +1,82 @@
+"""What is different about a request for one of many models, whatever its dialect.
+
+Its instance is chosen by what instances hold (torchmoor.routing.models), which therefore learns what is sent where and
+what comes of it; and whether the model was there is counted.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from torchmoor.api.dispatcher import Choice
+from torchmoor.api.invocation import ERROR_HEADER, Invocation, find_field
+from torchmoor.api.validation import TARGET_MODEL
+from torchmoor.errors import ApiError, ModelNotReady
+from torchmoor.fleet.instance import Instance, Lease
+from torchmoor.http.call import Answer, Waiting
+from torchmoor.http.fields import Headers
+
+TIER = b"x-torchmoor-model-tier"  # a handler's receipt: where it had the model when the request came
+WAIT_MS = b"x-torchmoor-model-wait-ms"  # how long the request waited for its model
+IN_MEMORY = frozenset((b"device", b"host"))
+NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"OutOfMemory"))
+
+
+class ForTargetModel(Invocation):
+    """To be mixed into a dialect's invocation, before it. The request has the header."""
+
+    _was_held = False  # in the chosen instance's memory, as far as we knew
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        models = self.dispatcher.variant.models
+        assert models is not None  # checked by the dialect
+        self._models = models
+        self._model = self.target_model = self._heard.members[TARGET_MODEL].decode("latin-1")
+        self.dispatcher.model_metrics.invocations += 1
+        if self._body_check is None:
+            self.num_prefix_bytes = 0  # no strategy looks at it
+
+    def _take(self, choice: Choice) -> None:
+        name = choice.instance.name
+        self._was_held = self._models.is_held(self._model, name)
+        self._models.begin(self._model, name)
+        super()._take(choice)
+
+    def _release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self._models.end(self._model, lease.instance.name)
+        super()._release(lease)
+
+    def on_answer(
+        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
+    ) -> Answer | Instance | Waiting | None:
+        """What it says of the model is noted; then as for any request. No room at one instance: another is tried."""
+        assert self.choice is not None
+        name = self.choice.instance.name
+        if status < 300:
+            self._count(headers)
+            self._models.loaded(self._model, name)
+        elif status >= 400 and find_field(headers, ERROR_HEADER) in NOT_THERE:
+            self._models.failed(self._model, name)
+        return super().on_answer(status, reason, headers, can_replay=can_replay)
+
+    def _count(self, headers: Headers) -> None:
+        """A hit, or how long it was waited for the model: by the handler's word, else by what we knew and saw."""
+        metrics = self.dispatcher.model_metrics
+        tier, wait_ms = find_field(headers, TIER), find_field(headers, WAIT_MS) or b""
+        if self._was_held if tier is None else tier in IN_MEMORY:
+            metrics.hits += 1
+        else:
+            waited_s = int(wait_ms) / 1000 if wait_ms.isdigit() else monotonic() - self._sent_at
+            metrics.loading_wait.observe(waited_s)
+
+    def timeout_error(self) -> ApiError:
+        """If the model cannot be there yet, that is why there is no answer."""
+        assert self.choice is not None
+        if self._models.is_held(self._model, self.choice.instance.name):
+            return super().timeout_error()
+        return ModelNotReady(
+            f"Model {self._model} is not ready for inference yet: it is being loaded. Try again later."
+        )

@@ -1,0 +1,37 @@
+"""What a Call (see torchmoor.http.call) never hears of that answers by itself: targets."""
+
+from __future__ import annotations
+
+from torchmoor.http.call import Answer, Loss, Target
+from torchmoor.http.fields import Headers
+from torchmoor.http.message import Reply
+
+
+class Untargeted:
+    """The part of a Call that belongs to targets, of one that has none."""
+
+    __slots__ = ()
+
+    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+        """Never asked."""
+        raise AssertionError
+
+    def on_abandoned(self) -> None:
+        """Never told."""
+        raise AssertionError
+
+    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer:
+        """Never asked."""
+        raise AssertionError
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """Never asked."""
+        raise AssertionError
+
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply:
+        """Never asked."""
+        raise AssertionError
+
+    def on_first_piece(self) -> None:
+        """Never told."""
+        raise AssertionError
