@@ -25,12 +25,14 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
     AccessSettings,
+    ContainerSettings,
     Credentials,
     EndpointSettings,
     HealthSettings,
     LateBindingSettings,
     LimitSettings,
     ListenSettings,
+    MultiModelSettings,
     ProxySettings,
     RecoverySettings,
     SessionSettings,
@@ -76,6 +78,8 @@ class Stage:
         variants: tuple[VariantSettings, ...] = (),
         late_binding: LateBindingSettings | None = None,
         homes: Mapping[str, str] | None = None,  # the variants of instances, where there are several
+        multi_model: MultiModelSettings | None = None,
+        container: ContainerSettings | None = None,
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
@@ -89,7 +93,9 @@ class Stage:
         self._homes = {name: (homes or {}).get(name, variants[0].name) for name in names}
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
-            endpoints=(EndpointSettings(name="llava", variants=variants, late_binding=late_binding),),
+            endpoints=(
+                EndpointSettings(name="llava", variants=variants, late_binding=late_binding, multi_model=multi_model),
+            ),
             listen=listen,
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
@@ -98,6 +104,7 @@ class Stage:
             sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
+            container=container or ContainerSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)
@@ -219,6 +226,10 @@ class Stage:
         for dispatcher in self.proxy.gateway.dispatchers():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
+            models = dispatcher.variant.models
+            if models is not None:
+                models.check_integrity()
+                assert models.num_outstanding == 0
         assert self.proxy.gateway.waiting_bytes.used_bytes == 0
         assert self.faults == []
 

@@ -128,7 +128,8 @@ class Gate:
 class FakeInstance:
     """Answers with `behave`, remembers what it received, and counts the connections that it came on.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names.
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; any other with
+    `on_operation`, or like a request where there is none.
     """
 
     name: str
@@ -137,6 +138,7 @@ class FakeInstance:
     cancels: list[Received] = field(default_factory=list)  # cancel operations, which are not among `received`
     cancelled: list[str] = field(default_factory=list)  # the ids that they named
     on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
+    on_operation: Behaviour | None = None
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
@@ -178,6 +180,9 @@ class FakeInstance:
                     self.cancelled += json.loads(request.body)["request_ids"]
                     self.cancels.append(request)
                     await self.on_cancel(request, Wire(reader, writer))
+                    continue
+                if self.on_operation is not None and "x-torchmoor-operation" in request.headers:
+                    await self.on_operation(request, Wire(reader, writer))
                     continue
                 if not connection:  # one that carries more than probes and cancel operations
                     self.num_connections += 1

@@ -31,6 +31,7 @@ COLD = "model-cold"
 COPY = "model-copy"  # it is in memory elsewhere, where too much waits for it
 
 MAX_NOTES = 4096  # models on their way to an instance; the oldest is forgotten
+MANY_HOLDERS = 8  # above which they are compared only if the least busy instance is none of them
 FREE_PARTS = 8  # free memory is compared in so many parts of the whole: less of a difference is none
 
 
@@ -95,15 +96,24 @@ class Placement:
         best_key = (0, 0, 0)
         coming: C | None = None
         coming_key = (0, 0)
-        is_coming = False
+        is_coming = is_held = False
         holders = self._memory.get(model)
         if holders:
             outstanding = self._outstanding.get(model, _NONE)
             hot = self._hot
+            if len(holders) > MANY_HOLDERS:  # most likely whoever is least busy is one of them
+                least = pool.find_least_outstanding(excluded)
+                if (
+                    least is not None
+                    and holders.get(least.name) is Tier.DEVICE
+                    and outstanding.get(least.name, 0) < hot
+                ):
+                    return Pick(least, RESIDENT)
             for name, tier in holders.items():
                 instance = pool.find(name)
                 if instance is None or not instance.is_ready or name in excluded:
                     continue
+                is_held = True
                 is_coming = is_coming or tier is Tier.LOADING
                 if instance.outstanding >= instance.capacity:
                     continue
@@ -128,7 +138,7 @@ class Placement:
             return Pick(fresh, COPY)
         if fresh is None:
             return None
-        if holders and any(pool.find(name) is not None and name not in excluded for name in holders):
+        if is_held:
             return Pick(fresh, COPY)  # whoever holds it is full
         return Pick(fresh, UNPACKED if self._others.get(model, {}).get(fresh.name) is Tier.DISK else COLD)
 
