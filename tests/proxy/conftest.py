@@ -80,6 +80,7 @@ class Stage:
         homes: Mapping[str, str] | None = None,  # the variants of instances, where there are several
         multi_model: MultiModelSettings | None = None,
         container: ContainerSettings | None = None,
+        prepare: Callable[[Mapping[str, FakeInstance]], object] | None = None,  # before the proxy sees the instances
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
@@ -109,6 +110,8 @@ class Stage:
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}
+        if prepare is not None:
+            prepare(self.instances)
         self._capacity = capacity
         self._ready = threading.Event()
         self._failure: BaseException | None = None

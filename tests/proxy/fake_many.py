@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing
@@ -51,7 +52,8 @@ class FakeMany:
             await self.load(name)
             if self.answering is not None:
                 await self.answering.pass_through()
-            receipts = {"X-Torchmoor-Model-Tier": tier, "X-Torchmoor-Model-Wait-Ms": "0" if tier == "device" else "250"}
+            found = {"device": "hit", "host": "host", "disk": "disk"}.get(tier, "cold")
+            receipts = {"X-Torchmoor-Model-Cache": found, "X-Torchmoor-Model-Load-Ms": "0" if found == "hit" else "250"}
             await wire.answer(200, receipts, json.dumps({"model": name, "instance": self.fake.name}).encode())
 
     def why_not(self, name: str) -> tuple[int, str, str] | None:
@@ -119,3 +121,14 @@ class FakeMany:
             if action == "pin":
                 self.pinned.add(name)
         await wire.answer(body=json.dumps({"model": name, "tier": self.tiers.get(name, "source")}).encode())
+
+
+class FakeFleet:
+    """Makes every instance of a stage one with many models, before the proxy asks it what it is."""
+
+    def __init__(self, source: Iterable[str] = ()) -> None:
+        self.many: dict[str, FakeMany] = {}
+        self._source = set(source)
+
+    def __call__(self, instances: Mapping[str, FakeInstance]) -> None:
+        self.many = {name: FakeMany(fake, source=set(self._source)) for name, fake in instances.items()}

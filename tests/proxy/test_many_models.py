@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import NO_PROBES, Stage, replace
 from tests.proxy.fake_instance import Gate, streaming
-from tests.proxy.fake_many import FakeMany
+from tests.proxy.fake_many import FakeFleet, FakeMany
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.settings import MultiModelSettings, TimeoutSettings
 
@@ -27,9 +27,9 @@ MakeStage = Callable[..., Stage]
 class Fleet:
     """A stage whose instances have many models."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, many: dict[str, FakeMany]) -> None:
         self.stage = stage
-        self.many = {name: FakeMany(fake, source=set(MODELS)) for name, fake in stage.instances.items()}
+        self.many = many
         self.client = stage.client()
 
     def ask(self, model: str, **options: Any) -> tuple[str, str]:
@@ -69,7 +69,8 @@ def make_fleet(make_stage: MakeStage) -> Callable[..., Fleet]:
 
     def make(*, hot: int = 16, health: Any = ASKING, **options: Any) -> Fleet:
         multi_model = MultiModelSettings(hot_outstanding=hot)
-        return Fleet(make_stage(multi_model=multi_model, health=health, **options))
+        fakes = FakeFleet(MODELS)
+        return Fleet(make_stage(multi_model=multi_model, health=health, prepare=fakes, **options), fakes.many)
 
     return make
 

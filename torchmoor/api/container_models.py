@@ -197,12 +197,13 @@ class ContainerModelsApi:
         model.is_ready = False
 
         def on_done(answer: OperationAnswer | None) -> None:
-            if answer is not None and answer.status in (200, 404):
-                if self._models.get(name) is model:
-                    del self._models[name]
-            else:
+            if answer is None or answer.status not in (200, 404):
                 model.is_ready = True
-            order.end(_passed(answer, _row(name, model)))
+                order.end(_passed(answer, _row(name, model)))
+                return
+            if self._models.get(name) is model:
+                del self._models[name]
+            order.end(_json(200, _row(name, model)))  # 404: the instance had evicted it by itself
 
         def undo() -> None:
             model.is_ready = True

@@ -30,7 +30,9 @@ from torchmoor.routing.waiting import Ticket
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
+REFUSED_FOR_NOW = frozenset(
+    (b"Overloaded", b"OutOfMemory", b"OutOfDisk", b"JournalUnavailable", b"SourceUnavailable", b"LoadStopped")
+)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.

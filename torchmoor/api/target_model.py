@@ -17,10 +17,10 @@ from torchmoor.fleet.instance import Instance, Lease
 from torchmoor.http.call import Answer, Waiting
 from torchmoor.http.fields import Headers
 
-TIER = b"x-torchmoor-model-tier"  # a handler's receipt: where it had the model when the request came
-WAIT_MS = b"x-torchmoor-model-wait-ms"  # how long the request waited for its model
-IN_MEMORY = frozenset((b"device", b"host"))
-NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"OutOfMemory"))
+CACHE = b"x-torchmoor-model-cache"  # a handler's receipt: where it had the model when the request came
+LOAD_MS = b"x-torchmoor-model-load-ms"  # how long the request waited for its model
+IN_MEMORY = frozenset((b"hit", b"host"))
+NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"LoadTimedOut", b"OutOfMemory", b"OutOfDisk"))
 
 
 class ForTargetModel(Invocation):
@@ -65,11 +65,11 @@ class ForTargetModel(Invocation):
     def _count(self, headers: Headers) -> None:
         """A hit, or how long it was waited for the model: by the handler's word, else by what we knew and saw."""
         metrics = self.dispatcher.model_metrics
-        tier, wait_ms = find_field(headers, TIER), find_field(headers, WAIT_MS) or b""
-        if self._was_held if tier is None else tier in IN_MEMORY:
+        found, load_ms = find_field(headers, CACHE), find_field(headers, LOAD_MS) or b""
+        if self._was_held if found is None else found in IN_MEMORY:
             metrics.hits += 1
         else:
-            waited_s = int(wait_ms) / 1000 if wait_ms.isdigit() else monotonic() - self._sent_at
+            waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - self._sent_at
             metrics.loading_wait.observe(waited_s)
 
     def timeout_error(self) -> ApiError:

@@ -3,7 +3,8 @@
 Only instances are asked of whose answer something depends: those of variants whose clients open sessions, and those
 with many models. They are asked by the handler's status operation, which no load starves. The cost is bounded: so many
 questions a second over all instances, and answers that take long to read are asked for less often. An instance that
-answers something else is no handler of ours, and is left alone until it has been down.
+answers something else is no handler of ours, and is left alone until it has been down, unless it is said to have many
+models.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from time import thread_time
 from types import TracebackType
 from typing import NamedTuple
 
@@ -109,20 +111,20 @@ class StatusPoller:
             answer = await self._operations.ask(instance, "status", {}, timeout_s=self._settings.probe_timeout_s)
             if self._registry.find(instance.name) is not instance or not instance.is_ready:
                 return
-            began = asyncio.get_running_loop().time()
-            status = self._read(instance, answer)
+            began = thread_time()  # and not the clock: a busy host would look like a long answer
+            status = self._read(instance, answer, is_ours=models is not None)
             instance.session_room = status.room
             if models is not None and status.report is not None:
                 models.report(instance.name, status.report, mark)
-            self._reading_s[instance.name] = asyncio.get_running_loop().time() - began
+            self._reading_s[instance.name] = thread_time() - began
         finally:
             self._questions.pop(instance.name, None)
 
-    def _read(self, instance: Instance, answer: OperationAnswer | None) -> Status:
+    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> Status:
         if answer is None:
             return _NOTHING
         status = read_status(answer.body) if answer.status == 200 else _NOTHING
-        if status == _NOTHING and answer.status < 500:
+        if status == _NOTHING and answer.status < 500 and not is_ours:
             logger.info("instance tells no status instance=%s", instance.name)
             self._others.add(instance.name)
         return status
@@ -163,7 +165,7 @@ def _read_room(sessions: object) -> int | None:
 
 
 def _read_report(content: Mapping[str, object]) -> Report | None:
-    """Models by their tiers; what has none that we know is left out."""
+    """Models by their tiers, the best of each; what has none that we know, or was replaced, is left out."""
     rows = content.get("models")
     if not isinstance(rows, list):
         return None
@@ -171,8 +173,8 @@ def _read_report(content: Mapping[str, object]) -> Report | None:
     for row in rows:
         if isinstance(row, dict):
             name, tier = row.get("name"), _TIERS.get(str(row.get("tier")))
-            if isinstance(name, str) and tier is not None:
-                models[name] = tier
+            if isinstance(name, str) and tier is not None and not row.get("retired"):
+                models[name] = min(tier, models.get(name, tier))
     budgets = content.get("budgets")
     device = budgets.get("device") if isinstance(budgets, dict) else None
     used, most = (device.get("used"), device.get("max")) if isinstance(device, dict) else (None, None)

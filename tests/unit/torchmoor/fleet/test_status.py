@@ -15,7 +15,8 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.status import StatusPoller, read_status
-from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.routing.models import Report, Tier
+from torchmoor.settings import EndpointSettings, HealthSettings, MultiModelSettings, VariantSettings
 
 SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}
@@ -37,16 +38,22 @@ class Told:
 
 
 def with_instances(
-    told: Told, work: Callable[[Registry, StatusPoller], Awaitable[None]], *, settings: HealthSettings, number: int = 1
+    told: Told,
+    work: Callable[[Registry, StatusPoller], Awaitable[None]],
+    *,
+    settings: HealthSettings,
+    number: int = 1,
+    multi_model: MultiModelSettings | None = None,
 ) -> None:
-    """Run the work beside instances of a variant that opens sessions."""
+    """Run the work beside instances of a variant that opens sessions, or has many models."""
 
     async def run() -> None:
         app = web.Application()
         app.router.add_post("/predictions/llava", told.handle)
         async with TestServer(app) as server:
-            registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
-            registry.endpoints()[0].variants[0].opens_sessions = True
+            variants = (VariantSettings(model="llava"),)
+            registry = Registry([EndpointSettings(name="llava", variants=variants, multi_model=multi_model)])
+            registry.endpoints()[0].variants[0].opens_sessions = multi_model is None
             for index in range(number):
                 registry.add(
                     Instance(
@@ -179,3 +186,68 @@ def test_status_of_the_handler_has_its_room() -> None:
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
     assert read_status(json.dumps(status).encode()).room == 62
+
+
+def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
+    """A model may be on the disk and broken; one that was replaced and only ends its requests is not held."""
+    status = {
+        "models": [
+            {"name": "a", "tier": "device"},
+            {"name": "b", "tier": "broken"},
+            {"name": "b", "tier": "disk"},
+            {"name": "c", "tier": "loading"},
+            {"name": "d", "tier": "device", "retired": True},
+            {"name": "e", "tier": "elsewhere"},
+            {"name": 3, "tier": "disk"},
+            "f",
+        ],
+        "budgets": {"device": {"used": 7, "max": 10}},
+    }
+
+    report = read_status(json.dumps(status).encode()).report
+
+    assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
+
+
+@pytest.mark.parametrize("budgets", [None, {}, {"device": 3}, {"device": {"used": "7", "max": 10}}])
+def test_report_without_a_budget_is_one(budgets: object) -> None:
+    """It is for spreading only."""
+    status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
+
+    assert read_status(json.dumps(status).encode()).report == Report({"a": Tier.HOST}, 0, 0)
+
+
+def test_instances_with_many_models_are_asked_for_them() -> None:
+    """Although nobody opens sessions there; and more often while something is loading."""
+    told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
+    settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=0.01, max_status_per_s=1000)
+
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        models = registry.endpoints()[0].variants[0].models
+        assert models is not None
+        await until(lambda: models.is_held("m", "i0"))
+        assert told.num_asked == 1
+        models.begin("n", "i0")
+        await until(lambda: told.num_asked >= 3)
+        models.end("n", "i0")
+        await until(lambda: not models.is_expecting("i0"))
+        registry.set_state("i0", InstanceState.DOWN)
+        assert not models.is_held("m", "i0")
+
+    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
+
+
+def test_long_reports_are_asked_for_less_often() -> None:
+    """Reading them takes a bounded share of the proxy's time."""
+    told = Told(lambda: web.json_response({"models": []}))
+
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        await until(lambda: told.num_asked == 1 and not poller._questions)
+        poller._reading_s["i0"] = 0.5
+        asked_at = poller._asked_at["i0"]
+        instance = registry.find("i0")
+        assert instance is not None
+        assert poller._due_at(instance) == asked_at + 10.0
+
+    settings = HealthSettings(status_interval_s=5, max_status_per_s=1000)
+    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
