@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.passthrough import PassThrough, PassThroughInvocation
-from torchmoor.api.replies import container_error
+from torchmoor.api.passthrough import ModelPassThroughInvocation, PassThrough, PassThroughInvocation
+from torchmoor.api.replies import container_error, unknown_operation
 from torchmoor.api.untargeted import Untargeted
-from torchmoor.api.validation import TARGET_MODEL, make_note
-from torchmoor.errors import ApiError, ServiceUnavailable, UnknownOperation, ValidationError
+from torchmoor.api.validation import TARGET_MODEL
+from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import OperationAnswer, Operations
 from torchmoor.http.call import WAITING, Deadlines, Outcome, Waiter, Waiting
-from torchmoor.http.fields import Field
 from torchmoor.http.message import Reply, Request
 
 PATH = b"/models"
@@ -97,7 +96,7 @@ class ContainerModelsApi:
             return container_error(error, request_id)
 
     def _handle(self, request: Request, request_id: bytes) -> PassThroughInvocation | Order | Reply:
-        name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
+        name, operation = _read_path(request)
         match (request.method, bool(name), operation):
             case (b"GET", False, ""):
                 return self._list(request)
@@ -109,8 +108,7 @@ class ContainerModelsApi:
                 return self._order(request, request_id, lambda order, body: self._unload(order, name))
             case (b"POST", True, "invoke"):
                 return self._invoke(request, request_id, name)
-        path = request.path.decode("latin-1")[:256]
-        raise UnknownOperation(f"No operation {request.method.decode()} {path}.")
+        raise unknown_operation(request)
 
     def _get(self, name: str) -> LoadedModel:
         model = self._models.get(name)
@@ -131,12 +129,8 @@ class ContainerModelsApi:
         return _json(200, told)
 
     def _invoke(self, request: Request, request_id: bytes, name: str) -> PassThroughInvocation | Reply:
-        """The handler finds the model by its name here; the client's TargetModel is for logs only."""
         model = self._get(name)
-        value = name.encode()
-        headers = [field for field in request.headers if field.name != TARGET_MODEL]
-        request.headers = [*headers, Field(TARGET_MODEL, value, note=make_note(TARGET_MODEL, value))]
-        invocation = self._pass_through.invoke(request, request_id, self._endpoint)
+        invocation = self._pass_through.invoke(request, request_id, self._endpoint, kind=LoadedInvocation)
         if isinstance(invocation, PassThroughInvocation):
             others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
             invocation.exclude(others)
@@ -229,6 +223,20 @@ class ContainerModelsApi:
                 del self._models[name]
 
 
+class LoadedInvocation(ModelPassThroughInvocation):
+    """A request to a loaded model: the handler knows it by its name here, the client's TargetModel is for logs only."""
+
+    held_back = frozenset((TARGET_MODEL,))
+
+    def read_target_model(self) -> str:
+        """The name in the path."""
+        return _read_path(self.request)[0]
+
+    def added_lines(self) -> bytes:
+        """With the name."""
+        return b"%b%b: %b\r\n" % (super().added_lines(), TARGET_MODEL, self._model.encode())
+
+
 class Order(Untargeted):
     """A Call (see torchmoor.http.call) that is answered when an operation at an instance is done.
 
@@ -296,6 +304,12 @@ class Order(Untargeted):
         self._waiter = None
         if self._request.body_check is not None:
             self._request.body_check.release()
+
+
+def _read_path(request: Request) -> tuple[str, str]:
+    """The name and the operation in a path; each may be empty."""
+    name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
+    return name, operation
 
 
 def _read_load(body: bytes) -> tuple[str, str]:

@@ -10,12 +10,13 @@ from time import monotonic
 from typing import Any
 
 from torchmoor.api.dispatcher import Choice
-from torchmoor.api.invocation import ERROR_HEADER, Invocation, find_field
+from torchmoor.api.invocation import ERROR_HEADER, Invocation
 from torchmoor.api.validation import TARGET_MODEL
 from torchmoor.errors import ApiError, ModelNotReady
 from torchmoor.fleet.instance import Instance, Lease
-from torchmoor.http.call import Answer, Waiting
-from torchmoor.http.fields import Headers
+from torchmoor.http.answer import Answer
+from torchmoor.http.call import Waiting
+from torchmoor.http.message import AnswerHead
 
 CACHE = b"x-torchmoor-model-cache"  # a handler's receipt: where it had the model when the request came
 LOAD_MS = b"x-torchmoor-model-load-ms"  # how long the request waited for its model
@@ -24,7 +25,7 @@ NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"LoadTimedOut", b"OutOf
 
 
 class ForTargetModel(Invocation):
-    """To be mixed into a dialect's invocation, before it. The request has the header."""
+    """To be mixed into a dialect's invocation, before it."""
 
     _was_held = False  # in the chosen instance's memory, as far as we knew
 
@@ -33,10 +34,16 @@ class ForTargetModel(Invocation):
         models = self.dispatcher.variant.models
         assert models is not None  # checked by the dialect
         self._models = models
-        self._model = self.target_model = self._heard.members[TARGET_MODEL].decode("latin-1")
+        self._model = self.target_model = self.read_target_model()
         self.dispatcher.model_metrics.invocations += 1
         if self._body_check is None:
             self.num_prefix_bytes = 0  # no strategy looks at it
+
+    def read_target_model(self) -> str:
+        """Which model is meant: by the header, without which there is no such invocation."""
+        name = self.request.find(TARGET_MODEL)
+        assert name is not None
+        return name.decode("latin-1")
 
     def _take(self, choice: Choice) -> None:
         name = choice.instance.name
@@ -49,23 +56,21 @@ class ForTargetModel(Invocation):
             self._models.end(self._model, lease.instance.name)
         super()._release(lease)
 
-    def on_answer(
-        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
-    ) -> Answer | Instance | Waiting | None:
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Instance | Waiting | None:
         """What it says of the model is noted; then as for any request. No room at one instance: another is tried."""
         assert self.choice is not None
         name = self.choice.instance.name
-        if status < 300:
-            self._count(headers)
+        if head.status < 300:
+            self._count(head)
             self._models.loaded(self._model, name)
-        elif status >= 400 and find_field(headers, ERROR_HEADER) in NOT_THERE:
+        elif head.find(ERROR_HEADER) in NOT_THERE:
             self._models.failed(self._model, name)
-        return super().on_answer(status, reason, headers, can_replay=can_replay)
+        return super().on_answer(head, can_replay=can_replay)
 
-    def _count(self, headers: Headers) -> None:
+    def _count(self, head: AnswerHead) -> None:
         """A hit, or how long it was waited for the model: by the handler's word, else by what we knew and saw."""
         metrics = self.dispatcher.model_metrics
-        found, load_ms = find_field(headers, CACHE), find_field(headers, LOAD_MS) or b""
+        found, load_ms = head.find(CACHE), head.find(LOAD_MS) or b""
         if self._was_held if found is None else found in IN_MEMORY:
             metrics.hits += 1
         else:

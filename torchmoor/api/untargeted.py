@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torchmoor.http.call import Answer, Loss, Target
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply
+from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.call import Target
+from torchmoor.http.message import AnswerHead, Reply
 
 
 class Untargeted:
@@ -20,7 +20,7 @@ class Untargeted:
         """Never told."""
         raise AssertionError
 
-    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer:
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer:
         """Never asked."""
         raise AssertionError
 
