@@ -7,6 +7,7 @@ HandlerError
  +- NoRoom: Overloaded, OutOfMemory
  +- TurnTimedOut
  +- ClientGone
+ +- ModelFailed: ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, ModelBroken (LoadTimedOut)
  +- TurnConflict
  +- JournalUnavailable
  +- InternalError
@@ -162,6 +163,46 @@ class ClientGone(HandlerError):
     """The client left, or the proxy cancelled the request: usually nobody reads this."""
 
     status = 499
+
+
+class ModelFailed(HandlerError):
+    """One of many models cannot be used."""
+
+
+class ModelUnknown(ModelFailed):
+    """There is no model of this name where models come from; or none is loaded, where that was asked."""
+
+    status = 404
+
+
+class ModelBroken(ModelFailed):
+    """The model is there, but cannot be unpacked or loaded; the message has the reason."""
+
+    status = 424
+
+
+class ModelLoaded(ModelFailed):
+    """The model was to be loaded and is loaded already."""
+
+    status = 409
+
+
+class ModelLoading(ModelFailed):
+    """The model is not ready yet; the load goes on, so that a later request finds it."""
+
+    status = 429
+    retry_after_s = 5
+
+
+class LoadTimedOut(ModelBroken):
+    """A load took longer than it may."""
+
+
+class LoadStopped(ModelFailed):
+    """A load was given up because the worker ends."""
+
+    status = 503
+    retry_after_s = 1
 
 
 class TurnConflict(HandlerError):
