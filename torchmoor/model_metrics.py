@@ -11,24 +11,14 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from torchmoor.fleet.registry import Variant
-from torchmoor.metrics import Histogram
-
-
-class ModelMetrics:
-    """One variant's numbers. hits: of its answered requests, those whose model was in memory."""
-
-    __slots__ = ("invocations", "hits", "loading_wait")
-
-    def __init__(self) -> None:
-        self.invocations = self.hits = 0
-        self.loading_wait = Histogram()
+from torchmoor.metrics import InvocationMetrics
 
 
 class Traffic(Protocol):
     """A variant and its numbers."""
 
     variant: Variant
-    model_metrics: ModelMetrics
+    metrics: InvocationMetrics
 
 
 class ModelMetricsCollector:
@@ -55,11 +45,11 @@ class ModelMetricsCollector:
             "LoadedModelCount", "Models in an instance's memory.", labels=["endpoint", "instance"]
         )
         for traffic in self._traffics:
-            variant, numbers = traffic.variant, traffic.model_metrics
+            variant, numbers = traffic.variant, traffic.metrics
             where = [variant.endpoint, variant.name]
-            invocations.add_metric(where, numbers.invocations)
-            hits.add_metric(where, numbers.hits)
-            waits.add_metric(where, numbers.loading_wait.cumulative(), sum_value=numbers.loading_wait.sum)
+            invocations.add_metric(where, numbers.model_invocations)
+            hits.add_metric(where, numbers.model_hits)
+            waits.add_metric(where, numbers.model_loading_wait.cumulative(), sum_value=numbers.model_loading_wait.sum)
             for instance in variant.pool.members:
                 assert variant.models is not None
                 loaded.add_metric([variant.endpoint, instance.name], variant.models.num_loaded(instance.name))

@@ -14,7 +14,6 @@ from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
 from torchmoor.metrics import InvocationMetrics
-from torchmoor.model_metrics import ModelMetrics
 from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
@@ -111,7 +110,6 @@ class Dispatcher:
         self.name = variant.name.encode()
         self.path = b"/predictions/" + variant.settings.model.encode()
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
-        self.model_metrics = ModelMetrics()
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
         self.max_wait_s = 0.0 if late_binding is None else late_binding.max_wait_s

@@ -35,7 +35,7 @@ class ForTargetModel(Invocation):
         assert models is not None  # checked by the dialect
         self._models = models
         self._model = self.target_model = self.read_target_model()
-        self.dispatcher.model_metrics.invocations += 1
+        self.metrics.model_invocations += 1
         if self._body_check is None:
             self.num_prefix_bytes = 0  # no strategy looks at it
 
@@ -69,13 +69,12 @@ class ForTargetModel(Invocation):
 
     def _count(self, head: AnswerHead) -> None:
         """A hit, or how long it was waited for the model: by the handler's word, else by what we knew and saw."""
-        metrics = self.dispatcher.model_metrics
         found, load_ms = head.find(CACHE), head.find(LOAD_MS) or b""
         if self._was_held if found is None else found in IN_MEMORY:
-            metrics.hits += 1
+            self.metrics.model_hits += 1
         else:
             waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - self._sent_at
-            metrics.loading_wait.observe(waited_s)
+            self.metrics.model_loading_wait.observe(waited_s)
 
     def timeout_error(self) -> ApiError:
         """If the model cannot be there yet, that is why there is no answer."""
