@@ -266,11 +266,11 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
 
 
 def test_other_dialects_are_placed_too(fleet: Fleet) -> None:
-    """A container's and TorchServe's own paths with the header go where the model is."""
+    """A container's, TorchServe's and OpenAI's paths with the header go where the model is."""
     home, _ = fleet.ask("m11.tar.gz")
     headers = {"X-Amzn-SageMaker-Target-Model": "m11.tar.gz"}
     connection = fleet.stage.http()
-    for path in ("/invocations", "/predictions/llava"):
+    for path in ("/invocations", "/predictions/llava", "/endpoints/llava/openai/v1/chat/completions"):
         connection.request("POST", path, b"{}", headers)
         answer = connection.getresponse()
         assert json.loads(answer.read())["instance"] == home

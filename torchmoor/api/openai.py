@@ -17,6 +17,7 @@ from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
 from torchmoor.api.replies import unknown_operation
 from torchmoor.api.streaming import EventPassEncoder
+from torchmoor.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.api.validation import TARGET_VARIANT, check_members
 from torchmoor.errors import (
     AccessDenied,
@@ -97,7 +98,8 @@ class OpenAIApi:
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
-        return OpenAIInvocation(
+        kind = ModelOpenAIInvocation if is_for_target_model(request, endpoint) else OpenAIInvocation
+        return kind(
             self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
         )
 
@@ -159,6 +161,10 @@ class OpenAIInvocation(Invocation):
             return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
         text = body.decode("utf-8", "replace")[:1000]
         return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+
+
+class ModelOpenAIInvocation(ForTargetModel, OpenAIInvocation):
+    """The same for one of many models, named by the header; the body's `model` is the endpoint's name all the same."""
 
 
 def _models(names: list[str], wanted: str) -> Reply:

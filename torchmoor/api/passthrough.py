@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import Invocation, Operation, body_too_large
 from torchmoor.api.replies import container_error
-from torchmoor.api.target_model import ForTargetModel
-from torchmoor.api.validation import SESSION_ID, TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.api.target_model import ForTargetModel, is_for_target_model
+from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.answer import Answer
@@ -83,7 +83,7 @@ class PassThrough:
         except ApiError as error:
             return container_error(error, request_id)
         if kind is None:
-            is_for_model = endpoint.settings.multi_model is not None and TARGET_MODEL in request.layout.places
+            is_for_model = is_for_target_model(request, endpoint)
             kind = ModelPassThroughInvocation if is_for_model else PassThroughInvocation
         return kind(
             self._operations[endpoint.name],

@@ -14,9 +14,10 @@ from torchmoor.api.invocation import ERROR_HEADER, Invocation
 from torchmoor.api.validation import TARGET_MODEL
 from torchmoor.errors import ApiError, ModelNotReady
 from torchmoor.fleet.instance import Instance, Lease
+from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.answer import Answer
 from torchmoor.http.call import Waiting
-from torchmoor.http.message import AnswerHead
+from torchmoor.http.message import AnswerHead, Request
 
 CACHE = b"x-torchmoor-model-cache"  # a handler's receipt: where it had the model when the request came
 LOAD_MS = b"x-torchmoor-model-load-ms"  # how long the request waited for its model
@@ -84,3 +85,8 @@ class ForTargetModel(Invocation):
         return ModelNotReady(
             f"Model {self._model} is not ready for inference yet: it is being loaded. Try again later."
         )
+
+
+def is_for_target_model(request: Request, endpoint: Endpoint) -> bool:
+    """True if a request names one of an endpoint's many models."""
+    return endpoint.settings.multi_model is not None and TARGET_MODEL in request.layout.places
