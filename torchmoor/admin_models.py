@@ -115,9 +115,19 @@ class ModelsAdmin:
             *(self._operations.ask(each, "models", body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
         )
         self._told_at = -FRESH_S
+        if action in _WHERE_HELD:
+            self._expect(name, instances, answers)
         rows = [_row(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
         done = [row for row in rows if row["status"] == 200]
         return web.json_response({"model": name, "instances": rows}, status=200 if done else rows[0]["status"])
+
+    def _expect(self, name: str, instances: list[Instance], answers: list[OperationAnswer | None]) -> None:
+        """Requests follow the model although no report has it yet."""
+        for instance, answer in zip(instances, answers, strict=True):
+            models = self._registry.variant_of(instance).models
+            is_still_there = self._registry.find(instance.name) is instance and instance.is_ready
+            if models is not None and answer is not None and answer.status == 200 and is_still_there:
+                models.expect(name, instance.name)
 
     def _choose(self, name: str, action: str, query: Mapping[str, str]) -> list[Instance]:
         """The ready instances that are meant. Raises ValidationError."""

@@ -21,19 +21,16 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.order import Order
 from torchmoor.api.passthrough import ModelPassThroughInvocation, PassThrough, PassThroughInvocation
 from torchmoor.api.replies import container_error, unknown_operation
-from torchmoor.api.untargeted import Untargeted
 from torchmoor.api.validation import TARGET_MODEL
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import OperationAnswer, Operations
-from torchmoor.http.call import WAITING, Deadlines, Outcome, Waiter, Waiting
 from torchmoor.http.message import Reply, Request
 
 PATH = b"/models"
-MAX_BODY_BYTES = 65_536
-GRACE_S = 2.0  # after an operation's own time-out, which is the one that shall be told
 NO_ROOM = 507
 
 _NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
@@ -139,7 +136,7 @@ class ContainerModelsApi:
     # Orders
 
     def _order(self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None]) -> Order:
-        return Order(request, request_id, begin, wait_s=self._settings.load_timeout_s + GRACE_S)
+        return Order(request, request_id, begin, timeout_s=self._settings.load_timeout_s)
 
     def _load(self, order: Order, body: bytes) -> None:
         """Have a model loaded. Raises ApiError."""
@@ -179,7 +176,7 @@ class ContainerModelsApi:
                     return
                 except ServiceUnavailable:
                     pass  # nobody is left: the last word is that there is no room
-            order.end(_passed(answer, _row(name, model)))
+            _tell(order, answer, _row(name, model))
 
         self._start(instance, {"action": "load", "model": name, "url": url}, on_done, lambda: self._models.pop(name))
 
@@ -193,7 +190,7 @@ class ContainerModelsApi:
         def on_done(answer: OperationAnswer | None) -> None:
             if answer is None or answer.status not in (200, 404):
                 model.is_ready = True
-                order.end(_passed(answer, _row(name, model)))
+                _tell(order, answer, _row(name, model))
                 return
             if self._models.get(name) is model:
                 del self._models[name]
@@ -237,75 +234,6 @@ class LoadedInvocation(ModelPassThroughInvocation):
         return b"%b%b: %b\r\n" % (super().added_lines(), TARGET_MODEL, self._model.encode())
 
 
-class Order(Untargeted):
-    """A Call (see torchmoor.http.call) that is answered when an operation at an instance is done.
-
-    The operation goes on if the client leaves: what it does is done all the same.
-    """
-
-    __slots__ = (
-        "max_body_bytes",
-        "num_prefix_bytes",
-        "deadlines",
-        "wait_ends_at",
-        "_request",
-        "_request_id",
-        "_begin",
-        "_waiter",
-        "_reply",
-    )
-
-    def __init__(
-        self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None], *, wait_s: float
-    ) -> None:
-        """begin: is given the body, and calls `end`, now or later; it may raise ApiError instead."""
-        self.max_body_bytes = MAX_BODY_BYTES
-        self.num_prefix_bytes = MAX_BODY_BYTES + 1
-        self.deadlines = Deadlines(wait_s, wait_s)
-        self.wait_ends_at = request.received_at + wait_s
-        self._request = request
-        self._request_id = request_id
-        self._begin = begin
-        self._waiter: Waiter | None = None
-        self._reply: Reply | None = None
-
-    def route(self, prefix: bytes, waiter: Waiter) -> Reply | Waiting:
-        """Begin, once the whole body is here and is what was signed, if it was."""
-        try:
-            if self._request.body_check is not None:
-                self._request.body_check.verify(prefix)
-            self._begin(self, prefix)
-        except ApiError as error:
-            return container_error(error, self._request_id)
-        if self._reply is not None:
-            return self._reply
-        self._waiter = waiter
-        return WAITING
-
-    def end(self, reply: Reply) -> None:
-        """The operation is done."""
-        self._reply = reply
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.resume(reply)
-
-    def on_wait_over(self) -> Reply:
-        """The operation's own time-out should have come first."""
-        self._waiter = None
-        return container_error(ServiceUnavailable("The instance has not answered in time."), self._request_id)
-
-    def on_body_too_large(self) -> Reply:
-        """HTTP's own status for it."""
-        message = f"The body may have up to {MAX_BODY_BYTES} bytes."
-        return container_error(ValidationError(message), self._request_id, status=413)
-
-    def finish(self, outcome: Outcome) -> None:
-        """Nobody waits any more."""
-        self._waiter = None
-        if self._request.body_check is not None:
-            self._request.body_check.release()
-
-
 def _read_path(request: Request) -> tuple[str, str]:
     """The name and the operation in a path; each may be empty."""
     name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
@@ -328,13 +256,15 @@ def _read_load(body: bytes) -> tuple[str, str]:
     return name, url
 
 
-def _passed(answer: OperationAnswer | None, row: dict[str, str]) -> Reply:
+def _tell(order: Order, answer: OperationAnswer | None, row: dict[str, str]) -> None:
     """A success in the contract's words, anything else in the instance's."""
     if answer is None:
-        return container_error(ServiceUnavailable("The instance gave no answer. Try again later."), b"")
-    if answer.status == 200:
-        return _json(200, row)
-    return Reply(answer.status, (_JSON, (b"x-torchmoor-error", answer.code.encode("latin-1"))), answer.body)
+        order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))
+    elif answer.status == 200:
+        order.end(_json(200, row))
+    else:
+        code = answer.code.encode("latin-1")
+        order.end(Reply(answer.status, (_JSON, (b"x-torchmoor-error", code)), answer.body))
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

@@ -182,14 +182,18 @@ class Placement:
         """A request for the model goes to an instance; `end` follows, once."""
         counts = self._outstanding.setdefault(model, {})
         counts[name] = counts.get(name, 0) + 1
-        if self._memory.get(model, _NONE).get(name) is None:
-            notes = self._notes.setdefault(name, {})
-            if len(notes) >= MAX_NOTES:
-                self._forget_note(next(iter(notes)), name)
-            self._now += 1
-            notes = self._notes.setdefault(name, {})
-            notes[model] = self._now
-            self._show(model, name)
+        self.expect(model, name)
+
+    def expect(self, model: str, name: str) -> None:
+        """An instance was told to load the model, by a request or otherwise."""
+        if self._memory.get(model, _NONE).get(name) is not None:
+            return
+        notes = self._notes.setdefault(name, {})
+        if len(notes) >= MAX_NOTES:
+            self._forget_note(next(iter(notes)), name)
+        self._now += 1
+        notes[model] = self._now
+        self._show(model, name)
 
     def end(self, model: str, name: str) -> None:
         """The request is over, whatever became of it."""
