@@ -10,7 +10,9 @@ TorchmoorError
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
-    |   `-- UnexpectedTargetModel
+    |   |-- UnexpectedTargetModel
+    |   `-- WrongModel       OpenAI's `model` names no endpoint
+    |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
     |   |-- MissingCredentials
     |   |-- UnrecognizedClient
@@ -23,6 +25,10 @@ TorchmoorError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_NAMES_TOLD = 20  # in one message
 
 
 class TorchmoorError(Exception):
@@ -96,6 +102,22 @@ class UnexpectedTargetModel(ValidationError):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(f"Endpoint {endpoint} is not a multi-model endpoint and does not support target model header.")
+
+
+class WrongModel(ValidationError):
+    """An OpenAI request's `model` is missing, or cannot be the name of an endpoint."""
+
+
+class UnknownModel(WrongModel):
+    """No endpoint has the name that `model` gives; the message lists those that there are."""
+
+    status = 404
+    kind = "model_not_found"  # their word, which some clients look for
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_TOLD])
+        more = f" and {len(known) - MAX_NAMES_TOLD} more (GET /v1/models)" if len(known) > MAX_NAMES_TOLD else ""
+        super().__init__(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
 
 
 class AccessDenied(ApiError):

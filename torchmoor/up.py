@@ -24,7 +24,14 @@ from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
 from torchmoor.many import MANY, plan_many, read_container
-from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings, VariantSettings
+from torchmoor.settings import (
+    EndpointSettings,
+    LateBindingSettings,
+    ListenSettings,
+    ProxySettings,
+    SessionSettings,
+    VariantSettings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +55,8 @@ class UpOptions:
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
     strategy: str
+    capacity: int  # requests that an instance is sent at a time
+    is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
@@ -69,6 +78,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
             EndpointSettings(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                late_binding=LateBindingSettings() if options.is_late_binding else None,
                 multi_model=many.settings if name == MANY else None,
             )
             for name in options.endpoints
@@ -87,6 +97,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         ),
         run_dir=run_dir,
         start_timeout_s=options.start_timeout_s,
+        capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))

@@ -81,6 +81,7 @@ class Stage:
         multi_model: MultiModelSettings | None = None,
         container: ContainerSettings | None = None,
         prepare: Callable[[Mapping[str, FakeInstance]], object] | None = None,  # before the proxy sees the instances
+        endpoints: Mapping[str, str] | None = None,  # the endpoints of instances, where not all are of llava
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
@@ -91,11 +92,13 @@ class Stage:
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
         models = {variant.name: variant.model for variant in variants}
+        self._endpoints = {name: (endpoints or {}).get(name, "llava") for name in names}
         self._homes = {name: (homes or {}).get(name, variants[0].name) for name in names}
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
-            endpoints=(
-                EndpointSettings(name="llava", variants=variants, late_binding=late_binding, multi_model=multi_model),
+            endpoints=tuple(
+                EndpointSettings(name=name, variants=variants, late_binding=late_binding, multi_model=multi_model)
+                for name in dict.fromkeys(self._endpoints.values())
             ),
             listen=listen,
             limits=limits or LimitSettings(),
@@ -163,7 +166,7 @@ class Stage:
             self.registry.add(
                 Instance(
                     name=fake.name,
-                    endpoint="llava",
+                    endpoint=self._endpoints[fake.name],
                     variant=self._homes[fake.name],
                     model=self._models[fake.name],
                     port=fake.port,

@@ -129,7 +129,8 @@ class FakeInstance:
     """Answers with `behave`, remembers what it received, and counts the connections that it came on.
 
     A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; any other with
-    `on_operation`, or like a request where there is none.
+    `on_operation` if there is one. Without it the status operation is answered with `on_status`: unless a test says
+    otherwise, as by a model that does not know it.
     """
 
     name: str
@@ -139,6 +140,7 @@ class FakeInstance:
     cancelled: list[str] = field(default_factory=list)  # the ids that they named
     on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
     on_operation: Behaviour | None = None
+    on_status: Behaviour = field(default_factory=lambda: answering(404))
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
@@ -183,6 +185,9 @@ class FakeInstance:
                     continue
                 if self.on_operation is not None and "x-torchmoor-operation" in request.headers:
                     await self.on_operation(request, Wire(reader, writer))
+                    continue
+                if request.headers.get("x-torchmoor-operation") == "status":
+                    await self.on_status(request, Wire(reader, writer))
                     continue
                 if not connection:  # one that carries more than probes and cancel operations
                     self.num_connections += 1
