@@ -212,6 +212,25 @@ class ManySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
+
+    num_threads: int = 1  # batches of all models that are computed at once
+    threads_per_batch: int = 1  # of torch, for one batch on a CPU
+    prepare_threads: int = 2  # requests read and tokenized at once
+    max_rows: int = 32  # inputs in one batch
+    max_tokens: int = 16_384  # in one batch, padding included
+    max_inputs: int = 256  # in one request
+    max_chars: int = 500_000  # of one input, checked before it is tokenized
+    max_waiting: int = 4096  # inputs that wait for one model
+    max_shared: int = 64  # templates, tokenizers and image processors that are kept for other models
+    kv_tokens: int = 8192  # positions in the KV cache of each model that generates text
+
+    def __post_init__(self) -> None:
+        _positive("tasks", self, *(f.name for f in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -221,6 +240,7 @@ class HandlerSettings:
     pump: PumpSettings = field(default_factory=PumpSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
     many: ManySettings = field(default_factory=ManySettings)
+    tasks: TaskSettings = field(default_factory=TaskSettings)
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

@@ -191,7 +191,7 @@ def _put(parent: Any, own: str, key: str, tensor: Tensor) -> None:
 
 
 def copy_module(module: Any, memo: dict[int, Any]) -> Any:
-    """A module of its own, with modules and configuration of its own, but the same parameters and buffers.
+    """A module of its own, with modules, buffers and configuration of its own, but the same parameters.
 
     copy.deepcopy takes three times as long, most of it for the empty tables that every module has. memo: as there.
     """
@@ -204,8 +204,10 @@ def copy_module(module: Any, memo: dict[int, Any]) -> Any:
             own[name] = value
         elif name == "_modules":
             own[name] = {key: None if child is None else copy_module(child, memo) for key, child in value.items()}
-        elif name in ("_parameters", "_buffers") or (isinstance(value, dict | set) and not value):
+        elif name == "_parameters" or (isinstance(value, dict | set) and not value):
             own[name] = value.copy()
+        elif name == "_buffers":
+            own[name] = {key: None if buffer is None else buffer.clone() for key, buffer in value.items()}
         else:
             own[name] = copy.deepcopy(value, memo)
     return copied
