@@ -54,15 +54,20 @@ class Assembled:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The checkpoint's config.json. Raises ModelBroken."""
+    return read_json(folder, CONFIG)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of the checkpoint's. Raises ModelBroken."""
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        found = json.loads((folder / name).read_bytes())
     except FileNotFoundError as exc:
-        raise ModelBroken(f"the model has no {CONFIG}") from exc
+        raise ModelBroken(f"the model has no {name}") from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise ModelBroken(f"the model's {CONFIG} is no JSON") from exc
-    if not isinstance(config, dict):
-        raise ModelBroken(f"the model's {CONFIG} is no JSON object")
-    return config
+        raise ModelBroken(f"the model's {name} is no JSON") from exc
+    if not isinstance(found, dict):
+        raise ModelBroken(f"the model's {name} is no JSON object")
+    return found
 
 
 def load_model(
@@ -113,7 +118,7 @@ def _make_template(folder: Path, auto: Any) -> Template:
 
 
 def _compute_buffers(model: Any) -> None:
-    """Give the buffers that are in no file their values: from_pretrained's own code, with all weights marked as read."""
+    """Give the buffers that are in no file their values, by from_pretrained's own code, all weights marked as read."""
     for name, buffer in list(model.named_non_persistent_buffers()):
         parent, _, own = name.rpartition(".")
         model.get_submodule(parent)._buffers[own] = torch.empty_like(buffer, device="cpu")
@@ -197,7 +202,7 @@ def copy_module(module: Any, memo: dict[int, Any]) -> Any:
     """
     if id(module) in memo:
         return memo[id(module)]
-    copied = memo[id(module)] = type(module).__new__(type(module))
+    copied = memo[id(module)] = object.__new__(type(module))
     own = copied.__dict__
     for name, value in module.__dict__.items():
         if value is None or isinstance(value, bool | int | float | str):

@@ -1,8 +1,5 @@
 """Where a model's tensors are, and how many bytes that costs in which memory."""
 
-import ctypes
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +8,8 @@ from handlers.errors import OutOfMemory
 
 class Placement:
     """Moves one model between host and device. Mapped weights stay mapped, so going back to the host costs nothing.
+
+    What is let go of is free for this process; the registry gives it back to the system.
 
     mapped: addresses of the tensors that are mapped files, of which the model is made now, on the CPU.
     """
@@ -51,7 +50,7 @@ class Placement:
         self._device_bytes = _num_bytes(_tensors(self._model))
 
     def to_host(self) -> None:
-        """The device's memory is free when this returns."""
+        """Off the device; nothing on a CPU."""
         if self._is_on_device and self._device.type != "cpu":
             self._to_host()
 
@@ -59,28 +58,13 @@ class Placement:
         for name, tensor in _tensors(self._model).items():
             tensor.data = self._mapped[name] if name in self._mapped else tensor.data.cpu()
         self._is_on_device = False
-        self._return_memory()
 
     def close(self) -> None:
-        """Let go of every tensor, whoever still knows the model; the memory is free when this returns."""
+        """Let go of every tensor, whoever still knows the model."""
         for tensor in _tensors(self._model).values():
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         self._mapped.clear()
         self._own_bytes = self._device_bytes = self.mapped_bytes = 0
-        self._return_memory()
-
-    def _return_memory(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        trim_host()
-
-
-def trim_host() -> None:
-    """Give freed memory back to the system, which the C library would keep for later."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # another C library, which has no such call
-        pass
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

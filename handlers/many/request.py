@@ -25,7 +25,9 @@ class TaskRequest:
                 choices = ", ".join(sorted(known)) or "none"
                 raise InvalidRequest(f"there is no parameter {name[:MAX_NAME]!r} here; there are: {choices}")
             kinds = known[name]
-            is_number = isinstance(value, bool) and kinds is not bool and not (isinstance(kinds, tuple) and bool in kinds)
+            is_number = (
+                isinstance(value, bool) and kinds is not bool and not (isinstance(kinds, tuple) and bool in kinds)
+            )
             if value is not None and (not isinstance(value, kinds) or is_number):
                 raise InvalidRequest(f"the parameter {name!r} has a wrong type", param=name)
 
@@ -36,7 +38,7 @@ class TaskRequest:
 
     def top_k(self, default: int | None) -> int | None:
         """How many of the best are wanted. Raises InvalidRequest."""
-        found = self.get("top_k", default)
+        found: int | None = self.get("top_k", default)
         if found is not None and found < 1:
             raise InvalidRequest("the parameter 'top_k' must be at least 1", param="top_k")
         return found

@@ -94,7 +94,9 @@ def _read_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
     short = config.get("pooling_mode")
     wanted = [short] if isinstance(short, str) else short if isinstance(short, list) else []
     modes = [mode for mode in MODES if config.get(f"pooling_mode_{mode}") or mode in [_SHORT.get(w) for w in wanted]]
-    unknown = [key for key in config if key.startswith("pooling_mode_") and key.removeprefix("pooling_mode_") not in MODES]
+    unknown = [
+        key for key in config if key.startswith("pooling_mode_") and key.removeprefix("pooling_mode_") not in MODES
+    ]
     if not modes or any(config[key] for key in unknown) or any(w not in _SHORT for w in wanted):
         raise ModelBroken("the model's pooling is of a kind that is not known here")
     return tuple(modes)

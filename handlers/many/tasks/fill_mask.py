@@ -38,7 +38,9 @@ class FillMask(TextTask):
         encoded = [self.encode(text, is_truncated=is_truncated) for text in texts]
         for own in encoded:
             if self.tokenizer.mask_token_id not in own["input_ids"]:
-                raise InvalidRequest(f"a text has no {self.tokenizer.mask_token} where a word is wanted", param="inputs")
+                raise InvalidRequest(
+                    f"a text has no {self.tokenizer.mask_token} where a word is wanted", param="inputs"
+                )
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             pairs = zip(encoded, outputs, strict=True)

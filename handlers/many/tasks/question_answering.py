@@ -50,7 +50,7 @@ class QuestionAnswering(TextTask):
         inputs = [self.as_input(_piece(own, i)) for own in encoded for i in range(len(own["input_ids"]))]
         if len(inputs) > self.settings.max_inputs:
             raise ContextTooLong(
-                f"the texts are {len(inputs)} pieces of {MAX_PIECE} tokens; a request may have {self.settings.max_inputs}"
+                f"the texts are {len(inputs)} pieces, and a request may have {self.settings.max_inputs}"
             )
 
         def finish(outputs: Sequence[Tensor]) -> Any:
@@ -121,9 +121,10 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
         scores, places = spans.flatten().topk(min(top_k, spans.numel()))
         for score, place in zip(scores.tolist(), places.tolist(), strict=True):
             if score > 0:
-                span = _characters(encoded, index, *divmod(place, spans.shape[1]), can_align)
+                first, last = divmod(place, spans.shape[1])
+                span = _characters(encoded, index, first, last, can_align)
                 found[span] = max(found.get(span, 0.0), score)
-    answers = [
+    answers: list[dict[str, Any]] = [
         {"score": score, "start": start, "end": end, "answer": context[start:end]}
         for (start, end), score in found.items()
     ]

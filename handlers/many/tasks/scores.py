@@ -18,7 +18,9 @@ def choose_function(request: TaskRequest, config: Any) -> str:
     wanted = request.get("function_to_apply", None)
     if wanted is not None:
         if wanted.lower() not in FUNCTIONS:
-            raise InvalidRequest(f"'function_to_apply' must be one of {', '.join(FUNCTIONS)}", param="function_to_apply")
+            raise InvalidRequest(
+                f"'function_to_apply' must be one of {', '.join(FUNCTIONS)}", param="function_to_apply"
+            )
         return str(wanted.lower())
     if config.problem_type == "regression":
         return "none"

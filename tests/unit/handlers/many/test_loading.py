@@ -1,7 +1,6 @@
 """Checkpoints by template and mapped weights, compared with transformers' own way."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,9 @@ HEADS = {
 
 
 def head_of(architecture: str) -> Any:
-    return max(((name, auto) for name, auto in HEADS.items() if architecture.endswith(name)), key=lambda h: len(h[0]))[1]
+    return max(((name, auto) for name, auto in HEADS.items() if architecture.endswith(name)), key=lambda h: len(h[0]))[
+        1
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def shared() -> SharedParts:
 def load(
     folder: Path, auto: Any, shared: SharedParts, dtype: torch.dtype | None = None, may_unpickle: bool = False
 ) -> Assembled:
-    return load_model(folder, auto, dtype, shared, may_unpickle=may_unpickle, progress=Progress(math.inf))
+    return load_model(folder, auto, dtype, shared, may_unpickle=may_unpickle, progress=Progress())
 
 
 @torch.inference_mode()
@@ -60,7 +61,8 @@ def assert_same(found: Any, expected: Any) -> None:
     theirs = theirs if ours.keys() == theirs.keys() else without_pooler
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        assert tensor.dtype is ours[name].dtype and torch.equal(tensor, ours[name]), name
+        assert tensor.dtype is ours[name].dtype, name
+        assert torch.equal(tensor, ours[name]), name
     assert not found.training
     if "pooler" not in dict(expected.named_children()):
         assert torch.equal(answer(found), answer(expected))
@@ -115,7 +117,9 @@ def test_names_of_other_times_and_heads_are_understood(tmp_path: Path, shared: S
     tensors = {k.replace("LayerNorm.bias", "LayerNorm.beta"): v.clone() for k, v in tensors.items()}
     save_file({**tensors, "cls.seq_relationship.weight": torch.ones(2, 32)}, file, metadata={"format": "pt"})
 
-    assert_same(load(tmp_path, hf.AutoModelForMaskedLM, shared).model, hf.AutoModelForMaskedLM.from_pretrained(tmp_path))
+    assert_same(
+        load(tmp_path, hf.AutoModelForMaskedLM, shared).model, hf.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    )
     assert_same(load(tmp_path, hf.AutoModel, shared).model, hf.AutoModel.from_pretrained(tmp_path))
 
 

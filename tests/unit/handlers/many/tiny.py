@@ -8,7 +8,10 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-WORDS = "the a cat dog sat on mat in paris london anna works at acme is was red blue big small who where what".split()
+WORDS = [
+    *("the", "a", "cat", "dog", "sat", "on", "mat", "in", "paris", "london", "anna", "works", "at", "acme", "is"),
+    *("was", "red", "blue", "big", "small", "who", "where", "what"),
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [letter for c in "abcdefghijklmnopqrstuvwxyz.,?!" for letter in (c, f"##{c}")]
 VOCABULARY = SPECIAL + WORDS + [word for word in LETTERS if word not in WORDS]
