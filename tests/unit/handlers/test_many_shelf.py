@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -222,6 +223,12 @@ class ShelfMachine(RuleBasedStateMachine):
         if self.bench.leases:
             self.bench.release(self.bench.leases[index % len(self.bench.leases)])
 
+    @rule(name=st.sampled_from(NAMES), num_bytes=st.integers(20, 60))
+    def use(self, name: str, num_bytes: int) -> None:
+        """An ordinary request, up to its lease."""
+        self.bench.want(name)
+        self.bench.finish_all(num_bytes)
+
     @rule(index=st.integers(0, 20), num_bytes=st.integers(1, 120))
     def finish(self, index: int, num_bytes: int) -> None:
         if self.bench.work:
@@ -268,7 +275,56 @@ class ShelfMachine(RuleBasedStateMachine):
 
 
 TestShelf = ShelfMachine.TestCase
-TestShelf.settings = hypothesis_settings(max_examples=150, stateful_step_count=60, deadline=None, derandomize=True)
+TestShelf.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_long_random_lives_keep_the_books_right(seed: int) -> None:
+    """Hypothesis's examples are short; these are long enough that most of them evict, demote and promote."""
+    random = Random(seed)
+    bench = Bench(
+        100,
+        random.choice([50, 80, 150]),
+        is_unified=seed % 3 == 0,
+        cache="disabled" if seed % 8 == 7 else "enabled",
+        max_waiting=8,
+        max_loading=4,
+        broken_s=20,
+    )
+    errors = [ModelBroken("x"), ModelUnknown("x"), OutOfMemory("x"), InternalError("x")]
+    for _ in range(1000):
+        chance = random.random()
+        name = random.choice("abcdefg")
+        waiting = [ticket for ticket, heard in bench.heard.items() if not heard and ticket not in bench.cancelled]
+        if chance < 0.30:
+            bench.want(name, is_patient=random.random() < 0.2)
+        elif chance < 0.60 and bench.work:
+            is_ill = random.random() < 0.1
+            error = random.choice(errors) if is_ill else None
+            bench.finish(random.randrange(99), num_bytes=random.choice([10, 25, 30, 35, 40, 110]), error=error)
+        elif chance < 0.86 and bench.leases:
+            bench.release(random.choice(bench.leases))
+        elif chance < 0.89 and waiting:
+            bench.cancel(random.choice(waiting))
+        elif chance < 0.91 and name in bench.shelf.entries:
+            bench.unload(name)
+        elif chance < 0.92:
+            bench.shelf.pinned.add(name)
+            bench.want(name, is_patient=True)
+        elif chance < 0.96:
+            for pinned in list(bench.shelf.pinned):
+                bench.shelf.unpin(pinned, bench.now)
+                bench.pump()
+        elif chance < 0.98:
+            bench.now += random.choice([1, 10, 31])
+            bench.shelf.tick(bench.now)
+            bench.pump()
+        bench.check()
+
+    counters = bench.shelf.counters
+    assert counters.hits > 0
+    assert counters.evictions + counters.demotions > 0 or bench.settings.cache == "disabled"
+    bench.check_end()
 
 
 def test_many_who_want_a_model_share_one_load() -> None:
