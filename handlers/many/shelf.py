@@ -82,11 +82,15 @@ class Shelf:
         if error is not None:
             self.todo.append(partial(ticket.fail, error))
             return
-        entry = self._begin(name, entry, now)
+        if entry is None:
+            entry = self.entries[name] = Entry(name, Progress(self._clock))
+            self._do(Work.FETCH, entry)
         ticket.entry = entry
         entry.tickets[ticket] = None
         if ticket.until < math.inf:
             self._tickets[ticket] = None
+        if entry.state is State.ON_HOST:
+            self._promote(entry, now)
 
     def cancel(self, ticket: Ticket) -> None:
         """The ticket's owner has left. A load that has begun goes on."""
@@ -271,16 +275,6 @@ class Shelf:
             if loading >= self._settings.max_loading:
                 return Overloaded(f"{loading} models are being loaded or wait for it, the most that may")
         return None
-
-    def _begin(self, name: str, entry: Entry | None, now: float) -> Entry:
-        """The entry that is, or from now on becomes, the model of this name."""
-        if entry is None:
-            entry = Entry(name, Progress(self._clock))
-            self.entries[name] = entry
-            self._do(Work.FETCH, entry)
-        elif entry.state is State.ON_HOST:
-            self._promote(entry, now)
-        return entry
 
     def _promote(self, entry: Entry, now: float) -> None:
         del self._on_host[entry]
