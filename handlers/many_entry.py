@@ -17,7 +17,7 @@ class ManyHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.many.start import start_many  # here, since an ImportError at import would be hidden
+        from handlers.start_many import start_many  # here, since an ImportError at import would be hidden
         from handlers.metrics import MANY_METRICS, MetricsPublisher
 
         started = time.monotonic()

@@ -88,7 +88,8 @@ class Compute:
             self._is_stopping = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(timeout=30)
+            if thread.is_alive():
+                thread.join(timeout=30)
 
     def queue(self, run: Callable[[Sequence[Row]], Sequence[Any]]) -> RowQueue:
         """A new model's. run: one batch to one output a row."""

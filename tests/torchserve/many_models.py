@@ -105,7 +105,7 @@ def save_triton(folder: Path) -> None:
             return x * 2
 
     (folder / "1").mkdir(parents=True)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.trace(Double(), torch.ones(1, 3)).save(str(folder / "1" / "model.pt"))
     (folder / "config.pbtxt").write_text(
         'name: "double"\nplatform: "pytorch_libtorch"\nmax_batch_size: 8\n'
