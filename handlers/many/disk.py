@@ -56,13 +56,14 @@ class DiskLease:
     """A folder that stays until it is released."""
 
     def __init__(
-        self, found_version: str, folder: Path, num_bytes: int, cache: "DiskCache", entry: _Unpacked | None
+        self, version: str, folder: Path, entry: _Unpacked | None, cache: "DiskCache", *, is_new: bool
     ) -> None:
-        self.version = found_version
+        """entry: None if the folder is the source's own."""
+        self.version = version
         self.folder = folder
-        self.num_bytes = num_bytes  # that it takes here: nothing if it is the source's own
-        self._cache = cache
+        self.is_new = is_new  # unpacked just now
         self._entry = entry
+        self._cache = cache
 
     def release(self) -> None:
         """More than once is as good as once."""
@@ -93,7 +94,7 @@ class DiskCache:
             return [(each.name, each.version, each.num_bytes) for each in self._unpacked.values()]
 
     def fetch(self, name: str, progress: Progress) -> DiskLease:
-        """The newest version of a model, unpacked; only one thread at a time may ask for the same name.
+        """The newest version of a model, unpacked. Two threads that ask for the same one both do the work.
 
         Raises ModelUnknown, ModelBroken, SourceUnavailable, OutOfDisk, and what progress raises.
         """
@@ -108,7 +109,7 @@ class DiskCache:
                 return lease
             try:
                 if found.folder is not None:
-                    return DiskLease(found.version, find_model_folder(found.folder), 0, self, None)
+                    return DiskLease(found.version, find_model_folder(found.folder), None, self, is_new=False)
                 lease = self._find(name, found.version) or self._fill(found, progress)
             except ModelBroken as exc:
                 exc.version = found.version
@@ -134,11 +135,11 @@ class DiskCache:
             ours = [each for each in self._unpacked.values() if each.name == name]
             return self._lease(ours[-1]) if ours else None
 
-    def _lease(self, entry: _Unpacked) -> DiskLease:
+    def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
         entry.num_leases += 1
         self._unpacked.move_to_end((entry.name, entry.version))
         os.utime(entry.home / MARKER)  # the order, for the next worker
-        return DiskLease(entry.version, entry.folder, entry.num_bytes, self, entry)
+        return DiskLease(entry.version, entry.folder, entry, self, is_new=is_new)
 
     def _give_back(self, entry: _Unpacked) -> None:
         with self._lock:
@@ -197,11 +198,14 @@ class DiskCache:
         (partial / MARKER).write_text(json.dumps(marker))
         home = self._home / f"{_digest(found.name)}-{_digest(found.version)}"
         with self._lock:
+            known = self._unpacked.get((found.name, found.version))
+            if known is not None:  # somebody was quicker, as when a model is unloaded and wanted again meanwhile
+                return self._lease(known)
             partial.rename(home)
             entry = _Unpacked(found.name, found.version, space.num_bytes, home, home / model)
             self._unpacked[found.name, found.version] = entry
             space.keep()
-            return self._lease(entry)
+            return self._lease(entry, is_new=True)
 
     def _make_room(self, num_bytes: int) -> None:
         """Count them as used. Raises OutOfDisk if what has no lease is not enough to make room for them."""

@@ -47,6 +47,7 @@ class Ticket:
         self, on_ready: Callable[[Lease], None], on_failed: Callable[[HandlerError], None], until: float
     ) -> None:
         self.until = until
+        self.came_at: float | None = None  # when it began to wait
         self.entry: Entry | None = None  # where it waits
         self._on_ready = on_ready
         self._on_failed = on_failed
@@ -88,6 +89,7 @@ class Entry:
     host_bytes: int = 0
     need_bytes: int = 0  # more on the device before it can go on
     room_until: float = 0.0
+    found: str = "cold"  # where those found it who wait, see Lease
     num_leases: int = 0
     tickets: "OrderedDict[Ticket, None]" = field(default_factory=OrderedDict)
     is_retired: bool = False

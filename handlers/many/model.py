@@ -61,8 +61,22 @@ class Loaded(Protocol):
 class Lease:
     """The right to use a model: until it is released, the model stays where it is."""
 
-    def __init__(self, name: str, version: str, model: Loaded, give_back: Callable[[], None]) -> None:
-        """give_back: the registry's, called once."""
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        model: Loaded,
+        give_back: Callable[[], None],
+        *,
+        found: str = "hit",
+        load_s: float = 0.0,
+    ) -> None:
+        """give_back: the registry's, called once. found, load_s: where the model was, and how long this one waited:
+
+        hit, on the device; host; disk, unpacked; cold, only in the source.
+        """
+        self.found = found
+        self.load_s = load_s
         self.name = name
         self.version = version
         self.model = model

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +37,8 @@ from handlers.many.source import GivenSource, check_name, open_source
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
+TIMES = ("download", "load", "unload", "wait")
+MAX_TIMES = 10_000  # kept of each kind until they are drained
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MIN_TICK_S = 0.01
 
@@ -67,6 +70,7 @@ class ModelRegistry:
         self._downloads = ThreadPoolExecutor(settings.num_downloads, "many-download")
         self._loaders = ThreadPoolExecutor(settings.num_loaders, "many-load")
         self._leaving = ThreadPoolExecutor(1, "many-evict")
+        self._times: dict[str, deque[float]] = {kind: deque(maxlen=MAX_TIMES) for kind in TIMES}
         self._stopping = threading.Event()
         self._watchers = [
             threading.Thread(target=self._watch_clock, name="many-clock", daemon=True),
@@ -87,7 +91,13 @@ class ModelRegistry:
         Else from a thread of the registry's, and it must return soon. Errors: ModelUnknown, ModelBroken, ModelLoading
         after hold_s, while the load goes on, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable, LoadStopped.
         """
-        return self._want(name, on_ready, on_failed, time.monotonic() + self._settings.hold_s)
+
+        def ready(lease: Lease) -> None:
+            if lease.found != "hit":
+                self._times["wait"].append(lease.load_s)
+            on_ready(lease)
+
+        return self._want(name, ready, on_failed, time.monotonic() + self._settings.hold_s)
 
     def load(self, name: str, url: str | None, on_done: OnDone) -> None:
         """For an operator or a platform: into memory, until it is evicted. ModelLoaded if it is there already.
@@ -185,6 +195,13 @@ class ModelRegistry:
             "waiting": num_waiting,
             "counters": counters,
         }
+
+    def drain_times(self, kind: str) -> list[float]:
+        """Seconds of each event since the last time: a download with its unpacking, a load, an unload until its memory
+        is free, a wait of a request whose model was not on the device.
+        """
+        times = self._times[kind]
+        return [times.popleft() for _ in range(len(times))]
 
     def refresh(self) -> None:
         """Compare what is in memory, or is remembered as broken, with the source, and give up what was replaced."""
@@ -321,7 +338,9 @@ class ModelRegistry:
         entry.progress.allow(self._settings.load_timeout_s)
         began = time.monotonic()
         lease = self._disk.fetch(entry.name, entry.progress)
-        logger.info("model on disk name=%s version=%s s=%.3f", entry.name, lease.version, time.monotonic() - began)
+        if lease.is_new:
+            self._times["download"].append(time.monotonic() - began)
+            logger.info("model unpacked name=%s version=%s s=%.3f", entry.name, lease.version, time.monotonic() - began)
         entry.progress.begin("room", 0)
         self._tell(self._shelf.fetched, entry, lease, _weights_bytes(lease.folder))
 
@@ -331,6 +350,7 @@ class ModelRegistry:
         entry.progress.allow(self._settings.load_timeout_s)
         entry.progress.begin("load", 0)
         model = self._load(entry.disk.folder, entry.progress)
+        self._times["load"].append(time.monotonic() - began)
         logger.info("model loaded name=%s version=%s s=%.3f", entry.name, entry.version, time.monotonic() - began)
         self._tell(self._shelf.loaded, entry, model)
 
@@ -348,6 +368,7 @@ class ModelRegistry:
         self._tell(self._shelf.demoted, entry)
 
     def _close(self, entry: Entry) -> None:
+        began = time.monotonic()
         model, entry.model = entry.model, None
         assert model is not None
         try:
@@ -356,6 +377,7 @@ class ModelRegistry:
             logger.exception("closing a model failed name=%s", entry.name)
         del model
         release_memory(self._device)
+        self._times["unload"].append(time.monotonic() - began)
         logger.info("model evicted name=%s version=%s", entry.name, entry.version)
         self._tell(self._shelf.closed, entry)
 

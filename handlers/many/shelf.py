@@ -86,6 +86,7 @@ class Shelf:
             entry = self.entries[name] = Entry(name, Progress(self._clock))
             self._do(Work.FETCH, entry)
         ticket.entry = entry
+        ticket.came_at = now
         entry.tickets[ticket] = None
         if ticket.until < math.inf:
             self._tickets[ticket] = None
@@ -115,6 +116,7 @@ class Shelf:
     def fetched(self, entry: Entry, lease: DiskLease, num_bytes: int, now: float) -> None:
         """num_bytes: an estimate of what it takes on the device, unless it was there before."""
         entry.disk, entry.version, entry.state = lease, lease.version, State.FETCHED
+        entry.found = "cold" if lease.is_new else "disk"
         known = self._sizes.get((entry.name, entry.version))
         entry.need_bytes = min(num_bytes, self.device.max_bytes) if known is None else known
         self._enqueue(entry, now)
@@ -279,6 +281,7 @@ class Shelf:
     def _promote(self, entry: Entry, now: float) -> None:
         del self._on_host[entry]
         entry.state = State.AWAITING
+        entry.found = "host"
         entry.need_bytes = self._sizes.get((entry.name, entry.version), 0)
         self._enqueue(entry, now)
 
@@ -383,7 +386,12 @@ class Shelf:
         self._ready.move_to_end(entry)
         ticket.entry = entry
         assert entry.model is not None
-        lease = Lease(entry.name, entry.version, entry.model, partial(self._give_back, entry))
+        back = partial(self._give_back, entry)
+        if ticket.came_at is None:
+            lease = Lease(entry.name, entry.version, entry.model, back)
+        else:
+            waited_s = now - ticket.came_at
+            lease = Lease(entry.name, entry.version, entry.model, back, found=entry.found, load_s=waited_s)
         self.todo.append(partial(ticket.hand_over, lease))
 
     def _settle(self, entry: Entry, now: float) -> None:

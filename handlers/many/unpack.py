@@ -213,7 +213,9 @@ class _CarefulFile(io.FileIO):
     """A file from which nobody reads more at once than a directory of a zip should need."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0 or size > MAX_READ_BYTES:
+        if size is None or size < 0:
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > MAX_READ_BYTES:
             raise ModelBroken("the archive's directory is larger than any model's")
         return super().read(size)
 

@@ -52,6 +52,7 @@ class FakeDiskLease:
     def __init__(self, version: str) -> None:
         self.version = version
         self.folder = Path()
+        self.is_new = version == "v1"
         self.num_released = 0
 
     def release(self) -> None:
@@ -365,6 +366,8 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
     bench.want("a")
 
     assert Work.LOAD not in bench.finish_all()
+    assert bench.leases[0].found == "host"
+    assert bench.load("a").found == "hit"
     assert bench.tiers() == {"a": State.READY, "b": State.ON_HOST}
     bench.check_end()
 
@@ -377,11 +380,14 @@ def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
     ticket = bench.want("b")
     bench.finish_all()
     waits = list(bench.heard[ticket])
+    bench.now += 3
     bench.release(lease)
     bench.finish_all()
 
+    (second,) = bench.heard[ticket]
     assert waits == []
-    assert isinstance(bench.heard[ticket][0], Lease)
+    assert isinstance(second, Lease)
+    assert (lease.found, second.found, second.load_s) == ("cold", "disk", 3)
     bench.check_end()
 
 
