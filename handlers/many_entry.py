@@ -17,8 +17,8 @@ class ManyHandler:
         """
         logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.start_many import start_many  # here, since an ImportError at import would be hidden
         from handlers.metrics import MANY_METRICS, MetricsPublisher
+        from handlers.start_many import start_many  # here, since an ImportError at import would be hidden
 
         started = time.monotonic()
         self.service, self.pump = start_many(

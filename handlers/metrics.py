@@ -129,6 +129,11 @@ MANY_METRICS = (
         ("Outcome", ("answered", "refused", "failed", "cancelled")),
     ),
     Metric("model_waiting_requests", GAUGE, "count", "Requests that wait for their model.", ("waiting",)),
+    Metric(
+        "model_download_seconds", HISTOGRAM, "s", "ModelDownloadingTime: from the source to the disk.", ("download",)
+    ),
+    Metric("model_load_seconds", HISTOGRAM, "s", "ModelLoadingTime: from the disk to memory.", ("load",)),
+    Metric("model_unload_seconds", HISTOGRAM, "s", "ModelUnloadingTime: out of memory.", ("unload",)),
     Metric("model_wait_seconds", HISTOGRAM, "s", "ModelLoadingWaitTime: how long they waited.", ("wait",)),
     Metric("model_latency_seconds", HISTOGRAM, "s", "From a request's arrival to its whole answer.", ("latency",)),
 )

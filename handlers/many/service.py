@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 import time
 from typing import Any, Protocol
 
@@ -69,7 +68,6 @@ class ManyService:
         visit = _Visit(incoming, reply, self._counters)
         waiter = self._registry.acquire(name, visit.begin, visit.refuse)
         reply.on_cancel(lambda reason: waiter.cancel())
-        visit.is_at_once = False
 
     def _manage(self, body: Any, reply: Reply) -> None:
         action, name, url = _read_action(body)
@@ -129,7 +127,7 @@ class ManyService:
 
     def drain_times(self, name: str) -> list[float]:
         """The times of a histogram since the last call, in seconds."""
-        return self._counters.drain(name)
+        return self._counters.drain(name) if name == "latency" else self._registry.drain_times(name)
 
 
 class _Visit:
@@ -140,18 +138,11 @@ class _Visit:
         self._reply = reply
         self._counters = counters
         self._began = time.monotonic()
-        self._thread = threading.get_ident()
-        self.is_at_once = True  # until `acquire` has returned
 
     def begin(self, lease: Lease) -> None:
         """The model is there. Any thread of the registry's, or the pump's."""
-        waited_s = time.monotonic() - self._began
-        is_resident = self.is_at_once and threading.get_ident() == self._thread  # called by `acquire` itself
-        found = "hit" if is_resident else "miss"
-        self._reply.receipts["X-Torchmoor-Model-Cache"] = found
-        self._reply.receipts["X-Torchmoor-Model-Load-Ms"] = str(round(waited_s * 1000))
-        if found != "hit":
-            self._counters.observe("wait", waited_s)
+        self._reply.receipts["X-Torchmoor-Model-Cache"] = lease.found
+        self._reply.receipts["X-Torchmoor-Model-Load-Ms"] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
         try:
             lease.model.start(self._incoming, self._reply)
