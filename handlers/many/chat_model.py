@@ -5,6 +5,7 @@ end when the model leaves memory.
 """
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,11 @@ class ChatModel:
             raise ModelBroken(str(exc)) from exc
         self._service: ChatService | None = None
         self._kv_bytes = 0
-        self._begin()
+        try:
+            self._begin()
+        except OutOfMemory:
+            self._placement.close()
+            raise
 
     @property
     def device_bytes(self) -> int:
@@ -103,7 +108,7 @@ class ChatModel:
         kv_bytes = cache_shape(self._model).num_bytes(self._settings.tasks.kv_tokens)
         runner = ModelRunner(self._model, kv_bytes)
         scheduler = Scheduler(own.max_rows, Pace(own.prefill_chunk, own.max_stretch))
-        engine = Engine(runner, scheduler, own.num_threads)
+        engine = Engine(runner, scheduler, own.num_threads, on_device_lost=lambda: os._exit(1))
         self._service = ChatService(self._settings, self._model, engine, self._ids, self._intake)
         self._kv_bytes = kv_bytes
         engine.start()

@@ -1,6 +1,7 @@
 """A model's folder to a model that answers: which task it is for, and what that task is made of."""
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,7 +101,7 @@ class CheckpointLoader:
         self._environ = environ
         self._intake = ImageIntake(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
-        self.compute = Compute(settings.tasks)
+        self.compute = Compute(settings.tasks, device, on_device_lost=lambda: os._exit(1))
         self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
         self._image_readers = ThreadPoolExecutor(settings.intake.num_threads, "read-image")  # they may wait for others
         self.compute.start()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from handlers.engine.engine import is_device_lost
 from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
 from handlers.settings import TaskSettings
 
@@ -64,10 +65,17 @@ class RowQueue:
 
 
 class Compute:
-    """Runs batches of all models. Start it once; it ends by `stop`."""
+    """Runs batches of all models. Start it once; it ends by `stop`.
 
-    def __init__(self, settings: TaskSettings) -> None:
+    on_device_lost: called when the device has failed for good, which a process cannot mend.
+    """
+
+    def __init__(
+        self, settings: TaskSettings, device: torch.device, on_device_lost: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
+        self._device = device
+        self._on_device_lost = on_device_lost
         self._line: deque[RowQueue] = deque()
         self._running: set[RowQueue] = set()
         self._changed = threading.Condition()
@@ -162,6 +170,9 @@ class Compute:
             with torch.inference_mode():
                 outputs = queue.run(batch)
         except Exception as exc:
+            if is_device_lost(self._device):
+                logger.critical("device lost error=%s", exc)
+                self._on_device_lost()
             if len(batch) > 1:  # find whose fault it was, so that the others are answered
                 for row in batch:
                     self._run(queue, [row])

@@ -13,7 +13,7 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 from transformers import initialization as init
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from handlers.errors import ModelBroken
 from handlers.many.model import Progress
@@ -33,15 +35,30 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 MAX_NAMED = 5  # keys that an error names
-_OLD_ENDINGS = {"gamma": "weight", "beta": "bias"}  # of layer norms in checkpoints of TensorFlow's time
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A model without weights; `keys` are the names of those it needs."""
+    """A model without weights.
+
+    keys: the names of those it needs. renamings: what transformers says its weights are called in files.
+    """
 
     model: Any
     keys: frozenset[str]
+    renamings: tuple[WeightRenaming, ...]
+
+    def spellings(self, name: str) -> Iterator[str]:
+        """What a file's tensor may be called in the model, with or without the name of the model's body before it."""
+        prefix = f"{self.model.base_model_prefix}."
+        renamed = name
+        for renaming in self.renamings:
+            renamed, _ = renaming.rename_source_key(renamed)
+        for own in (name, renamed) if renamed != name else (name,):
+            yield own
+            yield prefix + own
+            if own.startswith(prefix):
+                yield own.removeprefix(prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +102,7 @@ def load_model(
     progress.check()
     renamed, missing, unread = _match(weights.tensors, template)
     if _needs_conversion(template.model, missing, unread, kind):
-        return Assembled(shared.alone(lambda: _convert(folder, template.model, kind, weights)), frozenset())
+        return Assembled(shared.alone(lambda: _convert(folder, template, kind, weights)), frozenset())
     return _assemble(template, renamed, weights.is_mapped, kind, unread)
 
 
@@ -114,7 +131,9 @@ def _make_template(folder: Path, auto: Any) -> Template:
     except Exception as exc:  # a configuration can be wrong in as many ways as there are models
         raise ModelBroken(f"no model can be made of {CONFIG}: {_short(exc)}") from exc
     model.eval().requires_grad_(False)
-    return Template(model, frozenset(model.state_dict()))
+    # Other transforms than plain renaming change values, too: checkpoints that need them go the long way.
+    renamings = tuple(each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming)
+    return Template(model, frozenset(model.state_dict()), renamings)
 
 
 def _compute_buffers(model: Any) -> None:
@@ -134,26 +153,15 @@ def _stored_type(weights: Weights) -> torch.dtype | None:
 
 def _match(tensors: Mapping[str, Tensor], template: Template) -> tuple[dict[str, Tensor], set[str], list[str]]:
     """The tensors by the model's own names; the names that got none; the files' names that nobody wants."""
-    prefix = f"{template.model.base_model_prefix}."
     found: dict[str, Tensor] = {}
     unread = []
     for name, tensor in tensors.items():
-        key = next((k for k in _spellings(name, prefix) if k in template.keys), None)
+        key = next((k for k in template.spellings(name) if k in template.keys), None)
         if key is None or key in found:
             unread.append(name)
         else:
             found[key] = tensor
     return found, set(template.keys - found.keys()), unread
-
-
-def _spellings(name: str, prefix: str) -> Iterable[str]:
-    """What a tensor may be called in the model: with or without the name of the model's body before it."""
-    stem, _, ending = name.rpartition(".")
-    for own in (name, f"{stem}.{_OLD_ENDINGS[ending]}") if ending in _OLD_ENDINGS else (name,):
-        yield own
-        yield prefix + own
-        if own.startswith(prefix):
-            yield own.removeprefix(prefix)
 
 
 def _needs_conversion(model: Any, missing: set[str], unread: list[str], dtype: torch.dtype | None) -> bool:
@@ -179,7 +187,7 @@ def _assemble(
         _put(modules[parent], own, key, kept)
     missing = set(template.keys - found.keys())
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
-    _check_complete(model, missing, unread)
+    _check_complete(template, model, missing, unread)
     return Assembled(model, mapped)
 
 
@@ -218,12 +226,13 @@ def copy_module(module: Any, memo: dict[int, Any]) -> Any:
     return copied
 
 
-def _convert(folder: Path, template: Any, dtype: torch.dtype | None, weights: Weights) -> Any:
+def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weights: Weights) -> Any:
     """The long way: for weights that are stored in another form than the model has them."""
-    config = copy.deepcopy(template.config)
-    options = {} if not hasattr(template, "pooler") or template.pooler is not None else {"add_pooling_layer": False}
+    made = template.model
+    config = copy.deepcopy(made.config)
+    options = {} if not hasattr(made, "pooler") or made.pooler is not None else {"add_pooling_layer": False}
     try:
-        model, info = type(template).from_pretrained(
+        model, info = type(made).from_pretrained(
             folder,
             config=config,
             dtype=dtype or "auto",
@@ -235,11 +244,11 @@ def _convert(folder: Path, template: Any, dtype: torch.dtype | None, weights: We
         )
     except Exception as exc:  # transformers and its converters have errors of every kind
         raise ModelBroken(f"the model's weights cannot be read: {_short(exc)}") from exc
-    _check_complete(model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    _check_complete(template, model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model.eval().requires_grad_(False)
 
 
-def _check_complete(model: Any, missing: set[str], unread: list[str]) -> None:
+def _check_complete(template: Template, model: Any, missing: set[str], unread: list[str]) -> None:
     """Raise ModelBroken if the model would answer with weights that nobody trained, or if the files have more of it
     than its configuration says.
 
@@ -249,19 +258,15 @@ def _check_complete(model: Any, missing: set[str], unread: list[str]) -> None:
     lost = sorted(key for key in missing if not any(pattern.search(key) for pattern in ignored))
     if lost:
         raise ModelBroken(f"the model's weights are incomplete: {_some(lost)} missing")
-    extra = [name for name in unread if _contradicts(model, name)]
+    extra = [name for name in unread if any(_is_beyond(model, spelling) for spelling in template.spellings(name))]
     if extra:
         raise ModelBroken(f"the model's weights do not fit its {CONFIG}, which has no place for {_some(extra)}")
     if unread:
         logger.info("weights unread number=%d first=%s", len(unread), unread[0])
 
 
-def _contradicts(model: Any, name: str) -> bool:
-    """True of a layer beyond the last one, and of a bias where the model has none."""
-    return any(_is_beyond(model, spelling) for spelling in _spellings(name, f"{model.base_model_prefix}."))
-
-
 def _is_beyond(model: Any, name: str) -> bool:
+    """True of a layer beyond the last one, and of a bias where the model has none."""
     here = model
     for step in name.split("."):
         if isinstance(here, torch.nn.ModuleList) and step.isdigit() and int(step) >= len(here):

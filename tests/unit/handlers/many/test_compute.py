@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
 from handlers.many.compute import Compute, Row, RowQueue
@@ -33,7 +34,7 @@ class Model:
 
 @pytest.fixture
 def compute() -> Iterator[Compute]:
-    made = Compute(TaskSettings(max_rows=4, max_tokens=64, max_waiting=20))
+    made = Compute(TaskSettings(max_rows=4, max_tokens=64, max_waiting=20), torch.device("cpu"))
     yield made
     made.stop()
 
