@@ -29,7 +29,7 @@ from typing import IO
 
 from handlers.errors import ConfigError, ModelBroken, OutOfDisk, SourceUnavailable
 from handlers.many.model import Progress
-from handlers.many.source import Found, ModelSource
+from handlers.many.source import Found, ModelSource, Replaced
 from handlers.many.unpack import PIECE_BYTES, find_model_folder, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
@@ -39,7 +39,7 @@ FILES = "files"
 PARTIAL = ".partial-"
 SPARE_BYTES = 64 << 20  # left on the disk for others, whatever the budget
 MAX_WORKERS = 256  # of one host, each with a folder of its own
-MAX_CHANGES = 3  # times that a model may be replaced while it is read
+MAX_CHANGES = 5  # times that a model may be replaced while it is read
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +162,8 @@ class DiskCache:
                 if self._source.find(found.name).version != found.version:
                     return None
                 return self._keep(found, partial, model, space)
+        except Replaced:
+            return None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             space.give_back()

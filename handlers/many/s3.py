@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from handlers.errors import ConfigError, ModelBroken, ModelUnknown, SourceUnavailable
 from handlers.many.model import Progress
-from handlers.many.source import ARCHIVES, File, Found, is_archive, version_of
+from handlers.many.source import ARCHIVES, File, Found, Replaced, is_archive, version_of
 from handlers.settings import ManySettings
 
 try:
@@ -113,7 +113,7 @@ class _Body(io.RawIOBase):
         said = self._client.get_object(**self._where, **rest)
         if said["ETag"] != self._file.tag:
             said["Body"].close()
-            raise ModelBroken("it was replaced while it was downloaded")
+            raise Replaced("it was replaced while it was downloaded")
         return said["Body"]
 
     def _drop(self) -> None:
@@ -155,14 +155,14 @@ def _short(tag: str) -> str:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """The library's errors as ours. A model that is gone while it is read is broken: the next look will tell."""
+    """The library's errors as ours. A model that is gone while it is read is looked for again, which will tell."""
     try:
         yield
     except ClientError as exc:
         code = exc.response.get("Error", {}).get("Code", "unknown")
         status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if status in (404, 416) and code != "NoSuchBucket":
-            raise ModelBroken("it was removed or replaced while it was downloaded") from exc
+            raise Replaced("it was removed or replaced while it was downloaded") from exc
         raise SourceUnavailable(f"the models' store refused {exc.operation_name} ({code})") from exc
     except (BotoCoreError, HTTPError) as exc:
         raise SourceUnavailable(f"the models' store cannot be reached ({type(exc).__name__})") from exc

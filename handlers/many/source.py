@@ -47,6 +47,10 @@ class Found:
         return sum(file.num_bytes for file in self.files)
 
 
+class Replaced(ModelBroken):
+    """A file is not the one that was found any more: look again."""
+
+
 class ModelSource(Protocol):
     """All methods may be called from any thread and may take as long as the source's time-outs."""
 
@@ -57,7 +61,7 @@ class ModelSource(Protocol):
     def open(self, found: Found, file: File, progress: Progress) -> BinaryIO:
         """The bytes of one of its files, to be read once from the beginning; progress counts them.
 
-        Opening and reading raise ModelBroken if the file has changed since it was found, and SourceUnavailable.
+        Opening and reading raise Replaced if the file has changed since it was found, and SourceUnavailable.
         """
         ...
 
@@ -122,10 +126,10 @@ def open_file(path: Path, file: File, progress: Progress) -> BinaryIO:
     try:
         opened = path.open("rb")
     except OSError as exc:
-        raise ModelBroken(f"its file cannot be read any more: {exc.strerror or exc}") from exc
+        raise Replaced(f"its file cannot be read any more: {exc.strerror or exc}") from exc
     if _tag(os.fstat(opened.fileno())) != file.tag:
         opened.close()
-        raise ModelBroken("it was replaced while it was read")
+        raise Replaced("it was replaced while it was read")
     return opened
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_only_what_serving_needs_goes_in(checkpoint: Path, tmp_path: Path) -> No
         names = tar.getnames()
     assert names == ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"]
     assert list(made.left_out) == [".git/", "README.md", "pytorch_model.bin", "tf_model.h5"]
+
+
+def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: Path, tmp_path: Path) -> None:
+    """Compressing weights saves little and costs each cold start; the system's own tar reads the result."""
+    (checkpoint / "model.safetensors").write_bytes(safetensors(400_000))
+    (checkpoint / "vocab.txt").write_text("word\n" * 40_000)
+
+    made = package(checkpoint, tmp_path / "m.tar.gz")
+    subprocess.run(["tar", "-xzf", made.path, "-C", tmp_path], check=True)
+
+    assert 400_000 < made.num_bytes < 420_000
+    assert all((tmp_path / name).read_bytes() == (checkpoint / name).read_bytes() for name in made.files)
 
 
 @pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
