@@ -34,8 +34,9 @@ $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	@touch $@
 
 # build_archives.py itself knows what is up to date. Without network there is no llm.mar, which is said; llava.mar is.
-archives: setup  ## build model_store/*.mar; the first time, SmolLM2 is downloaded (93 MB) and converted
+archives: setup  ## build model_store/*.mar; the first time, SmolLM2 (93 MB) and MiniLM (84 MB) are downloaded
 	@$(BIN)/python scripts/make_smollm2.py --optional
+	@$(BIN)/python scripts/make_minilm.py --optional
 	@$(BIN)/python scripts/build_archives.py
 
 demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a picture
