@@ -10,7 +10,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check bench archives clean
+.PHONY: help setup demo test test-gpu fuzz check bench archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -56,6 +56,10 @@ test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA buil
 	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
 	  || { echo "make: torch finds no GPU; its CUDA build: $(BIN)/pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==$(TORCH)" >&2; exit 1; }
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+SECONDS ?= 60
+fuzz: setup  ## look for bytes that the HTTP parts misunderstand: make fuzz [SECONDS=60], for each of three targets
+	for target in requests answers connections; do $(BIN)/python -m tests.fuzz $$target $(SECONDS) || exit 1; done
 
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }

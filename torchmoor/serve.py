@@ -13,8 +13,9 @@ from pathlib import Path
 from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
-from torchmoor.config import read_file
+from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.reload import Reloader
 from torchmoor.up import SESSION_KEYS
 
 
@@ -23,11 +24,8 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
 
     announce: the one line of JSON that says where. Raises ConfigError, OSError if a port is taken.
     """
-    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
-    keys_file = configuration.proxy.access.keys_file
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    settings = replace(configuration.proxy, credentials=credentials)
-    check_exposure(settings.listen, credentials, is_open=is_open)
+    configuration = read(path, is_open=is_open)
+    settings = configuration.proxy
     registry = Registry(settings.endpoints)
     for instance in configuration.make_instances():
         registry.add(instance)
@@ -36,7 +34,8 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     async with Proxy(settings, registry) as proxy:
-        loop.add_signal_handler(signal.SIGHUP, proxy.reload_tls)
+        reloader = Reloader(configuration, lambda: read(path, is_open=is_open), registry, proxy)
+        loop.add_signal_handler(signal.SIGHUP, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -45,3 +44,13 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
         }
         announce(json.dumps(where))
         await stopping.wait()
+        reloader.stop()
+
+
+def read(path: Path, *, is_open: bool) -> Configuration:
+    """What a file and its keys say, checked together. Raises ConfigError."""
+    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
+    keys_file = configuration.proxy.access.keys_file
+    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
+    check_exposure(configuration.proxy.listen, credentials, is_open=is_open)
+    return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials))

@@ -19,7 +19,7 @@ from torchmoor.api.invocation import (
     body_too_large,
 )
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
-from torchmoor.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
     SAGEMAKER_ACCEPT,
@@ -152,7 +152,9 @@ class RuntimeInvocation(Invocation):
             self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
             self._retry_after = head.find(b"retry-after") or b""
             return None
-        return Answer(self._render_head(head.status_line, head, _UNTOLD))
+        told = self._render_head(head.status_line, head, _UNTOLD)
+        is_text_stream = head.layout.length is None and _is_text(head)
+        return Answer(told, TextPassEncoder() if is_text_stream else None)
 
     def _render_head(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> bytes:
         """The answer's head as this API has it; untold: what does not pass."""
@@ -215,12 +217,16 @@ class StreamInvocation(RuntimeInvocation):
             eventstream.CONTENT_TYPE,
             content_type,
         )
-        is_text = content_type.lower().startswith(b"text/plain")
-        return Answer(told, TextPartEncoder() if is_text else PartEncoder())
+        return Answer(told, TextPartEncoder() if _is_text(head) else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
         self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+
+
+def _is_text(head: AnswerHead) -> bool:
+    """True of plain text, in which the handlers mark a late error."""
+    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
 def _message(text: str) -> str:

@@ -212,7 +212,7 @@ class Launcher:
         """Raises LaunchError, with the end of the log, if the instance dies or takes too long."""
         loop = asyncio.get_running_loop()
         began = reported = loop.time()
-        while self._state(spec.name) is not InstanceState.READY:
+        while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
             now = loop.time()
             if self._processes[spec.name].returncode is not None:
