@@ -4,10 +4,10 @@ HandlerError
  +- BadInput: InvalidJson, InvalidRequest, ContextTooLong, SessionIdMismatch
  +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
- +- NoRoom: Overloaded, OutOfMemory
+ +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
  +- TurnTimedOut
  +- ClientGone
- +- ModelFailed: ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, ModelBroken (LoadTimedOut)
+ +- ModelFailed: ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, SourceUnavailable, ModelBroken (LoadTimedOut)
  +- TurnConflict
  +- JournalUnavailable
  +- InternalError
@@ -153,6 +153,12 @@ class OutOfMemory(NoRoom):
     status = 507
 
 
+class OutOfDisk(NoRoom):
+    """The disk that models are unpacked on has no room for this one."""
+
+    status = 507
+
+
 class TurnTimedOut(HandlerError):
     """The turn was not finished before its deadline."""
 
@@ -179,6 +185,7 @@ class ModelBroken(ModelFailed):
     """The model is there, but cannot be unpacked or loaded; the message has the reason."""
 
     status = 424
+    version = ""  # of the model, if it came to one
 
 
 class ModelLoaded(ModelFailed):
@@ -203,6 +210,13 @@ class LoadStopped(ModelFailed):
 
     status = 503
     retry_after_s = 1
+
+
+class SourceUnavailable(ModelFailed):
+    """The place where models come from cannot be read now, so nobody knows whether the model is there."""
+
+    status = 503
+    retry_after_s = 5
 
 
 class TurnConflict(HandlerError):

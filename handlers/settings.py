@@ -174,7 +174,7 @@ class ManySettings:
 
     source: str = "models"  # a directory, absolute or relative to the archive, or s3://bucket/prefix
     cache_dir: str = "~/.cache/torchmoor/many"  # unpacked archives; each worker of a host takes a folder of its own
-    url_roots: tuple[str, ...] = ()  # directories below which a model may lie that is loaded by name and url
+    url_roots: tuple[str, ...] = ("/opt/ml/models",)  # models loaded by name and url lie below one of these
     cache: str = "enabled"  # disabled: a model is dropped when the requests that wait for it are answered
     device_bytes: int = 0  # models on the device; 0: 0.8 of a GPU's memory, half of the host's on a CPU
     host_bytes: int = 4 << 30  # models that had to leave a GPU; unused on a CPU, where the device is the host
@@ -185,7 +185,7 @@ class ManySettings:
     refresh_s: float = 10.0  # how often models in memory are compared with their source
     broken_s: float = 60.0  # how long a broken model is remembered, unless it is replaced
     hold_s: float = 55.0  # how long a request waits for its model; then 429, and the load goes on
-    load_timeout_s: float = 360.0  # from the start of a model's download to its first answer
+    load_timeout_s: float = 360.0  # of a model's download with its unpacking, and again of its loading
     room_timeout_s: float = 30.0  # how long a load waits for memory that requests are using
     num_loaders: int = 2  # models loaded at once
     num_downloads: int = 4  # models looked up, downloaded and unpacked at once
@@ -212,6 +212,25 @@ class ManySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
+
+    num_threads: int = 1  # batches of all models that are computed at once
+    threads_per_batch: int = 1  # of torch, for one batch on a CPU
+    prepare_threads: int = 2  # requests read and tokenized at once
+    max_rows: int = 32  # inputs in one batch
+    max_tokens: int = 16_384  # in one batch, padding included
+    max_inputs: int = 256  # in one request
+    max_chars: int = 500_000  # of one input, checked before it is tokenized
+    max_waiting: int = 4096  # inputs that wait for one model
+    max_shared: int = 64  # templates, tokenizers and image processors that are kept for other models
+    kv_tokens: int = 8192  # positions in the KV cache of each model that generates text
+
+    def __post_init__(self) -> None:
+        _positive("tasks", self, *(f.name for f in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -221,6 +240,7 @@ class HandlerSettings:
     pump: PumpSettings = field(default_factory=PumpSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
     many: ManySettings = field(default_factory=ManySettings)
+    tasks: TaskSettings = field(default_factory=TaskSettings)
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

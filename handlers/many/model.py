@@ -1,5 +1,6 @@
 """What the registry and the models know of each other: a loaded model, the lease of one, and how far a load is."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -60,8 +61,22 @@ class Loaded(Protocol):
 class Lease:
     """The right to use a model: until it is released, the model stays where it is."""
 
-    def __init__(self, name: str, version: str, model: Loaded, give_back: Callable[[], None]) -> None:
-        """give_back: the registry's, called once."""
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        model: Loaded,
+        give_back: Callable[[], None],
+        *,
+        found: str = "hit",
+        load_s: float = 0.0,
+    ) -> None:
+        """give_back: the registry's, called once. found, load_s: where the model was, and how long this one waited:
+
+        hit, on the device; host; disk, unpacked; cold, only in the source.
+        """
+        self.found = found
+        self.load_s = load_s
         self.name = name
         self.version = version
         self.model = model
@@ -87,16 +102,20 @@ class Waiter(Protocol):
 class Progress:
     """How far a load is, and its clock: whoever works on it calls `add` now and then, which ends what takes too long.
 
-    deadline: in seconds of `clock`. Written by the thread that loads, read by any.
+    Written by the thread that loads, read by any.
     """
 
-    def __init__(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.stage = "queue"
         self.done = 0
         self.total = 0
-        self._deadline = deadline
+        self._deadline = math.inf
         self._clock = clock
         self._is_stopped = False
+
+    def allow(self, seconds: float) -> None:
+        """So long from now on; before, no time is kept: waiting for a thread is nobody's fault."""
+        self._deadline = self._clock() + seconds
 
     def begin(self, stage: str, total: int) -> None:
         """The next part of the work: download, unpack, load. total: what `add` will sum up to, 0 if nobody knows."""
@@ -113,14 +132,11 @@ class Progress:
         if self._is_stopped:
             raise LoadStopped("the worker is stopping")
         if self._clock() >= self._deadline:
-            raise LoadTimedOut(f"it took longer than handler.many.load_timeout_s; it was at: {self}")
+            raise LoadTimedOut(f"it took longer than handler.many.load_timeout_s and had come to: {self}")
 
     def stop(self) -> None:
         """The next `check` raises LoadStopped."""
         self._is_stopped = True
-
-    def left_s(self) -> float:
-        return max(self._deadline - self._clock(), 0.0)
 
     def __str__(self) -> str:
         return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
