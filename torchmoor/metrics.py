@@ -80,6 +80,9 @@ class InvocationMetrics:
         "overhead_latency",
         "queue_latency",
         "first_chunk_latency",
+        "model_invocations",
+        "model_hits",
+        "model_loading_wait",
     )
 
     def __init__(self, endpoint: str, variant: str) -> None:
@@ -91,6 +94,8 @@ class InvocationMetrics:
         self.overhead_latency = Histogram()
         self.queue_latency = Histogram()
         self.first_chunk_latency = Histogram()
+        self.model_invocations = self.model_hits = 0  # of endpoints with many models: see torchmoor.model_metrics
+        self.model_loading_wait = Histogram()
 
     def observe(self, model_s: float, overhead_s: float) -> None:
         """Count how long a request took at its instance, and beside that. In one, because every request comes here."""

@@ -37,6 +37,7 @@ class Assignment:
     session: SessionId | None
     metrics: InvocationMetrics
     opens_session = False
+    target_model: str | None = None
     route_request: RouteRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
@@ -50,6 +51,10 @@ class Assignment:
         raise NotImplementedError
 
     # Choosing
+
+    def exclude(self, instances: frozenset[str]) -> None:
+        """Never send the request to these."""
+        self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
 
     def assign(self, waiter: Waiter) -> Instance | Reply | Waiting:
         """Choose and lease an instance; or wait for one, which the waiter will be told of."""

@@ -55,11 +55,13 @@ class Choice:
 class Applicant(Protocol):
     """A request, as its dispatcher sees it.
 
-    opens_session: it will open one. wait_ends_at: in monotonic seconds. principal: who asks.
+    opens_session: it will open one. target_model: which of many it is for. wait_ends_at: in monotonic seconds.
+    principal: who asks.
     """
 
     session: SessionId | None
     opens_session: bool
+    target_model: str | None
     route_request: RouteRequest
 
     @property
@@ -133,13 +135,18 @@ class Dispatcher:
         """The instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not take them, to the one that
-        all proxies agree on.
+        all proxies agree on. A request for one of many models goes by what instances hold.
         """
         request, pool = applicant.route_request, self.variant.pool
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
         if applicant.opens_session:
             self.variant.opens_sessions = True
+        models = self.variant.models
+        if models is not None and applicant.target_model is not None:
+            placed = models.choose(applicant.target_model, pool, request.excluded)
+            return None if placed is None else self.choice_of(placed.instance, placed.reason)
+        if applicant.opens_session:
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)

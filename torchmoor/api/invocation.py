@@ -27,7 +27,9 @@ from torchmoor.routing.strategy import RouteRequest
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
+REFUSED_FOR_NOW = frozenset(
+    (b"Overloaded", b"OutOfMemory", b"OutOfDisk", b"JournalUnavailable", b"SourceUnavailable", b"LoadStopped")
+)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
@@ -134,7 +136,8 @@ class Invocation(Assignment):
                 return self.fail(error)
         if self.num_prefix_bytes:
             prefix_id = self.request.find(PREFIX_AWARE_ID) or b""
-            self.route_request = RouteRequest(prefix=prefix, prefix_id=prefix_id)
+            excluded = self.route_request.excluded
+            self.route_request = RouteRequest(excluded=excluded, prefix=prefix, prefix_id=prefix_id)
         return self.assign(waiter)
 
     def on_wait_over(self) -> Reply:
@@ -163,10 +166,13 @@ class Invocation(Assignment):
         ]
         if INVOCATION_ID not in places:
             parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
-        if request.principal:
-            parts += (b"x-torchmoor-principal: ", request.principal.encode(), b"\r\n")
-        parts.append(b"\r\n")
+        parts += (self.added_lines(), b"\r\n")
         return b"".join(parts)
+
+    def added_lines(self) -> bytes:
+        """What the dialect and the proxy tell the instance beside the fields that pass."""
+        principal = self.request.principal
+        return b"x-torchmoor-principal: %b\r\n" % principal.encode() if principal else b""
 
     def on_abandoned(self) -> None:
         """The instance shall stop; a closed connection alone does not tell it before it has something to say."""

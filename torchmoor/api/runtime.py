@@ -20,6 +20,7 @@ from torchmoor.api.invocation import (
 )
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
+from torchmoor.api.target_model import ForTargetModel
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
     NOT_THERE,
@@ -30,7 +31,15 @@ from torchmoor.api.validation import (
     check_members,
     not_there,
 )
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.errors import (
+    ApiError,
+    MissingTargetModel,
+    ModelError,
+    ModelNotReady,
+    ServiceUnavailable,
+    UnexpectedTargetModel,
+    ValidationError,
+)
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http import eventstream
 from torchmoor.http.answer import Answer
@@ -42,7 +51,9 @@ PREFIX = b"/endpoints/"
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
 _OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
-_SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
+_CLIENT_CODES = frozenset(
+    ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
+)
 _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
@@ -63,11 +74,12 @@ class RuntimeApi:
         self._operations: dict[bytes, RuntimeOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
+            has_many = endpoint.settings.multi_model is not None
             self._operations[path + _WHOLE] = RuntimeOperation(
-                gateway, endpoint, whole, max_body_bytes, RuntimeInvocation
+                gateway, endpoint, whole, max_body_bytes, ModelInvocation if has_many else RuntimeInvocation
             )
             self._operations[path + _STREAMED] = RuntimeOperation(
-                gateway, endpoint, streamed, max_body_bytes, StreamInvocation
+                gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
             )
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
@@ -97,7 +109,7 @@ class RuntimeApi:
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
-    __slots__ = ("_kind",)
+    __slots__ = ("_kind", "_has_many")
 
     def __init__(
         self,
@@ -109,6 +121,7 @@ class RuntimeOperation(Operation):
     ) -> None:
         super().__init__(gateway, endpoint, deadlines, max_body_bytes)
         self._kind = kind
+        self._has_many = endpoint.settings.multi_model is not None
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request, or why there is none."""
@@ -120,8 +133,10 @@ class RuntimeOperation(Operation):
                 raise body_too_large(self.max_body_bytes)
             if not NOT_THERE.keys().isdisjoint(places):
                 raise not_there(endpoint.name, places)
-            if TARGET_MODEL in places:
-                raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
+            if (TARGET_MODEL in places) is not self._has_many:
+                if self._has_many:
+                    raise MissingTargetModel(endpoint.name, request_id.decode())
+                raise UnexpectedTargetModel(endpoint.name)
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
             variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
             dispatcher = gateway.dispatcher_for(endpoint, session, variant)
@@ -183,8 +198,11 @@ class RuntimeInvocation(Invocation):
         status, code = self._refused_status, self._refused_code
         text = body.decode("utf-8", "replace")
         error: ApiError
-        if code in _SESSION_CODES:
+        if code in _CLIENT_CODES:
             error = ValidationError(_message(text))
+        elif code == "ModelLoading":
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
+            error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
         elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
             retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
             error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
@@ -233,6 +251,14 @@ class StreamInvocation(RuntimeInvocation):
 def _is_text(head: AnswerHead) -> bool:
     """True of plain text, in which the handlers mark a late error."""
     return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+
+
+class ModelInvocation(ForTargetModel, RuntimeInvocation):
+    """InvokeEndpoint with TargetModel."""
+
+
+class ModelStreamInvocation(ForTargetModel, StreamInvocation):
+    """The stream operation with TargetModel, which AWS's does not have."""
 
 
 def _message(text: str) -> str:
