@@ -28,8 +28,6 @@ from handlers.many.model import Lease, Loaded, Progress
 from handlers.settings import ManySettings
 
 MAX_REMEMBERED = 10_000  # broken models, and sizes of models
-
-
 QUEUED = (State.FETCHED, State.AWAITING, State.LOADED)
 
 
@@ -147,7 +145,7 @@ class Shelf:
     def failed(self, entry: Entry, error: HandlerError, now: float) -> None:
         """To be fetched, loaded, or promoted: then it stays on the host, where it was. Or demoted: then it goes."""
         self.counters.failures += 1
-        if isinstance(error, ModelBroken):
+        if isinstance(error, ModelBroken) and entry.state in (State.FETCHING, State.LOADING) and not entry.is_retired:
             self._broken[entry.name] = Broken(error, error.version or entry.version, now + self._settings.broken_s)
             self._broken.move_to_end(entry.name)
             if len(self._broken) > MAX_REMEMBERED:
@@ -311,16 +309,18 @@ class Shelf:
         if self._is_advancing:
             return
         self._is_advancing = True
-        while self._queue:
-            entry = self._queue[0]
-            if self.device.has_room(entry.need_bytes):
-                self._queue.popleft()
-                self._admit(entry, now)
-            elif entry.need_bytes > self._free_some_day(entry):
-                self._refuse_room(entry, now, "even without every model that may be evicted")
-            elif self._is_leaving(entry.need_bytes) or not self._evict_from_device():
-                break
-        self._is_advancing = False
+        try:
+            while self._queue:
+                entry = self._queue[0]
+                if self.device.has_room(entry.need_bytes):
+                    self._queue.popleft()
+                    self._admit(entry, now)
+                elif entry.need_bytes > self._free_some_day(entry):
+                    self._refuse_room(entry, now, "even without every model that may be evicted")
+                elif self._is_leaving(entry.need_bytes) or not self._evict_from_device():
+                    break
+        finally:
+            self._is_advancing = False
 
     def _is_leaving(self, num_bytes: int) -> bool:
         """Whether the device has room enough once everything has left it that is on its way out."""

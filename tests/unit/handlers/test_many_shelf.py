@@ -472,6 +472,21 @@ def test_a_broken_model_is_remembered_for_a_while() -> None:
     bench.check_end()
 
 
+def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
+    """Its failure comes after the new version's load has begun."""
+    bench = Bench(100, 0)
+    bench.want("a")
+    bench.unload("a")
+
+    during = bench.want("a")
+    bench.finish(error=ModelBroken("the old one"))
+    after = bench.want("a")
+    bench.finish_all()
+
+    assert [type(bench.heard[each][0]) for each in (during, after)] == [Lease, Lease]
+    bench.check_end()
+
+
 def test_who_waits_too_long_is_told_to_come_back_and_the_load_goes_on() -> None:
     """429 with Retry-After; a later request finds the model."""
     bench = Bench(100, 0, hold_s=55)
