@@ -135,11 +135,13 @@ class Shelf:
         self.counters.demotions += 1
         self._count_device(entry, 0)
         real = self._on_host_bytes(entry.model)
-        if not self.host.has_room(real - entry.host_bytes):
-            self._close(entry)  # it has grown on its way
-        else:
+        if self.host.has_room(real - entry.host_bytes):
             self._count_host(entry, real)
             self._put_on_host(entry, now)
+        elif entry.tickets:  # it has grown on its way, but goes back at once
+            self._put_on_host(entry, now)
+        else:
+            self._close(entry)
         self._advance(now)
 
     def failed(self, entry: Entry, error: HandlerError, now: float) -> None:
@@ -293,13 +295,12 @@ class Shelf:
 
     def _put_on_host(self, entry: Entry, now: float) -> None:
         """Unless it is superfluous, or somebody has come to wait for it."""
-        if entry.is_retired:
-            self._close(entry)
-            return
         entry.state = State.ON_HOST
         self._on_host[entry] = None
         if entry.tickets:
             self._promote(entry, now)
+        elif entry.is_retired:
+            self._close(entry)
 
     def _advance(self, now: float) -> None:
         """Let the first in the queue go on while there is room, and make room for it.
