@@ -128,6 +128,11 @@ class DiskCache:
     def _find(self, name: str, version: str) -> DiskLease | None:
         with self._lock:
             entry = self._unpacked.get((name, version))
+            if entry is not None and not (entry.home / MARKER).is_file():  # somebody cleaned up behind our back
+                del self._unpacked[name, version]
+                self._used_bytes -= entry.num_bytes
+                shutil.rmtree(entry.home, ignore_errors=True)
+                entry = None
             return None if entry is None else self._lease(entry)
 
     def _newest_here(self, name: str) -> DiskLease | None:

@@ -28,8 +28,6 @@ from handlers.many.model import Lease, Loaded, Progress
 from handlers.settings import ManySettings
 
 MAX_REMEMBERED = 10_000  # broken models, and sizes of models
-
-
 QUEUED = (State.FETCHED, State.AWAITING, State.LOADED)
 
 
@@ -137,17 +135,19 @@ class Shelf:
         self.counters.demotions += 1
         self._count_device(entry, 0)
         real = self._on_host_bytes(entry.model)
-        if not self.host.has_room(real - entry.host_bytes):
-            self._close(entry)  # it has grown on its way
-        else:
+        if self.host.has_room(real - entry.host_bytes):
             self._count_host(entry, real)
             self._put_on_host(entry, now)
+        elif entry.tickets:  # it has grown on its way, but goes back at once
+            self._put_on_host(entry, now)
+        else:
+            self._close(entry)
         self._advance(now)
 
     def failed(self, entry: Entry, error: HandlerError, now: float) -> None:
         """To be fetched, loaded, or promoted: then it stays on the host, where it was. Or demoted: then it goes."""
         self.counters.failures += 1
-        if isinstance(error, ModelBroken):
+        if isinstance(error, ModelBroken) and entry.state in (State.FETCHING, State.LOADING) and not entry.is_retired:
             self._broken[entry.name] = Broken(error, error.version or entry.version, now + self._settings.broken_s)
             self._broken.move_to_end(entry.name)
             if len(self._broken) > MAX_REMEMBERED:
@@ -295,13 +295,12 @@ class Shelf:
 
     def _put_on_host(self, entry: Entry, now: float) -> None:
         """Unless it is superfluous, or somebody has come to wait for it."""
-        if entry.is_retired:
-            self._close(entry)
-            return
         entry.state = State.ON_HOST
         self._on_host[entry] = None
         if entry.tickets:
             self._promote(entry, now)
+        elif entry.is_retired:
+            self._close(entry)
 
     def _advance(self, now: float) -> None:
         """Let the first in the queue go on while there is room, and make room for it.
@@ -311,16 +310,18 @@ class Shelf:
         if self._is_advancing:
             return
         self._is_advancing = True
-        while self._queue:
-            entry = self._queue[0]
-            if self.device.has_room(entry.need_bytes):
-                self._queue.popleft()
-                self._admit(entry, now)
-            elif entry.need_bytes > self._free_some_day(entry):
-                self._refuse_room(entry, now, "even without every model that may be evicted")
-            elif self._is_leaving(entry.need_bytes) or not self._evict_from_device():
-                break
-        self._is_advancing = False
+        try:
+            while self._queue:
+                entry = self._queue[0]
+                if self.device.has_room(entry.need_bytes):
+                    self._queue.popleft()
+                    self._admit(entry, now)
+                elif entry.need_bytes > self._free_some_day(entry):
+                    self._refuse_room(entry, now, "even without every model that may be evicted")
+                elif self._is_leaving(entry.need_bytes) or not self._evict_from_device():
+                    break
+        finally:
+            self._is_advancing = False
 
     def _is_leaving(self, num_bytes: int) -> bool:
         """Whether the device has room enough once everything has left it that is on its way out."""

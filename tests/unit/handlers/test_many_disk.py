@@ -238,6 +238,19 @@ def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
     assert [path.name for path in directory.home.iterdir()] == [good.folder.parent.name]
 
 
+def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> None:
+    """Directories for temporary files are cleaned by others, too."""
+    directory.put("a.tar.gz", model())
+    cache = directory.cache()
+    cache.fetch("a.tar.gz", Progress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    lease = cache.fetch("a.tar.gz", Progress())
+
+    assert (lease.folder / "model.safetensors").exists()
+    cache.check_integrity()
+
+
 def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
     """So that it can be remembered until it is replaced."""
     place.put("m.tar.gz", model()[:-20])

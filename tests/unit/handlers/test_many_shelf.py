@@ -457,6 +457,26 @@ def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_
     bench.check_end()
 
 
+def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it() -> None:
+    """It goes back to the device for them, and then for good."""
+    bench = Bench(30, 60)
+    bench.release(bench.load("a"))
+    bench.want("b")
+    bench.finish()
+    assert [work for work, _ in bench.work] == [Work.DEMOTE]
+
+    ticket = bench.want("a")
+    bench.unload("a")
+    bench.finish_all()
+    for lease in list(bench.leases):
+        bench.release(lease)
+        bench.finish_all()
+
+    assert isinstance(bench.heard[ticket][0], Lease)
+    assert list(bench.tiers()) == ["b"]
+    bench.check_end()
+
+
 def test_a_broken_model_is_remembered_for_a_while() -> None:
     """It is not read again for each request, and it is not condemned for ever."""
     bench = Bench(100, 0, broken_s=60)
@@ -469,6 +489,21 @@ def test_a_broken_model_is_remembered_for_a_while() -> None:
 
     assert [type(each) for each in bench.heard[again]] == [ModelBroken]
     assert [work for work, _ in bench.work] == [Work.FETCH]
+    bench.check_end()
+
+
+def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
+    """Its failure comes after the new version's load has begun."""
+    bench = Bench(100, 0)
+    bench.want("a")
+    bench.unload("a")
+
+    during = bench.want("a")
+    bench.finish(error=ModelBroken("the old one"))
+    after = bench.want("a")
+    bench.finish_all()
+
+    assert [type(bench.heard[each][0]) for each in (during, after)] == [Lease, Lease]
     bench.check_end()
 
 
