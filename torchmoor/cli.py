@@ -12,7 +12,9 @@ from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
+from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.package import package as make_package
+from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
@@ -83,6 +85,17 @@ def main() -> None:
     help="How an instance is chosen for requests that belong to no session.",
 )
 @click.option(
+    "--capacity",
+    type=click.IntRange(1, 100_000),
+    help=f"Requests that an instance is sent at a time (default: {DEFAULT_CAPACITY}).",
+)
+@click.option(
+    "--late-binding",
+    is_flag=True,
+    help="Requests beyond the capacity wait at the proxy for whichever instance is free first, instead of being "
+    "refused; only as good as --capacity, which it needs (docs/routing.md).",
+)
+@click.option(
     "--allow-image-host",
     multiple=True,
     metavar="HOST",
@@ -112,6 +125,8 @@ def up(
     run_dir: Path | None,
     journal: str | None,
     strategy: str,
+    capacity: int | None,
+    late_binding: bool,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
     log_level: str,
@@ -126,10 +141,13 @@ def up(
       torchmoor up --endpoint llava --endpoint llm
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
+      torchmoor up --capacity 8 --late-binding    one queue before all instances
       torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     import uvloop
 
+    if late_binding and capacity is None:
+        raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -153,6 +171,8 @@ def up(
         run_dir=None if run_dir is None else run_dir.resolve(),
         journal=journal,
         strategy=strategy,
+        capacity=capacity or DEFAULT_CAPACITY,
+        is_late_binding=late_binding,
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
@@ -174,8 +194,9 @@ def up(
     help="Endpoints, instances and settings; docs/routing.md has an example.",
 )
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
+@click.option("--check", is_flag=True, help="Say whether the file and all that it names can be served, and end.")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(config: Path, no_auth: bool, log_level: str) -> None:
+def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
     """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
 
     One line of JSON on standard output says where it listens. Session ids are verified with the keys in
@@ -184,6 +205,7 @@ def serve(config: Path, no_auth: bool, log_level: str) -> None:
     \b
     Examples:
       torchmoor serve --config torchmoor.yaml
+      torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
     """
     import uvloop
 
@@ -191,6 +213,9 @@ def serve(config: Path, no_auth: bool, log_level: str) -> None:
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
+        if check:
+            click.echo(check_config(config, is_open=no_auth, warn=_report_warning))
+            return
         uvloop.run(run_serve(config, is_open=no_auth, announce=click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
@@ -233,6 +258,10 @@ def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
     for name in made.left_out:
         click.echo(f"torchmoor: left out {name}", err=True)
     click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
+
+
+def _report_warning(line: str) -> None:
+    click.echo(f"Warning: {line}", err=True)
 
 
 def _default_store() -> Path:

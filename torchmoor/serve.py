@@ -1,4 +1,4 @@
-"""`torchmoor serve`: the front proxy alone, before instances that run already."""
+"""`torchmoor serve`: the front proxy alone, before instances that run already; or a look at its configuration."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
     """
     configuration = read(path, is_open=is_open)
     settings = configuration.proxy
-    registry = Registry(settings.endpoints)
-    for instance in configuration.make_instances():
-        registry.add(instance)
+    registry = make_registry(configuration)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -54,3 +52,33 @@ def read(path: Path, *, is_open: bool) -> Configuration:
     credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
     check_exposure(configuration.proxy.listen, credentials, is_open=is_open)
     return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials))
+
+
+def make_registry(configuration: Configuration) -> Registry:
+    """The endpoints, with the instances that are named for them."""
+    registry = Registry(configuration.proxy.endpoints)
+    for instance in configuration.make_instances():
+        registry.add(instance)
+    return registry
+
+
+def check(path: Path, *, is_open: bool, warn: Callable[[str], None]) -> str:
+    """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
+
+    Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
+    probably meant. Raises ConfigError.
+    """
+    configuration = read(path, is_open=is_open)
+    settings, registry = configuration.proxy, make_registry(configuration)
+    Proxy(settings, registry)  # reads the certificate
+    if not settings.sessions.keys:
+        warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
+    found: dict[str, dict[str, list[str]]] = {}
+    for endpoint in registry.endpoints():
+        found[endpoint.name] = {}
+        for variant in endpoint.variants:
+            names = [instance.name for instance in variant.pool.members]
+            found[endpoint.name][variant.name] = names
+            if not names:
+                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
+    return json.dumps({"ok": True, "endpoints": found})

@@ -65,10 +65,11 @@ class LimitSettings:
     max_header_bytes: int = 16_384
     max_body_bytes: int = 6 * MIB
     max_passthrough_body_bytes: int = 64 * MIB
+    max_unrouted_body_bytes: int = 8 * MIB  # held until OpenAI's `model` is found, where there are several endpoints
     max_connections: int = 10_000
     max_replay_body_bytes: int = 2 * MIB  # a body up to this size is kept until its answer begins
     max_replay_total_bytes: int = 64 * MIB  # over all requests in flight; beyond it none is kept
-    max_waiting_bytes: int = 64 * MIB  # of bodies that wait for an instance, over all endpoints
+    max_waiting_bytes: int = 64 * MIB  # of bodies that wait for an instance or for their `model`, over all endpoints
     max_error_body_bytes: int = 65_536  # of an instance's error answer, read to name the cause
     header_timeout_s: float = 10.0  # from a request's first byte to the end of its head
     body_timeout_s: float = 60.0  # from there to the end of its body

@@ -22,10 +22,12 @@ import boto3
 import pytest
 import yaml
 from botocore.config import Config
+from click.testing import CliRunner
 
 from tests.proxy.conftest import KEY, make_session_id
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering
 from tests.waiting import wait_until
+from torchmoor.cli import main
 
 DEADLINE_S = 20.0
 
@@ -124,19 +126,40 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         ({"listen": {"tls_certificate": "a.pem", "tls_key": "/nowhere/key"}}, "cannot read /nowhere/key"),
     ],
 )
+@pytest.mark.parametrize("is_check", [False, True])
 def test_what_is_wrong_is_told_before_anything_listens(
-    fakes: list[FakeInstance], tmp_path: Path, changes: dict[str, Any], message: str
+    fakes: list[FakeInstance], tmp_path: Path, changes: dict[str, Any], message: str, is_check: bool
 ) -> None:
-    """Exit status 1, one line on standard error, nothing on standard output."""
+    """Exit status 1, one line on standard error, nothing on standard output; the same when it is only checked."""
     path = write_config(tmp_path / "torchmoor.yaml", fakes, **changes)
 
-    result = subprocess.run(
-        command("--config", str(path)), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    result = CliRunner().invoke(main, ["serve", "--config", str(path), *(["--check"] if is_check else [])])
 
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
+    fakes: list[FakeInstance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens: the port may be in use by the proxy that runs."""
+    monkeypatch.delenv("TORCHMOOR_SESSION_KEYS", raising=False)
+    path = write_config(tmp_path / "torchmoor.yaml", fakes, listen={"port": fakes[0].port, "admin_port": 0})
+    content = yaml.safe_load(path.read_text())
+    del content["Instances"][1]
+    incomplete = tmp_path / "incomplete.yaml"
+    incomplete.write_text(yaml.safe_dump(content))
+
+    warned = CliRunner().invoke(main, ["serve", "--config", str(incomplete), "--check"])
+    monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", f"k1:{KEY.hex()}")
+    good = CliRunner().invoke(main, ["serve", "--config", str(path), "--check"])
+
+    assert json.loads(warned.stdout) == {"ok": True, "endpoints": {"chat": {"va": ["a"], "vb": []}}}
+    assert "TORCHMOOR_SESSION_KEYS is not set: every session id will be refused" in warned.stderr
+    assert "variant vb of endpoint chat has no instance: add one to Instances" in warned.stderr
+    assert (good.exit_code, good.stderr) == (0, "")
+    assert json.loads(good.stdout)["endpoints"] == {"chat": {"va": ["a"], "vb": ["b"]}}
 
 
 def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> None:

@@ -22,11 +22,13 @@ from torchmoor.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
+    NOT_THERE,
     SAGEMAKER_ACCEPT,
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
     check_members,
+    not_there,
 )
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.registry import Endpoint
@@ -115,6 +117,8 @@ class RuntimeOperation(Operation):
             check_members(layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
+            if not NOT_THERE.keys().isdisjoint(layout.places):
+                raise not_there(endpoint.name, layout.places)
             if TARGET_MODEL in layout.places:
                 raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
