@@ -40,8 +40,10 @@ class TextTask:
         self.settings = settings
         self.max_tokens = max_tokens or find_max_tokens(model.config, self.tokenizer)
         self._read_by_model = set(inspect.signature(model.forward).parameters)
-        pad = model.config.pad_token_id if self.tokenizer.pad_token_id is None else self.tokenizer.pad_token_id
-        self._padding = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
+        known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
+        # Some models look for the padding to find a text's end: where two do not agree what it is, nothing is padded.
+        self._can_pad = len(known) == 1
+        self._padding = {"input_ids": max(known, default=0), "attention_mask": 0, "token_type_ids": 0}
 
     def encode(self, *texts: str, is_truncated: bool = False, **options: Any) -> Any:
         """The encoding of a text or a pair. Raises ContextTooLong unless the end may be cut off."""
@@ -58,7 +60,7 @@ class TextTask:
     def as_input(self, encoded: Any) -> Input:
         """What the model gets of an encoding."""
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
-        alone = None if self._padding["input_ids"] is not None else object()  # what cannot be padded runs alone
+        alone = None if self._can_pad else object()  # of a kind with nobody else
         return Input(own, len(own["input_ids"]), alone)
 
     def forward(self, rows: Sequence[Row]) -> Any:
@@ -89,5 +91,5 @@ def find_max_tokens(config: Any, tokenizer: Any) -> int:
     return int(min(positions, own if own < UNLIMITED else UNLIMITED))
 
 
-def _pad(values: list[int], size: int, padding: int | None) -> list[int]:
-    return values if len(values) == size else values + [padding or 0] * (size - len(values))
+def _pad(values: list[int], size: int, padding: int) -> list[int]:
+    return values if len(values) == size else values + [padding] * (size - len(values))

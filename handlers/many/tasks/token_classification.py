@@ -28,7 +28,9 @@ class TokenClassification(TextTask):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._pipeline = TokenClassificationPipeline(model=self.model, tokenizer=self.tokenizer)
+        self._pipeline = TokenClassificationPipeline(
+            model=self.model, tokenizer=self.tokenizer, device=self.model.device
+        )  # without a device it would choose one and move the model there
 
     def read(self, request: TaskRequest, reply: Reply) -> Work:
         request.check_parameters(PARAMETERS)
