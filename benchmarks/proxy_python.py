@@ -9,7 +9,8 @@ arrive, as they are where a proxy waits for its clients; of a token it is not to
     session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
     load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
 
-    python benchmarks/proxy_python.py [--quick] [--rounds 200] [--save]
+    make bench NAME=proxy_python [QUICK=1]
+    python benchmarks/proxy_python.py [--quick] [--rounds 400] [--save]
 """
 
 import asyncio
