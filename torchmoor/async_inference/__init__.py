@@ -1,0 +1,1 @@
+"""Asynchronous inference: requests that wait in a queue and answer into an object store."""
