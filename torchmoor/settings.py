@@ -381,5 +381,5 @@ class ProxySettings:
             raise ConfigError(f"AsyncInference.queue is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
         if not (config.output_path or self.async_inference.output_root):
             raise ConfigError(
-                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it one, or AsyncInference.output_root"
+                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it, or AsyncInference.output_root"
             )
