@@ -1,1 +1,1 @@
-"""Asynchronous inference: requests that wait in a queue and answer into an object store."""
+"""Asynchronous inference: requests in a durable queue, objects in stores, workers between them, and notices."""
