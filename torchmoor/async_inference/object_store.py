@@ -17,7 +17,7 @@ ObjectError
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -54,16 +54,18 @@ class ObjectUnavailable(ObjectError):
 
 @dataclass(slots=True, eq=False)
 class Download:
-    """An object that is being read. Leave its context, or `aclose` it, however far it was read.
+    """An object that is being read. Leave its context, or `close` it, however far it was read.
 
     size: bytes, known before the first one is read. content_type: "" if the store does not know it.
     chunks: never empty, at most 1 MiB each, read only as fast as they are taken; they add up to `size`, or iterating
-    raises ObjectUnavailable.
+    raises ObjectUnavailable. release: gives back what the store holds for it.
     """
 
     size: int
     content_type: str
     chunks: AsyncIterator[bytes]
+    release: Callable[[], object]
+    is_closed: bool = False
 
     async def __aenter__(self) -> Download:
         return self
@@ -71,13 +73,13 @@ class Download:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose()
+        self.close()
 
-    async def aclose(self) -> None:
-        """Let go of the connection or the file. May be called twice."""
-        aclose = getattr(self.chunks, "aclose", None)
-        if aclose is not None:
-            await aclose()
+    def close(self) -> None:
+        """Let go of the connection or the file, also under a read that is going on. May be called twice."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.release()
 
 
 class ObjectStore(ABC):
