@@ -18,6 +18,7 @@ from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
+from torchmoor.async_parts import make_async_inference
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -96,7 +97,9 @@ class Proxy:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = _make_tls(listen.tls_certificate, listen.tls_key)
         self.admin_tls = _make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
-        self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
+        self.async_inference = make_async_inference(settings, self.gateway)
+        api = Api(self.gateway, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(api, means, self.sweeper, client_limits)
         self.status = StatusPoller(registry, settings.health, self.operations)
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -112,6 +115,8 @@ class Proxy:
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
+            if self.async_inference is not None:
+                await stack.enter_async_context(self.async_inference)
             denied = {} if self.gate is None else self.gate.num_denied
             collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))

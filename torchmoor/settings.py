@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
 
@@ -362,6 +363,9 @@ class ProxySettings:
     credentials: Credentials = field(default_factory=Credentials)
     container: ContainerSettings = field(default_factory=ContainerSettings)
     async_inference: AsyncInferenceSettings = field(default_factory=AsyncInferenceSettings)
+    async_queue: AsyncQueueSettings = field(default_factory=AsyncQueueSettings)
+    objects: ObjectSettings = field(default_factory=ObjectSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:
@@ -378,8 +382,8 @@ class ProxySettings:
         if endpoint.multi_model is not None:
             raise ConfigError(f"AsyncInferenceConfig of {endpoint.name!r}: an endpoint with many models cannot have it")
         if not self.async_inference.queue:
-            raise ConfigError(f"AsyncInference.queue is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
+            raise ConfigError(f"async_inference.queue is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
         if not (config.output_path or self.async_inference.output_root):
             raise ConfigError(
-                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it, or AsyncInference.output_root"
+                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it, or async_inference.output_root"
             )

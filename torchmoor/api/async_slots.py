@@ -6,7 +6,6 @@ workers find it, and nowhere else. While a client waits for an instance of the v
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 
@@ -129,6 +128,5 @@ class EndpointSlots:
             wake()
 
     def _on_change(self, instance: Instance) -> None:
-        """Soon, and not now: clients who wait for the instance are told by the same change."""
-        if instance.endpoint == self._endpoint.name and instance.is_ready and self._wake:
-            asyncio.get_running_loop().call_soon(self.wake)
+        if instance.endpoint == self._endpoint.name and instance.is_ready:
+            self.wake()

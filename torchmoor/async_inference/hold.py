@@ -59,8 +59,9 @@ class Hold:
         interval_s = self._lease_s / EXTENSIONS_PER_LEASE
         wait_s = min(FIRST_EXTENSION_S, interval_s)
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), wait_s)
+            with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+                async with asyncio.timeout(wait_s):
+                    await self._asked.wait()
             wait_s = interval_s
             self._asked.clear()
             try:

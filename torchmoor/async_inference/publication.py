@@ -54,7 +54,9 @@ class Publisher:
             metrics.upload_failures += 1
             self._judge(request, outcome, error)
         await self._clean(claim, outcome)
-        metrics.notification_failures += await self.notifier.notify(self._notice(request, outcome), self.topics)
+        response = outcome.body if outcome.succeeded else outcome.reason.encode()
+        notice = Notice.of(request, outcome, self.wall(), response)
+        metrics.notification_failures += await self.notifier.notify(notice, self.topics)
         if await self.queue.finish(claim):
             self._count(request, outcome, metrics)
 
@@ -88,22 +90,6 @@ class Publisher:
                     await self.store.delete(staged)
                 except ObjectError as error:
                     logger.warning("staged object left behind url=%s error=%s", staged, error)
-
-    def _notice(self, request: AsyncRequest, outcome: Outcome) -> Notice:
-        return Notice(
-            inference_id=request.inference_id,
-            endpoint=request.endpoint,
-            received_at=request.received_at,
-            ended_at=self.wall(),
-            content_type=request.content_type,
-            input_location=request.input_location,
-            succeeded=outcome.succeeded,
-            response_content_type=outcome.content_type,
-            output_location=request.output_location,
-            failure_location=request.failure_location,
-            reason=outcome.reason,
-            response=outcome.body if outcome.succeeded else outcome.reason.encode(),
-        )
 
     def _count(self, request: AsyncRequest, outcome: Outcome, metrics: VariantMetrics) -> None:
         match outcome.state:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,81 +27,78 @@ from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.async_inference.slots import Slots
 from torchmoor.async_inference.worker import Worker
+from torchmoor.errors import ApiError, InternalFailure
+
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncParts:
+    """What lies outside of this process, as functions that open it."""
+
+    queue: Callable[[], Queue]
+    store: Callable[[], ObjectStore]  # for inputs and results of requests
+    results: Callable[[], ObjectStore]  # for those who may read every result
+    notifier: Callable[[], Notifier]
+
+
 class AsyncEndpoint:
-    """An endpoint that takes asynchronous requests. variants: the names of them."""
+    """An endpoint that takes asynchronous requests. variants: the names of them; root: of results without a path."""
 
-    name: str
-    settings: AsyncEndpointSettings
-    variants: tuple[str, ...]
-    slots: Slots
-
-    def output_path(self, root: str) -> str:
-        """Where its results go."""
-        return self.settings.output_path or default_output_path(root, self.name)
-
-    def failure_path(self, root: str) -> str:
-        """Where its failures go."""
-        return self.settings.failure_path or default_failure_path(
-            root or self.settings.output_path.rstrip("/"), self.name
+    def __init__(
+        self, name: str, settings: AsyncEndpointSettings, variants: Sequence[str], slots: Slots, root: str
+    ) -> None:
+        self.name = name
+        self.slots = slots
+        self.metrics = AsyncMetrics(name, variants, lambda: slots.num_ready)
+        self.output_path = settings.output_path or default_output_path(root, name)
+        self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, name)
+        self.topics = Topics(
+            success_topic=settings.success_topic,
+            error_topic=settings.error_topic,
+            include_response_in=settings.include_response_in,
         )
 
 
 class AsyncInference:
-    """For as long as the context lasts. Closes the queue, the store and the notifier that it was given."""
+    """For as long as the context lasts. wall: epoch seconds."""
+
+    queue: Queue
+    store: ObjectStore
+    _results: ObjectStore
 
     def __init__(
         self,
         settings: AsyncInferenceSettings,
         endpoints: Sequence[AsyncEndpoint],
-        queue: Queue,
-        store: ObjectStore,
-        notifier: Notifier,
+        parts: AsyncParts,
         *,
         connect_timeout_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
-        self.queue = queue
-        self.store = store
-        self._endpoints = {endpoint.name: endpoint for endpoint in endpoints}
-        self._notifier = notifier
+        self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        self.workers: dict[str, Worker] = {}
+        self._parts = parts
+        self._wall = wall
         self._client = InstanceClient(connect_timeout_s=connect_timeout_s)
+        self._submitting: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
-        self.workers: Mapping[str, Worker] = {each.name: self._make_worker(each, wall) for each in endpoints}
-
-    def _make_worker(self, endpoint: AsyncEndpoint, wall: Callable[[], float]) -> Worker:
-        metrics = AsyncMetrics(endpoint.name, endpoint.variants, lambda: endpoint.slots.num_ready)
-        config = endpoint.settings
-        output_path = endpoint.output_path(self.settings.output_root)
-        means = Means(
-            store=self.store, client=self._client, settings=self.settings, metrics=metrics, output_path=output_path
-        )
-        publisher = Publisher(
-            queue=self.queue,
-            store=self.store,
-            notifier=self._notifier,
-            metrics=metrics,
-            topics=Topics(
-                success_topic=config.success_topic,
-                error_topic=config.error_topic,
-                include_response_in=config.include_response_in,
-            ),
-            output_path=output_path,
-            max_delay_s=self.settings.max_backoff_s,
-            wall=wall,
-        )
-        return Worker(endpoint.name, self.queue, endpoint.slots, means, publisher, wall)
 
     async def __aenter__(self) -> AsyncInference:
         async with AsyncExitStack() as stack:
+            self.queue = self._parts.queue()
             stack.push_async_callback(self.queue.close)
+            stack.push_async_callback(self._stop_submitting)
+            self.store = self._parts.store()
             stack.push_async_callback(self.store.close)
-            stack.push_async_callback(self._notifier.close)
+            self._results = self._parts.results()
+            stack.push_async_callback(self._results.close)
+            notifier = self._parts.notifier()
+            stack.push_async_callback(notifier.close)
             await stack.enter_async_context(self._client)
-            for worker in self.workers.values():
+            for endpoint in self.endpoints.values():
+                worker = self.workers[endpoint.name] = self._make_worker(endpoint, notifier)
                 await stack.enter_async_context(worker)
             self._stack = stack.pop_all()
         return self
@@ -109,20 +108,35 @@ class AsyncInference:
     ) -> None:
         await self._stack.aclose()
 
-    def serves(self, endpoint: str) -> bool:
-        """True if the endpoint takes asynchronous requests."""
-        return endpoint in self._endpoints
+    async def _stop_submitting(self) -> None:
+        """The queue ends each in its time; whoever asked may have gone."""
+        await asyncio.gather(*self._submitting, return_exceptions=True)
 
-    @property
-    def endpoints(self) -> Sequence[str]:
-        """The names of those that do."""
-        return list(self._endpoints)
+    def _make_worker(self, endpoint: AsyncEndpoint, notifier: Notifier) -> Worker:
+        means = Means(
+            store=self.store,
+            client=self._client,
+            settings=self.settings,
+            metrics=endpoint.metrics,
+            output_path=endpoint.output_path,
+        )
+        publisher = Publisher(
+            queue=self.queue,
+            store=self.store,
+            notifier=notifier,
+            metrics=endpoint.metrics,
+            topics=endpoint.topics,
+            output_path=endpoint.output_path,
+            max_delay_s=self.settings.max_backoff_s,
+            wall=self._wall,
+        )
+        return Worker(endpoint.name, self.queue, endpoint.slots, means, publisher, self._wall)
 
     def locate(self, endpoint: str, inference_id: str, *, filename: str, extension: str) -> ResultLocations:
         """Where a request's result or failure will be. Raises LocationRefused."""
-        root, config = self.settings.output_root, self._endpoints[endpoint]
+        found = self.endpoints[endpoint]
         locations = locate_results(
-            config.output_path(root), config.failure_path(root), inference_id, filename=filename, extension=extension
+            found.output_path, found.failure_path, inference_id, filename=filename, extension=extension
         )
         self.store.check_output(locations.output)
         self.store.check_output(locations.failure)
@@ -133,6 +147,25 @@ class AsyncInference:
         stored = await self.queue.submit(request)
         self.workers[request.endpoint].wake()
         return stored
+
+    def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
+        """`submit` by and by; on_done is called once, unless we stop. False if too many are being submitted."""
+        if len(self._submitting) >= self.settings.max_submitting:
+            return False
+
+        async def run() -> None:
+            try:
+                on_done(await self.submit(request))
+            except ApiError as error:
+                on_done(error)
+            except Exception:
+                logger.exception("fault inference_id=%s", request.inference_id)
+                on_done(InternalFailure(f"The proxy failed to queue the request {request.inference_id}."))
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+        return True
 
     async def cancel(self, inference_id: str) -> State | None:
         """As `Queue.cancel`; if a worker of this process has it, it stops at once."""
@@ -145,6 +178,5 @@ class AsyncInference:
     async def open_result(self, record: Record) -> Download:
         """What was published for a request that has ended. Raises ObjectError."""
         request = record.request
-        return await self.store.open(
-            request.output_location if record.state is State.COMPLETED else request.failure_location
-        )
+        location = request.output_location if record.state is State.COMPLETED else request.failure_location
+        return await self._results.open(location)

@@ -12,7 +12,7 @@ ERROR_TOPIC = "ERROR_NOTIFICATION_TOPIC"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncEndpointSettings:
-    """An endpoint's AsyncInferenceConfig. A path that is "" follows from AsyncInference.output_root."""
+    """An endpoint's AsyncInferenceConfig. A path that is "" follows from async_inference.output_root."""
 
     output_path: str = ""
     failure_path: str = ""
@@ -24,12 +24,12 @@ class AsyncEndpointSettings:
     def __post_init__(self) -> None:
         most = self.max_concurrent_per_instance
         if most is not None and not 1 <= most <= 1000:
-            raise ConfigError(f"async_inference.max_concurrent_per_instance must be from 1 to 1000, not {most}")
+            raise ConfigError(f"MaxConcurrentInvocationsPerInstance must be from 1 to 1000, not {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncInferenceSettings:
-    """The group AsyncInference: where requests and results are kept, and how often things are tried."""
+    """The group async_inference: where requests and results are kept, and how often things are tried."""
 
     queue: str = ""  # sqlite:///a/file.db, redis://host:port/db or rediss://...
     output_root: str = ""  # file:///a/directory or s3://bucket/prefix; for endpoints without an S3OutputPath
@@ -46,6 +46,6 @@ class AsyncInferenceSettings:
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, (int, float)) and value <= 0:
-                raise ConfigError(f"AsyncInference.{item.name} must be positive, not {value}")
+                raise ConfigError(f"async_inference.{item.name} must be positive, not {value}")
         if self.max_backoff_s < self.min_backoff_s:
-            raise ConfigError(f"AsyncInference.max_backoff_s must be min_backoff_s or more, not {self.max_backoff_s}")
+            raise ConfigError(f"async_inference.max_backoff_s must be min_backoff_s or more, not {self.max_backoff_s}")

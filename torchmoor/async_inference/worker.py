@@ -97,8 +97,9 @@ class Worker:
                 logger.exception("worker's fault endpoint=%s", self.endpoint)
                 has_more = False
             if not has_more:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._awake.wait(), self._settings.poll_interval_s)
+                with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+                    async with asyncio.timeout(self._settings.poll_interval_s):
+                        await self._awake.wait()
 
     async def _take_one(self) -> bool:
         """Take the next request and start with it. False if there is none, or no room for it."""
