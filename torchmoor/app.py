@@ -32,6 +32,7 @@ from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
+from torchmoor.observe.observing import RequestObserver, observing
 from torchmoor.settings import ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Proxy:
         self.tls = Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
         self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
         self.session_rooms = SessionRooms(registry, settings.health)
+        self.observer: RequestObserver | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
         registry.listen(self._on_change)
@@ -106,8 +108,11 @@ class Proxy:
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.session_rooms)
+            self.observer = await stack.enter_async_context(observing(self._settings.observe))
+            self.gateway.observer = self.observer
             denied = {} if self.gate is None else self.gate.num_denied
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
+            log = None if self.observer is None else self.observer.log
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
             admin = AdminServer(self.registry, collector, scraper, listen.admin_host, listen.admin_port, token=token)
@@ -150,8 +155,12 @@ class Proxy:
         """Where the admin plane listens."""
         return _url("http", self._settings.listen.admin_host, self.admin_port)
 
-    def reload_tls(self) -> None:
-        """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
+    def reload(self) -> None:
+        """Take a renewed certificate for the connections to come (if it is no good, the old one stays), and go on in a
+        new access log, if the old one was moved away.
+        """
+        if self.observer is not None and self.observer.log is not None:
+            self.observer.log.reopen()
         if self.tls is not None:
             try:
                 self.tls.reload()

@@ -13,7 +13,7 @@ from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
@@ -95,6 +95,12 @@ def main() -> None:
     metavar="SECONDS",
     help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
 )
+@click.option(
+    "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."
+)
+@click.option(
+    "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
@@ -113,6 +119,8 @@ def up(
     strategy: str,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
+    access_log: str,
+    traces_url: str,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -141,6 +149,7 @@ def up(
             tls_certificate=tls_cert,
             tls_key=tls_key,
         )
+        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
     options = UpOptions(
@@ -155,6 +164,7 @@ def up(
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
+        observe=observe,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))

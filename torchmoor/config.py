@@ -30,6 +30,7 @@ from torchmoor.settings import (
     LateBindingSettings,
     LimitSettings,
     ListenSettings,
+    ObserveSettings,
     PrefixAwareSettings,
     ProxySettings,
     RecoverySettings,
@@ -72,6 +73,7 @@ _GROUPS = {
     "health": HealthSettings,
     "recovery": RecoverySettings,
     "access": AccessSettings,
+    "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

@@ -36,7 +36,7 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     async with Proxy(settings, registry) as proxy:
-        loop.add_signal_handler(signal.SIGHUP, proxy.reload_tls)
+        loop.add_signal_handler(signal.SIGHUP, proxy.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,

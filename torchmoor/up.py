@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import read_credentials
@@ -23,7 +23,14 @@ from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
-from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings, VariantSettings
+from torchmoor.settings import (
+    EndpointSettings,
+    ListenSettings,
+    ObserveSettings,
+    ProxySettings,
+    SessionSettings,
+    VariantSettings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +57,7 @@ class UpOptions:
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -68,6 +76,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         ),
         listen=options.listen,
         credentials=credentials,
+        observe=options.observe,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -90,7 +99,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload_tls)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload)
         starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

@@ -31,6 +31,7 @@ from torchmoor.settings import (
     LateBindingSettings,
     LimitSettings,
     ListenSettings,
+    ObserveSettings,
     ProxySettings,
     RecoverySettings,
     SessionSettings,
@@ -82,6 +83,7 @@ class Stage:
         listen: ListenSettings = LISTEN,
         access: AccessSettings | None = None,
         credentials: Credentials | None = None,
+        observe: ObserveSettings | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
@@ -98,6 +100,7 @@ class Stage:
             sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
+            observe=observe or ObserveSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)

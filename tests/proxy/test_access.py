@@ -455,7 +455,7 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
         return next(name for name, pair in zip("12", certificates, strict=True) if pair[0].read_text().strip() in pem)
 
     async def reload() -> None:
-        stage.proxy.reload_tls()
+        stage.proxy.reload()
 
     assert shown() == "1"
     old = stage.client(verify=str(certificates[0][0]))

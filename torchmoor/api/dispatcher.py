@@ -13,7 +13,7 @@ from torchmoor.api.retry_budget import RetryBudget
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
-from torchmoor.metrics import InvocationMetrics
+from torchmoor.metrics import InvocationMetrics, Tally
 from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
@@ -35,14 +35,15 @@ class Choice:
     """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
 
     request_line: names the instance to itself. answer_lines: say where an answer comes from; variant_line: of which
-    variant, for the runtime API.
+    variant, for the runtime API. tally: how often its reason was one, over all instances of the variant.
     """
 
-    __slots__ = ("instance", "reason", "request_line", "answer_lines", "variant_line")
+    __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "variant_line")
 
-    def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
+    def __init__(self, instance: Instance, reason: str, variant: bytes, tally: Tally) -> None:
         self.instance = instance
         self.reason = reason
+        self.tally = tally
         self.request_line = b"host: %b:%d\r\n" % (instance.host.encode(), instance.port)
         self.answer_lines = b"x-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
             instance.name.encode(),
@@ -176,7 +177,7 @@ class Dispatcher:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason, self.name)
+            choice = self._choices[key] = Choice(instance, reason, self.name, self.metrics.tally(reason))
         return choice
 
     # What instances hold

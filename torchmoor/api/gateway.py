@@ -12,6 +12,7 @@ from random import Random
 
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.api.observer import Observer
 from torchmoor.api.validation import SESSION_ID_MEMBER
 from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -45,6 +46,7 @@ class Gateway:
         self.cancellations = cancellations
         self.recovery = recovery
         self.suspect = suspect
+        self.observer: Observer | None = None  # told of each request's end, if anybody wants to know
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self._rng = rng
         self._dispatchers = {

@@ -6,14 +6,14 @@ the chosen instance from `route` to `finish`.
 
 from __future__ import annotations
 
-import json
-import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
 from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.observer import Trace
 from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID, Heard
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance, Lease
@@ -26,8 +26,6 @@ from torchmoor.routing.kv_aware import Expectation
 from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest
 from torchmoor.routing.waiting import Ticket
-
-access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
 REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
@@ -77,7 +75,15 @@ class Invocation:
     _ticket: Ticket[Applicant] | None = None
     _lease: Lease | None = None
     _num_resets = 0
-    _sent_at = 0.0
+    sent_at = 0.0  # to the chosen instance, in monotonic seconds
+    first_piece_at = 0.0  # when its answer's body began, where somebody wants to know
+    waited_s = 0.0  # for an instance to be free
+    num_retries = 0
+    error_kind = ""  # what the client was told, or the handler's own code where that passes
+    status_refused = 0  # the instance's own, of an answer that is an error
+    answer_headers: Headers | None = None
+    operation_name = ""
+    trace: Trace | None = None  # where requests are traced
     _has_failed = False  # the chosen instance, this request
     _expected: Expectation | None = None  # what KV_AWARE believes to be held of the prompt
 
@@ -113,6 +119,8 @@ class Invocation:
             self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
             self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
         dispatcher.metrics.invocations += 1
+        if operation.gateway.observer is not None:
+            self.trace = operation.gateway.observer.begin_trace(request)
 
     @property
     def gateway(self) -> Gateway:
@@ -123,6 +131,11 @@ class Invocation:
     def endpoint(self) -> Endpoint:
         """Whose invocation it is."""
         return self.operation.endpoint
+
+    @property
+    def members(self) -> Mapping[bytes, bytes]:
+        """What its header fields say to the API, by header name."""
+        return self._heard.members
 
     @property
     def wait_ends_at(self) -> float:
@@ -197,7 +210,8 @@ class Invocation:
         """An instance is free: take it."""
         assert self._waiter is not None
         self._ticket = None
-        self.metrics.queue_latency.observe(monotonic() - self.request.received_at)
+        self.waited_s = monotonic() - self.request.received_at
+        self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
         self._waiter.resume(choice.instance)
 
@@ -212,7 +226,7 @@ class Invocation:
     def request_head(self, framing: bytes, time_left_s: float) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
-        self._sent_at = monotonic()
+        self.sent_at = monotonic()
         request_id, members = self.request_id, self._heard.members
         invocation_line = b"" if INVOCATION_ID in members else b"amz-sdk-invocation-id: %b\r\n" % request_id
         return (
@@ -223,7 +237,7 @@ class Invocation:
             self._path,
             self.choice.request_line,
             framing,
-            b"".join(self._heard.lines),
+            b"".join(self._heard.lines) if self.trace is None else self.trace.mark(self._heard.lines),
             self.operation.endpoint_line,
             self._principal_line,
             request_id,
@@ -246,6 +260,9 @@ class Invocation:
         A session's turn leaves its instance only if that has no worker, not because the instance is busy.
         """
         assert self.choice is not None
+        if self.gateway.observer is not None:
+            self.status_refused = status if status >= 400 else 0
+            self.answer_headers = headers
         if status >= 400 and can_replay:
             code = find_field(headers, ERROR_HEADER)
             is_without_worker = code is None and status in TORCHSERVE_BUSY
@@ -302,22 +319,24 @@ class Invocation:
 
     def on_first_piece(self) -> None:
         """The answer's body begins."""
+        if self.gateway.observer is not None:
+            self.first_piece_at = monotonic()
 
     def finish(self, outcome: Outcome) -> None:
         """Give the lease back and count."""
         if self._ticket is not None:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
-        self._waiter = None  # else the exchange and its call are a cycle, which only the collector could free
+        waiter, self._waiter = self._waiter, None  # a cycle otherwise, which only the collector could free
         lease, self._lease = self._lease, None
         self._release(lease)
         if self._body_check is not None:
             self._body_check.release()
         now = monotonic()
         metrics = self.metrics
-        if self._sent_at:
+        if self.sent_at:
             total = now - self.request.received_at
-            model = now - self._sent_at
+            model = now - self.sent_at
             metrics.model_latency.observe(model)
             metrics.overhead_latency.observe(total - model)
         if self.status >= 400:
@@ -332,8 +351,8 @@ class Invocation:
             and not self._has_failed
         ):
             self.gateway.recovery.on_answered(self.choice.instance)
-        if access_log.isEnabledFor(logging.DEBUG):
-            self._log(outcome, now)
+        if self.gateway.observer is not None:
+            self.gateway.observer.on_end(self, waiter, outcome, now)
 
     # Parts of the above
 
@@ -348,6 +367,7 @@ class Invocation:
     def fail(self, error: ApiError) -> Reply:
         """The error's reply, counted."""
         self.status = error.status
+        self.error_kind = error.kind
         if isinstance(error, ModelError):
             self.metrics.model_errors += 1
         return self.error(error)
@@ -363,6 +383,7 @@ class Invocation:
     def _take(self, choice: Choice) -> None:
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
+        choice.tally.count += 1
         if before is not None:
             self._release(before)
         self._expected = self.dispatcher.on_sent(self, choice.instance)
@@ -396,8 +417,7 @@ class Invocation:
         choice = self.dispatcher.choose(self)
         if choice is not None:
             is_turn = self.session is not None
-            self._has_failed = False
-            self.metrics.retries += 1
+            self._note_retry()
             self._take(choice if is_turn else self.dispatcher.choice_of(choice.instance, RETRY))
             return choice.instance
         try:
@@ -405,26 +425,15 @@ class Invocation:
         except ServiceUnavailable:
             self.route_request = request
             return None
-        self._has_failed = False
-        self.metrics.retries += 1
+        self._note_retry()
         before, self._lease = self._lease, None
         self._release(before)
         return WAITING
 
-    def _log(self, outcome: Outcome, now: float) -> None:
-        choice = self.choice
-        record = {
-            "request_id": self.request_id.decode(),
-            "endpoint": self.endpoint.name,
-            "method": self.request.method.decode(),
-            "path": self.request.path.decode("latin-1"),
-            "instance": None if choice is None else choice.instance.name,
-            "routing_reason": None if choice is None else choice.reason,
-            "status": self.status,
-            "outcome": outcome.value,
-            "duration_ms": round((now - self.request.received_at) * 1000, 3),
-        }
-        access_log.debug("%s", json.dumps(record))
+    def _note_retry(self) -> None:
+        self._has_failed = False
+        self.num_retries += 1
+        self.metrics.retries += 1
 
 
 def find_field(headers: Headers, name: bytes) -> bytes | None:

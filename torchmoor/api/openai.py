@@ -106,6 +106,7 @@ class OpenAIApi:
 class OpenAIInvocation(Invocation):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
+    operation_name = "ChatCompletions"
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""
@@ -141,6 +142,7 @@ class OpenAIInvocation(Invocation):
         if not self._refused_code:
             return self.fail(self._torchserve_error(body))
         self.status = status
+        self.error_kind = self._refused_code
         try:
             told = json.loads(body)["error"]
             error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))

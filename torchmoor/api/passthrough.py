@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.invocation import Invocation, Operation, body_too_large
+from torchmoor.api.invocation import ERROR_HEADER, Invocation, Operation, body_too_large, find_field
 from torchmoor.api.replies import container_error
 from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, read_members
 from torchmoor.errors import ApiError, ModelError
@@ -18,6 +18,8 @@ TOO_LARGE_STATUS = 413
 
 class PassThroughInvocation(Invocation):
     """A request whose answer is not rewritten. A stream that breaks off ends the client's connection."""
+
+    operation_name = "PassThrough"
 
     def error(self, error: ApiError) -> Reply:
         """The handlers' error form; a time-out is the gateway's, not the model's."""
@@ -34,6 +36,8 @@ class PassThroughInvocation(Invocation):
     def answer(self, status: int, reason: bytes, headers: Headers) -> Answer:
         """Every status passes."""
         assert self.choice is not None
+        if status >= 400:
+            self.error_kind = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
         lines = [field.line for field in headers if field.name != b"ts_stream_next"]
         id_line = b"x-torchmoor-request-id: %b\r\n" % self.request_id
         head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)

@@ -122,6 +122,8 @@ def _with_accept(headers: Headers) -> Headers:
 class RuntimeInvocation(Invocation):
     """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
 
+    operation_name = "InvokeEndpoint"
+    new_session = b""  # that the answer opens
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""
@@ -153,6 +155,7 @@ class RuntimeInvocation(Invocation):
             elif name == _NEW_SESSION_ID or (name == SESSION_ID and session is None):
                 session = field.value
         if session is not None:
+            self.new_session = session
             lines.append(b"x-amzn-sagemaker-new-session-id: %b\r\n" % session)
         lines.append(b"x-amzn-requestid: %b\r\n" % self.request_id)
         lines.append(self.choice.variant_line)
@@ -184,6 +187,8 @@ class RuntimeInvocation(Invocation):
 class StreamInvocation(RuntimeInvocation):
     """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames."""
 
+    operation_name = "InvokeEndpointWithResponseStream"
+
     def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
         """A success as an event stream, whether the instance streams or not; None for the rest."""
         if status >= 300:
@@ -197,7 +202,11 @@ class StreamInvocation(RuntimeInvocation):
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
-        self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+        now = self.first_piece_at = monotonic()
+        total, model = now - self.request.received_at, now - self.sent_at
+        self.metrics.first_chunk_latency.observe(total)
+        self.metrics.first_chunk_model_latency.observe(model)
+        self.metrics.first_chunk_overhead_latency.observe(total - model)
 
 
 def _message(text: str) -> str:

@@ -50,7 +50,19 @@ WAITING: Final = Waiting.WAITING
 
 
 class Waiter(Protocol):
-    """The exchange, as a call that waits for a target uses it."""
+    """The exchange, as its call uses it.
+
+    status_replied: of a Reply that was written in the answer's place, 0 if none was. num_bytes_out, num_bytes_in: of
+    the answer's and the request's body, up to now.
+    """
+
+    status_replied: int
+    num_bytes_out: int
+
+    @property
+    def num_bytes_in(self) -> int:
+        """Of the request's body."""
+        ...
 
     def resume(self, verdict: Target | Reply | Waiting) -> None:
         """The wait is over; once, and not after the call was told the end."""

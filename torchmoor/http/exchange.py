@@ -85,6 +85,8 @@ class Exchange:
     _num_collected = 0
     _is_out_chunked = False
     _has_piece = False
+    status_replied = 0  # of a Reply in the answer's place
+    num_bytes_out = 0  # of the answer's body, as the client gets it
     _idle_s: float | None = None
     _ends_at = 0.0
     _answer_by = 0.0
@@ -152,6 +154,11 @@ class Exchange:
     def is_request_complete(self) -> bool:
         """True once the client has sent its whole request."""
         return self._outgoing.is_complete
+
+    @property
+    def num_bytes_in(self) -> int:
+        """Of the request's body, as far as it has come."""
+        return self._outgoing.num_body_bytes
 
     @property
     def can_replay(self) -> bool:
@@ -323,6 +330,7 @@ class Exchange:
 
     def _write_answer(self, piece: bytes, *, is_last: bool = False) -> None:
         """The head, if it is still to be written, a piece of the body, and its end, in one write."""
+        self.num_bytes_out += len(piece)
         if self._is_out_chunked:
             if piece:
                 end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
@@ -355,6 +363,8 @@ class Exchange:
         if not self.is_request_complete:
             self.client.keep_alive = False
         self.is_answered = True
+        self.status_replied = reply.status
+        self.num_bytes_out += len(reply.body)
         self.client.write(reply.render(keep_alive=self.client.keep_alive))
         self._finish(_ANSWERED)
 
