@@ -17,6 +17,7 @@ from torchmoor.admin import AdminServer
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
+from torchmoor.dashboard.page import Dashboard
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -115,7 +116,10 @@ class Proxy:
             collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
-            admin = AdminServer(self.registry, collector, scraper, listen.admin_host, listen.admin_port, token=token)
+            dashboard = await stack.enter_async_context(Dashboard(self.registry, self.gateway.dispatchers()))
+            admin = AdminServer(
+                self.registry, collector, scraper, dashboard, listen.admin_host, listen.admin_port, token=token
+            )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
             self.port = await self.server.start(

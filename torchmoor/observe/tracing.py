@@ -60,7 +60,9 @@ class Tracing:
 
     def __init__(self, url: str, *, fraction: float) -> None:
         """fraction: of the requests without a traceparent."""
-        resource = Resource({SERVICE_NAME: "torchmoor"}).merge(Resource.create())
+        resource = Resource.create()
+        if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "torchmoor"}))
         self._provider = TracerProvider(
             resource=resource, sampler=ParentBased(TraceIdRatioBased(fraction)), shutdown_on_exit=False
         )
