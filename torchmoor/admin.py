@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.access.exposure import is_loopback
@@ -19,6 +19,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
+from torchmoor.host_metrics import HostCollector
 from torchmoor.metrics import MetricsCollector
 
 HEALTH = "/healthz"
@@ -47,6 +48,8 @@ class AdminServer:
         self._scraper = scraper
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
+        self._metrics.register(HostCollector())
+        ProcessCollector(registry=self._metrics)
         self._host = host
         self._token = token.encode()
         app = web.Application(middlewares=[self._check_token if token else self._check_host])

@@ -111,7 +111,7 @@ function drawHistogram(box, told, what) {
   }
   const bounds = told.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
   const label = told.counts.map((count, at) => `${count} up to ${bounds[at]}`).join(", ");
-  const svg = draw(box, "svg", { viewBox: "0 0 300 110", role: "img", "aria-label": `${what}: ${label}` });
+  const svg = draw(box, "svg", { viewBox: "0 0 300 110", preserveAspectRatio: "xMinYMid", role: "img", "aria-label": `${what}: ${label}` });
   const width = Math.min(60, 300 / told.counts.length);
   const most = Math.max(...told.counts);
   const every = Math.ceil(told.counts.length / 6);
@@ -155,13 +155,13 @@ function showVariant(panel, variant) {
     ["Waiting", number(variant.waiting), variant.no_capacity ? `${number(variant.no_capacity)} refused` : "", [series.waiting]],
     ["Errors", `${number(last(series.errors_per_s) ?? 0, 1)}/s`, `${number(failed)} in all`, [series.errors_per_s]],
     [
-      "Latency, median and p99",
+      "Latency p50, p99",
       duration(last(series.latency_p50_ms)),
       duration(last(series.latency_p99_ms)),
       [series.latency_p50_ms, series.latency_p99_ms],
     ],
     [
-      "First chunk, median and p99",
+      "First chunk p50, p99",
       duration(last(series.first_chunk_p50_ms)),
       duration(last(series.first_chunk_p99_ms)),
       [series.first_chunk_p50_ms, series.first_chunk_p99_ms],
@@ -171,10 +171,12 @@ function showVariant(panel, variant) {
   tiles.forEach(([title, value, more, curves], at) => {
     say(elements[at].querySelector("dt"), title);
     say(elements[at].querySelector("b"), value);
-    say(elements[at].querySelector("dd > span"), more);
+    const second = elements[at].querySelector("dd > span");
+    say(second, more);
+    setClass(second, curves.length > 1 ? "second" : "quiet");
     drawCurves(elements[at].querySelector("svg"), curves);
   });
-  const quantiles = (told) => (told.counts.length ? `median ${duration(told.p50_ms)}, p99 ${duration(told.p99_ms)}` : "");
+  const quantiles = (told) => (told.counts.length ? `p50 ${duration(told.p50_ms)}, p99 ${duration(told.p99_ms)}` : "");
   say(part(panel, "latency-facts"), quantiles(variant.latency));
   drawHistogram(part(panel, "latency"), variant.latency, "Answers by latency");
   say(part(panel, "first-chunk-facts"), quantiles(variant.first_chunk));
@@ -202,22 +204,22 @@ function gauges(instance) {
   };
   const { sessions = {}, memory = {} } = instance.status ?? {};
   add("Sessions", sessions.open, sessions.max, number);
-  add("KV cache, on the device", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
-  add("Image features, on the device", memory.features_bytes, memory.features_capacity_bytes, bytes);
-  add("Images, in the host's memory", memory.host_bytes, memory.host_capacity_bytes, bytes);
+  add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
+  add("Image features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
+  add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
   return rows;
 }
 
 function facts(instance) {
   const rows = [["Breaker", instance.failures_in_a_row ? `${instance.breaker}, ${instance.failures_in_a_row} failures in a row` : instance.breaker]];
-  if (instance.share < 1) rows.push(["Share of work, while it comes back", `${Math.round(100 * instance.share)} %`]);
+  if (instance.share < 1) rows.push(["Share of work, coming back", `${Math.round(100 * instance.share)} %`]);
   if (instance.session_room !== null) rows.push(["Room for new sessions", number(instance.session_room)]);
   const { turns, tokens, device } = instance.status ?? {};
-  if (turns) rows.push(["Turns running, waiting, finished", `${number(turns.running)}, ${number(turns.waiting)}, ${number(turns.finished)}`]);
+  if (turns) rows.push(["Turns running, waiting, done", `${number(turns.running)}, ${number(turns.waiting)}, ${number(turns.finished)}`]);
   if (tokens) {
     const prompts = tokens.prefilled + tokens.reused;
     rows.push(["Tokens generated", number(tokens.generated)]);
-    rows.push(["Prompt tokens found in the cache", prompts ? `${Math.round((100 * tokens.reused) / prompts)} %` : "–"]);
+    rows.push(["Prompt tokens reused", prompts ? `${Math.round((100 * tokens.reused) / prompts)} %` : "–"]);
   }
   if (device) rows.push(["Device", device]);
   return rows;
