@@ -113,6 +113,17 @@ class InvocationMetrics:
         """Where instances chosen for this reason are counted."""
         return self.decisions.setdefault(reason, Tally())
 
+    def observe(self, model_s: float, overhead_s: float) -> None:
+        """Count how long a request took at its instance, and beside that."""
+        self.model_latency.observe(model_s)
+        self.overhead_latency.observe(overhead_s)
+
+    def observe_first_chunk(self, model_s: float, overhead_s: float) -> None:
+        """Count how long a stream's client waited for its first bytes."""
+        self.first_chunk_latency.observe(model_s + overhead_s)
+        self.first_chunk_model_latency.observe(model_s)
+        self.first_chunk_overhead_latency.observe(overhead_s)
+
     def count_status(self, status: int) -> None:
         """Count the status that a client was told."""
         if status >= 500:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torchmoor.http.call import Outcome, Waiter
@@ -12,11 +11,15 @@ if TYPE_CHECKING:
     from torchmoor.api.invocation import Invocation
 
 
+TRACEPARENT = b"traceparent"  # W3C Trace Context
+
+
 class Trace(Protocol):
     """A request's place in a trace."""
 
-    def mark(self, lines: Sequence[bytes]) -> bytes:
-        """The request's header lines for the instance, with this place instead of the one that they name."""
+    @property
+    def line(self) -> bytes:
+        """The header line that tells the instance of it, in the place of the client's own."""
         ...
 
 

@@ -9,7 +9,6 @@ OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BS
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from time import monotonic
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -21,11 +20,11 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from torchmoor.api.observer import TRACEPARENT
 from torchmoor.http.message import Request
 from torchmoor.observe.record import Record
 
 EXPORT_TIMEOUT_S = 5.0
-TRACEPARENT = b"traceparent"
 TRACESTATE = b"tracestate"
 ROUTES = {
     "InvokeEndpoint": "/endpoints/{EndpointName}/invocations",
@@ -47,12 +46,11 @@ class SpanTrace:
         """32 hexadecimal digits."""
         return f"{self.span.get_span_context().trace_id:032x}"
 
-    def mark(self, lines: Sequence[bytes]) -> bytes:
-        """The lines with this span as the traceparent. What tracestate says of other systems passes."""
+    @property
+    def line(self) -> bytes:
+        """This span as the traceparent. What tracestate says of other systems passes as it is."""
         own = self.span.get_span_context()
-        kept = [line for line in lines if line.partition(b":")[0].strip().lower() != TRACEPARENT]
-        kept.append(b"traceparent: 00-%032x-%016x-%02x\r\n" % (own.trace_id, own.span_id, own.trace_flags))
-        return b"".join(kept)
+        return b"traceparent: 00-%032x-%016x-%02x\r\n" % (own.trace_id, own.span_id, own.trace_flags)
 
 
 class Tracing:
@@ -112,7 +110,7 @@ def attributes_of(record: Record, route: str) -> dict[str, AttributeValue]:
         "url.path": record.path,
         "http.response.status_code": record.status,
         "http.request.body.size": record.num_bytes_in,
-        "http.response.body.size": record.num_bytes_out,
+        "http.response.size": record.num_bytes_out,
         "http.request.resend_count": record.num_retries or None,
         "error.type": record.error_type or (str(record.status) if (record.status or 0) >= 500 else None),
         "gen_ai.operation.name": "chat",
