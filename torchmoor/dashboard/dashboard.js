@@ -52,7 +52,7 @@ function duration(ms) {
 function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  while (value >= 1024 && unit < units.length - 1) {
+  while (value >= 1023.5 && unit < units.length - 1) {
     value /= 1024;
     unit += 1;
   }
@@ -125,7 +125,7 @@ function drawHistogram(box, told, what) {
       draw(svg, "text", { x: (at + 0.5) * width, y: 104, "text-anchor": "middle" }, bounds[at]);
     }
   });
-  draw(svg, "line", { x1: 0, y1: 90.5, x2: 300, y2: 90.5 });
+  draw(svg, "line", { x1: 0, y1: 90.5, x2: width * told.counts.length, y2: 90.5 });
 }
 
 function fillBars(list, rows) {
