@@ -55,7 +55,8 @@ def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path:
     assert line["inference_id"] == "order-7"
     assert (line["endpoint"], line["variant"], line["operation"]) == ("llava", "AllTraffic", "InvokeEndpoint")
     assert (line["instance"], line["routing_reason"], line["retries"]) == ("a", "session", 0)
-    assert (line["status"], line["outcome"], line["error_type"]) == (200, "answered", None)
+    assert (line["status"], line["outcome"]) == (200, "answered")
+    assert "error_type" not in line
     assert line["bytes_in"] == len(body)
     assert line["bytes_out"] > len(b'{"response_text": "a secret answer"}')
     assert 0 < line["upstream_ms"] <= line["total_ms"]
@@ -80,7 +81,7 @@ def test_lines_of_one_session_share_a_hash(stage: Stage, path: Path) -> None:
     opening, turn, other = lines(path, 3)
     assert opening["session"] == turn["session"]
     assert turn["session"]
-    assert other["session"] is None
+    assert "session" not in other
 
 
 def test_one_inference_id_reaches_the_worker(stage: Stage, path: Path) -> None:
@@ -112,7 +113,7 @@ def test_errors_are_named(stage: Stage, path: Path) -> None:
     model, busy, unknown = lines(path, 3)
     assert (model["status"], model["error_type"], model["status_refused"]) == (424, "ModelError", 400)
     assert (busy["status"], busy["error_type"], busy["retries"]) == (503, "ServiceUnavailable", 1)
-    assert (unknown["status"], unknown["error_type"], unknown["endpoint"]) == (400, "ValidationError", None)
+    assert (unknown["status"], unknown["error_type"], "endpoint" in unknown) == (400, "ValidationError", False)
     assert unknown["path"] == "/endpoints/nobody/invocations"
 
 
@@ -175,7 +176,7 @@ def test_credentials_are_never_logged(make_stage: Callable[..., Stage], path: Pa
     good, bad = lines(path, 2)
     received = [r for fake in stage.instances.values() for r in fake.received]
     assert good["principal"] == received[0].headers["x-torchmoor-principal"]
-    assert (bad["status"], bad["principal"]) == (403, None)
+    assert (bad["status"], "principal" in bad) == (403, False)
     assert "token" not in path.read_text()
 
 
