@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.server
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +19,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering, refusing, streaming
 from tests.waiting import wait_until
+from torchmoor.errors import ConfigError
+from torchmoor.observe.observing import observing
 from torchmoor.settings import ObserveSettings
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -166,3 +171,16 @@ def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage
 def test_without_tracing_a_trace_passes_by(make_stage: Callable[..., Stage]) -> None:
     """The worker gets the caller's own traceparent."""
     assert post(make_stage(), {"traceparent": PARENT}) == PARENT
+
+
+def test_without_opentelemetry_the_setting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra: the proxy runs without it."""
+    monkeypatch.setitem(sys.modules, "torchmoor.observe.tracing", None)
+
+    with pytest.raises(ConfigError, match=re.escape("pip install 'torchmoor[otel]'")):
+        asyncio.run(enter(ObserveSettings(traces_url="http://127.0.0.1:4318/v1/traces")))
+
+
+async def enter(settings: ObserveSettings) -> None:
+    async with observing(settings):
+        pass

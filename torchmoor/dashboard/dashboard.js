@@ -205,7 +205,7 @@ function gauges(instance) {
   const { sessions = {}, memory = {} } = instance.status ?? {};
   add("Sessions", sessions.open, sessions.max, number);
   add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
-  add("Image features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
+  add("Features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
   add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
   return rows;
 }

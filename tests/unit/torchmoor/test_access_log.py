@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.waiting import wait_until
 from torchmoor.errors import ConfigError
 from torchmoor.observe.access_log import PIPE_BYTES, AccessLog, render
 from torchmoor.observe.record import Record
+from torchmoor.settings import ObserveSettings
 
 WRITER = """
 import sys
@@ -143,3 +145,17 @@ def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypat
 
     assert b"".join(pieces).count(b"\n") == 100
     assert all(len(piece) <= PIPE_BYTES and piece.endswith(b"\n") for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"traces_url": "collector:4318"}, "observe.traces_url must begin with http:// or https://"),
+        ({"traces_fraction": 1.5}, "observe.traces_fraction must be 1 or less"),
+        ({"access_log_buffer_bytes": 0}, "observe.access_log_buffer_bytes must be positive"),
+    ],
+)
+def test_settings_name_what_is_wrong(values: dict[str, Any], problem: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ConfigError, match=problem):
+        ObserveSettings(**values)
