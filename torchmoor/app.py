@@ -34,7 +34,7 @@ from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
 from torchmoor.observe.observing import RequestObserver, observing
-from torchmoor.settings import ProxySettings
+from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ class Proxy:
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
-        self.tls = Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
+        self.tls = _make_tls(listen.tls_certificate, listen.tls_key)
+        self.admin_tls = _make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
         self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
         self.session_rooms = SessionRooms(registry, settings.health)
         self.observer: RequestObserver | None = None
@@ -118,7 +119,14 @@ class Proxy:
             token = self._settings.credentials.admin_token
             dashboard = await stack.enter_async_context(Dashboard(self.registry, self.gateway.dispatchers()))
             admin = AdminServer(
-                self.registry, collector, scraper, dashboard, listen.admin_host, listen.admin_port, token=token
+                self.registry,
+                collector,
+                scraper,
+                dashboard,
+                listen.admin_host,
+                listen.admin_port,
+                token=token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
@@ -157,24 +165,44 @@ class Proxy:
     @property
     def admin_url(self) -> str:
         """Where the admin plane listens."""
-        return _url("http", self._settings.listen.admin_host, self.admin_port)
+        return _url("http" if self.admin_tls is None else "https", self._settings.listen.admin_host, self.admin_port)
 
-    def reload(self) -> None:
-        """Take a renewed certificate for the connections to come (if it is no good, the old one stays), and go on in a
-        new access log, if the old one was moved away.
-        """
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        old = self._settings.credentials
+        if credentials.guards_data != old.guards_data or credentials.admin_token != old.admin_token:
+            raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
+        if self.gate is not None:
+            self.gate.take(credentials)
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
+
+    def reopen_log(self) -> None:
+        """Go on in a new access log: the old one was moved away."""
         if self.observer is not None and self.observer.log is not None:
             self.observer.log.reopen()
-        if self.tls is not None:
-            try:
-                self.tls.reload()
-                logger.info("certificate read again")
-            except ConfigError as error:
-                logger.error("the old certificate stays in use: %s", error)
+
+    def reload_tls(self) -> None:
+        """Take renewed certificates for the connections to come; if one is no good, the old one stays."""
+        for tls in (self.tls, self.admin_tls):
+            if tls is not None:
+                try:
+                    tls.reload()
+                    logger.info("certificate read again")
+                except ConfigError as error:
+                    logger.error("the old certificate stays in use: %s", error)
 
     def _close_idle(self) -> None:
         for instance in self.registry.instances():
             instance.close_idle()
+
+
+def _make_tls(certificate: str, key: str) -> Tls | None:
+    """Raises ConfigError if the two are no good."""
+    return Tls(Path(certificate), Path(key)) if certificate else None
 
 
 def _url(scheme: str, host: str, port: int) -> str:

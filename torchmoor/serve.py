@@ -1,4 +1,4 @@
-"""`torchmoor serve`: the front proxy alone, before instances that run already."""
+"""`torchmoor serve`: the front proxy alone, before instances that run already; or a look at its configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pathlib import Path
 from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
-from torchmoor.config import read_file
+from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.observe.observing import check_observing
+from torchmoor.reload import Reloader
 from torchmoor.up import SESSION_KEYS
 
 
@@ -23,20 +25,16 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
 
     announce: the one line of JSON that says where. Raises ConfigError, OSError if a port is taken.
     """
-    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
-    keys_file = configuration.proxy.access.keys_file
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    settings = replace(configuration.proxy, credentials=credentials)
-    check_exposure(settings.listen, credentials, is_open=is_open)
-    registry = Registry(settings.endpoints)
-    for instance in configuration.make_instances():
-        registry.add(instance)
+    configuration = read(path, is_open=is_open)
+    settings = configuration.proxy
+    registry = make_registry(configuration)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     async with Proxy(settings, registry) as proxy:
-        loop.add_signal_handler(signal.SIGHUP, proxy.reload)
+        reloader = Reloader(configuration, lambda: read(path, is_open=is_open), registry, proxy)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -45,3 +43,49 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
         }
         announce(json.dumps(where))
         await stopping.wait()
+        reloader.stop()
+
+
+def read(path: Path, *, is_open: bool) -> Configuration:
+    """What a file and its keys say, checked together. Raises ConfigError."""
+    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
+    keys_file = configuration.proxy.access.keys_file
+    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
+    check_exposure(configuration.proxy.listen, credentials, is_open=is_open)
+    return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials))
+
+
+def make_registry(configuration: Configuration) -> Registry:
+    """The endpoints, with the instances that are named for them."""
+    registry = Registry(configuration.proxy.endpoints)
+    for instance in configuration.make_instances():
+        registry.add(instance)
+    return registry
+
+
+def check(path: Path, *, is_open: bool, warn: Callable[[str], None]) -> str:
+    """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
+
+    Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
+    probably meant. Raises ConfigError.
+    """
+    configuration = read(path, is_open=is_open)
+    settings, registry = configuration.proxy, make_registry(configuration)
+    Proxy(settings, registry)  # reads the certificate
+    check_observing(settings.observe)
+    if not settings.sessions.keys:
+        warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
+    found: dict[str, dict[str, list[str]]] = {}
+    for endpoint in registry.endpoints():
+        found[endpoint.name] = {}
+        for variant in endpoint.variants:
+            names = [instance.name for instance in variant.pool.members]
+            found[endpoint.name][variant.name] = names
+            if not names:
+                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
+    return json.dumps({"ok": True, "endpoints": found})
+
+
+def _in_turn(*actions: Callable[[], None]) -> None:
+    for action in actions:
+        action()

@@ -25,6 +25,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
 from torchmoor.settings import (
     EndpointSettings,
+    LateBindingSettings,
     ListenSettings,
     ObserveSettings,
     ProxySettings,
@@ -54,6 +55,8 @@ class UpOptions:
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
     strategy: str
+    capacity: int  # requests that an instance is sent at a time
+    is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
@@ -71,7 +74,11 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
         endpoints=tuple(
-            EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
+            EndpointSettings(
+                name=name,
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                late_binding=LateBindingSettings() if options.is_late_binding else None,
+            )
             for name in options.endpoints
         ),
         listen=options.listen,
@@ -88,6 +95,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         ),
         run_dir=run_dir,
         start_timeout_s=options.start_timeout_s,
+        capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
@@ -99,7 +107,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

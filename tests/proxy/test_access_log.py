@@ -199,7 +199,7 @@ def test_log_goes_on_after_rotation(stage: Stage, path: Path) -> None:
     path.rename(path.with_suffix(".1"))
 
     async def reload() -> None:
-        stage.proxy.reload()
+        stage.proxy.on_hangup()
 
     stage.run(reload())
     wait_until(path.exists, "the new file")

@@ -16,6 +16,7 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.waiting import wait_until
 from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.registry import Registry
 from torchmoor.settings import Credentials
 
 MIB = 1 << 20
@@ -48,23 +49,22 @@ def stage(make_stage: Callable[..., Stage]) -> Stage:
     stage = make_stage(names=("llava-0", "llava-1", "llava-2", "llava-3"))
     for fake in stage.instances.values():
         fake.behave = serve
+        fake.on_status = answering(body=json.dumps(STATUS).encode())
     return stage
 
 
 async def serve(request: Received, wire: Wire) -> None:
-    if request.headers.get("x-torchmoor-operation") == "status":
-        await wire.answer(body=json.dumps(STATUS).encode())
-    elif b"stream" in request.body:
+    if b"stream" in request.body:
         await streaming([b"one ", b"two"])(request, wire)
     else:
         await answering()(request, wire)
 
 
-def set_state(stage: Stage, name: str, state: InstanceState) -> None:
-    async def change() -> None:
-        stage.registry.set_state(name, state)
+def change(stage: Stage, action: Callable[[Registry], None]) -> None:
+    async def act() -> None:
+        action(stage.registry)
 
-    stage.run(change())
+    stage.run(act())
 
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
@@ -103,12 +103,16 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
         client.invoke_endpoint(EndpointName="llava", Body=b"{}")
     answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
     assert list(answer["Body"])
-    url = f"{stage.proxy.admin_url}/dashboard.json"
+    pages: list[str] = []
 
-    wait_until(lambda: sum(requests.get(url, timeout=10).json()["variants"][0]["latency"]["counts"]) == 11, "a sample")
+    def is_complete() -> bool:
+        pages.append(requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=10).text)
+        told = json.loads(pages[-1])
+        is_sampled = sum(told["variants"][0]["latency"]["counts"]) == 11
+        return is_sampled and all(instance["status"] is not None for instance in told["instances"])
 
-    text = requests.get(url, timeout=10).text
-    told = json.loads(text)
+    wait_until(is_complete, "a sample, and every instance's word")
+    told = json.loads(pages[-1])
     [variant] = told["variants"]
     assert (variant["endpoint"], variant["ready"], variant["invocations"], variant["in_flight"]) == ("llava", 4, 11, 0)
     assert sum(variant["first_chunk"]["counts"]) == 1
@@ -116,7 +120,7 @@ def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
     assert max(variant["series"]["requests_per_s"]) > 0
     assert {len(values) for values in variant["series"].values()} == {len(variant["series"]["seconds_ago"])}
     assert [i["status"]["sessions"]["open"] for i in told["instances"]] == [37] * 4
-    assert "ts-seq" not in text
+    assert "ts-seq" not in pages[-1]
 
 
 @pytest.mark.browser
@@ -124,10 +128,7 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
     """Nothing is wider than the screen, and axe-core finds nothing that keeps people out."""
 
     async def work_on(request: Received, wire: Wire) -> None:
-        if request.headers.get("x-torchmoor-operation") == "status":
-            await serve(request, wire)
-        else:
-            await wire.until_closed()
+        await wire.until_closed()
 
     client = stage.client()
     for number in range(60):
@@ -135,8 +136,8 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
     for _ in range(8):
         answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
         assert list(answer["Body"])
-    set_state(stage, "llava-1", InstanceState.DRAINING)
-    set_state(stage, "llava-2", InstanceState.DOWN)
+    change(stage, lambda registry: registry.drain("llava-1"))
+    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
     stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = work_on
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")

@@ -245,7 +245,7 @@ function showInstance(card, instance) {
     say(elements[2 * at + 1], text);
   });
   const button = part(card, "button");
-  const verb = { ready: "drain", draining: "resume" }[instance.state];
+  const verb = instance.is_drained ? "resume" : instance.state === "ready" ? "drain" : undefined;
   button.hidden = verb === undefined;
   say(button, verb === "resume" ? "Resume" : "Drain");
   button.setAttribute("aria-label", `${button.textContent} ${instance.name}`);

@@ -90,7 +90,7 @@ class Dashboard:
             "interval_s": INTERVAL_S,
             "variants": [self._describe_variant(history) for history in self._histories],
             "instances": [
-                {**describe_instance(instance), "status": self._statuses.find(instance.name)}
+                {**describe_instance(instance, self._registry), "status": self._statuses.find(instance.name)}
                 for instance in self._registry.instances()
             ],
         }
@@ -117,7 +117,7 @@ class Dashboard:
         }
 
 
-def describe_instance(instance: Instance) -> dict[str, Any]:
+def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
     """An instance as the proxy counts it."""
     return {
         "name": instance.name,
@@ -129,6 +129,7 @@ def describe_instance(instance: Instance) -> dict[str, Any]:
         "management_port": instance.management_port,
         "metrics_port": instance.metrics_port,
         "state": instance.state.value,
+        "is_drained": registry.is_drained(instance.name),
         "outstanding": instance.outstanding,
         "capacity": instance.capacity,
         "session_room": instance.session_room,

@@ -302,6 +302,9 @@ class Exchange:
             self._has_piece = True
             self.call.on_first_piece()
         data = answer.render_last(piece) if is_complete else answer.render(piece)
+        if data is None:
+            self._abort(_ANSWERED)
+            return
         if data:
             self.num_bytes_out += len(data)
             self.client.write(data)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from torchmoor.api.invocation import Invocation
 from torchmoor.errors import ConfigError
 from torchmoor.http.call import Outcome, Waiter
 from torchmoor.http.message import Reply, Request
-from torchmoor.observe.access_log import AccessLog
+from torchmoor.observe.access_log import STDERR, AccessLog
 from torchmoor.observe.record import record_invocation, record_reply
 from torchmoor.settings import ObserveSettings
 
@@ -56,8 +58,9 @@ class RequestObserver:
 @asynccontextmanager
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
     """What the settings ask for, for as long as the context lasts; None if that is nothing. Raises ConfigError."""
-    tracing = _make_tracing(settings) if settings.traces_url else None
-    log = None
+    tracing = log = None
+    if settings.traces_url:
+        tracing = _import_tracing()(settings.traces_url, fraction=settings.traces_fraction)
     try:
         if settings.access_log:
             log = AccessLog(
@@ -74,11 +77,21 @@ async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver 
             await asyncio.to_thread(tracing.stop)
 
 
-def _make_tracing(settings: ObserveSettings) -> Tracing:
+def check_observing(settings: ObserveSettings) -> None:
+    """Raise ConfigError if what is asked for cannot be done here; opens and sends nothing."""
+    if settings.access_log not in ("", STDERR):
+        log = Path(settings.access_log)
+        if not os.access(log if log.exists() else log.parent, os.W_OK):
+            raise ConfigError(f"observe.access_log: cannot append to {log}: there is no such folder, or no permission")
+    if settings.traces_url:
+        _import_tracing()
+
+
+def _import_tracing() -> type[Tracing]:
     try:
         from torchmoor.observe.tracing import Tracing
     except ImportError as error:
         raise ConfigError(
             "observe.traces_url needs OpenTelemetry, which is not installed: pip install 'torchmoor[otel]'"
         ) from error
-    return Tracing(settings.traces_url, fraction=settings.traces_fraction)
+    return Tracing
