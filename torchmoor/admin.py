@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.access.exposure import is_loopback
+from torchmoor.admin_models import ModelsAdmin
+from torchmoor.cross_origin import find_foreign_page
 from torchmoor.dashboard.page import Dashboard, describe_instance
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
@@ -27,7 +29,8 @@ HEALTH = "/healthz"
 
 
 class AdminServer:
-    """Serves GET / (the dashboard), /healthz, /metrics and /instances, and POST /instances/NAME/drain and /resume.
+    """Serves GET / (the dashboard), /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /resume,
+    and what may be done to models (torchmoor.admin_models).
 
     With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
     which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
@@ -38,6 +41,7 @@ class AdminServer:
         registry: Registry,
         collector: MetricsCollector,
         scraper: MetricsScraper,
+        models: ModelsAdmin,
         dashboard: Dashboard,
         host: str,
         port: int,
@@ -50,6 +54,7 @@ class AdminServer:
         self._scraper = scraper
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
+        self._metrics.register(models.collector)
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
         self._host = host
@@ -61,6 +66,7 @@ class AdminServer:
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
+        models.add_to(app.router)
         dashboard.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
@@ -127,8 +133,8 @@ class AdminServer:
 
     def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
         """Drain or resume an instance; answers with its state and with how many requests it still works on."""
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        origin = find_foreign_page(request)
+        if origin is not None:
             return web.json_response({"error": f"A page of {origin} may not do this."}, status=403)
         name = request.match_info["name"]
         instance = self._registry.find(name)

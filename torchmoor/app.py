@@ -14,6 +14,7 @@ from types import TracebackType
 from torchmoor.access.gate import Gate
 from torchmoor.access.tls import Tls
 from torchmoor.admin import AdminServer
+from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
@@ -21,18 +22,20 @@ from torchmoor.dashboard.page import Dashboard
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
-from torchmoor.fleet.session_room import SessionRooms
+from torchmoor.fleet.status import StatusPoller
 from torchmoor.http.client import ClientLimits
+from torchmoor.http.delivery import ExchangeMeans
 from torchmoor.http.errand import Errands
-from torchmoor.http.exchange import ExchangeMeans
 from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
+from torchmoor.model_metrics import ModelMetricsCollector
 from torchmoor.observe.observing import RequestObserver, observing
 from torchmoor.settings import Credentials, ProxySettings
 
@@ -72,6 +75,7 @@ class Proxy:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
+        self.operations = Operations()
         self.recovery = Recovery(registry, settings.recovery)
         self.health = HealthChecker(registry, settings.health, self.recovery.tick)
         self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
@@ -94,8 +98,8 @@ class Proxy:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = _make_tls(listen.tls_certificate, listen.tls_key)
         self.admin_tls = _make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
-        self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
-        self.session_rooms = SessionRooms(registry, settings.health)
+        self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
+        self.status = StatusPoller(registry, settings.health, self.operations)
         self.observer: RequestObserver | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
@@ -109,7 +113,8 @@ class Proxy:
             stack.callback(self._close_idle)
             stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
             await stack.enter_async_context(self.health)
-            await stack.enter_async_context(self.session_rooms)
+            await stack.enter_async_context(self.operations)
+            await stack.enter_async_context(self.status)
             self.observer = await stack.enter_async_context(observing(self._settings.observe))
             self.gateway.observer = self.observer
             denied = {} if self.gate is None else self.gate.num_denied
@@ -118,10 +123,12 @@ class Proxy:
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
             dashboard = await stack.enter_async_context(Dashboard(self.registry, self.gateway.dispatchers()))
+            models = ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers()))
             admin = AdminServer(
                 self.registry,
                 collector,
                 scraper,
+                models,
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,

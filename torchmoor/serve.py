@@ -15,6 +15,7 @@ from torchmoor.access.exposure import check_exposure
 from torchmoor.app import Proxy
 from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.many import read_container
 from torchmoor.observe.observing import check_observing
 from torchmoor.reload import Reloader
 from torchmoor.up import SESSION_KEYS
@@ -52,7 +53,8 @@ def read(path: Path, *, is_open: bool) -> Configuration:
     keys_file = configuration.proxy.access.keys_file
     credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
     check_exposure(configuration.proxy.listen, credentials, is_open=is_open)
-    return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials))
+    container = read_container(os.environ, configuration.proxy.container)
+    return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials, container=container))
 
 
 def make_registry(configuration: Configuration) -> Registry:

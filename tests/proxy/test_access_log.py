@@ -12,9 +12,10 @@ from botocore.exceptions import ClientError, EventStreamError
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
 from torchmoor.http.eventstream import payload_part
-from torchmoor.settings import Credentials, LimitSettings, ObserveSettings
+from torchmoor.settings import ContainerSettings, Credentials, LimitSettings, MultiModelSettings, ObserveSettings
 
 NEW_ID = make_session_id("a", nonce="qrstuvwxyzabcdef")
 
@@ -115,6 +116,29 @@ def test_errors_are_named(stage: Stage, path: Path) -> None:
     assert (busy["status"], busy["error_type"], busy["retries"]) == (503, "ServiceUnavailable", 1)
     assert (unknown["status"], unknown["error_type"], "endpoint" in unknown) == (400, "ValidationError", False)
     assert unknown["path"] == "/endpoints/nobody/invocations"
+
+
+def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stage], path: Path) -> None:
+    """Also those that wait for a body or for an operation, and that no endpoint has seen."""
+    settings = ContainerSettings(serves_models=True)
+    stage = make_stage(
+        observe=logging_to(path),
+        endpoints={"a": "one", "b": "two"},
+        multi_model=MultiModelSettings(),
+        container=settings,
+        prepare=FakeFleet(),
+    )
+    chat = {"model": "nobody", "messages": []}
+    load = {"model_name": "m", "url": "/opt/ml/models/m/model"}
+    for where, body in (("/v1/chat/completions", chat), ("/models", load), ("/models", "not an object")):
+        connection = stage.http()
+        connection.request("POST", where, json.dumps(body), {"Content-Type": "application/json"})
+        connection.getresponse().read()
+
+    unknown, loaded, refused = lines(path, 3)
+    assert (unknown["path"], unknown["status"]) == ("/v1/chat/completions", 404)
+    assert (loaded["path"], loaded["status"], "error_type" in loaded) == ("/models", 200, False)
+    assert (refused["path"], refused["status"]) == ("/models", 400)
 
 
 def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) -> None:

@@ -38,6 +38,7 @@ class Assignment:
     session: SessionId | None
     metrics: InvocationMetrics
     opens_session = False
+    target_model: str | None = None
     route_request: RouteRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
@@ -53,6 +54,10 @@ class Assignment:
         raise NotImplementedError
 
     # Choosing
+
+    def exclude(self, instances: frozenset[str]) -> None:
+        """Never send the request to these."""
+        self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
 
     def assign(self, waiter: Waiter) -> Instance | Reply | Waiting:
         """Choose and lease an instance; or wait for one, which the waiter will be told of."""
@@ -91,7 +96,8 @@ class Assignment:
             return None
         self._note_retry()
         before, self._lease = self._lease, None
-        self._release(before)
+        if before is not None:
+            self._release(before)
         return WAITING
 
     def _note_retry(self) -> None:
@@ -115,14 +121,14 @@ class Assignment:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
         lease, self._lease = self._lease, None
-        self._release(lease)
-
-    def _release(self, lease: Lease | None) -> None:
-        """Give a lease back; what waits may go on."""
         if lease is not None:
-            lease.release()
-            if self.dispatcher.queue is not None:
-                self.dispatcher.on_free(lease.instance)
+            self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        """Give a lease back; what waits may go on."""
+        lease.release()
+        if self.dispatcher.queue is not None:
+            self.dispatcher.on_free(lease.instance)
 
     # What the chosen instance does
 

@@ -161,7 +161,7 @@ class ByModel:
         """The endpoint's own word."""
         return self._found.on_wait_over()
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """As the endpoint's invocation has it."""
         return self._found.request_head(framing, time_left_s)
 
@@ -188,10 +188,6 @@ class ByModel:
         error = body_too_large(self.max_body_bytes)
         error.status = 413  # HTTP's own status for it
         return self._say(error)
-
-    def on_first_piece(self) -> None:
-        """The answer's body begins."""
-        self._found.on_first_piece()
 
     def finish(self, outcome: Outcome) -> None:
         """The end, whether or not an endpoint was found."""

@@ -18,6 +18,7 @@ from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Endpoint, Registry
+from torchmoor.http.message import Reply, Request
 from torchmoor.routing.random import choose_weighted
 from torchmoor.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
 from torchmoor.routing.waiting import WaitingBytes
@@ -69,6 +70,11 @@ class Gateway:
         self._ids = count(1)
         self._verified: dict[tuple[str, str, bytes], SessionId] = {}
 
+    def tell(self, request: Request, request_id: bytes, reply: Reply) -> None:
+        """The proxy answers a request itself, and it has no invocation."""
+        if self.observer is not None:
+            self.observer.on_reply(request, request_id, reply)
+
     def new_request_id(self) -> bytes:
         """A unique id in the form of a UUID: a random part of this process, then a count."""
         return b"%b-%012x" % (self._id_prefix, next(self._ids))
@@ -115,6 +121,8 @@ class Gateway:
         A variant without a ready instance gets no share of the traffic that names none. Raises UnknownVariant.
         """
         dispatchers = self._dispatchers[endpoint.name]
+        if variant is None and len(dispatchers) == 1:
+            return dispatchers[0]
         if variant is not None:
             named = [dispatcher for dispatcher in dispatchers if dispatcher.name == variant]
             if not named:

@@ -11,12 +11,12 @@ from time import monotonic
 from torchmoor.api.assignment import Assignment
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.observer import TRACEPARENT, Trace
+from torchmoor.api.observer import TRACEPARENT, Observer, Trace
 from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.answer import Answer, Loss, WatchedAnswer
 from torchmoor.http.call import Deadlines, Outcome, Waiter, Waiting
 from torchmoor.http.message import AnswerHead, BodyCheck, Reply, Request
 from torchmoor.routing.kv_aware import Expectation
@@ -24,7 +24,9 @@ from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import RouteRequest
 
 ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
+REFUSED_FOR_NOW = frozenset(
+    (b"Overloaded", b"OutOfMemory", b"OutOfDisk", b"JournalUnavailable", b"SourceUnavailable", b"LoadStopped")
+)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
@@ -45,7 +47,7 @@ TIMED_OUT = (
 class Operation:
     """What all requests for one operation of an endpoint share."""
 
-    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line")
+    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line", "timeout_line")
 
     def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
         self.gateway = gateway
@@ -53,6 +55,7 @@ class Operation:
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
+        self.timeout_line = timeout_line(deadlines.total_s)
 
 
 class Invocation(Assignment):
@@ -61,8 +64,8 @@ class Invocation(Assignment):
     No slots: an invocation is made for each request, and what most of them never change is not set.
 
     status: that the client was told; error_kind: and the kind of error. held_back: names of fields that do not pass on,
-    beside those that never do. sent_at: to the chosen instance, in monotonic seconds. Only where an observer wants to
-    know: first_piece_at, when the answer's body began; answer_head, the last one that an instance gave; trace.
+    beside those that never do. sent_at: to the chosen instance, in monotonic seconds. Only where there is an observer:
+    answer_head, the last one that an instance gave; watched, the answer that passed; trace.
     """
 
     operation_name = ""
@@ -74,9 +77,11 @@ class Invocation(Assignment):
     _num_resets = 0
     error_kind = ""
     sent_at = 0.0
-    first_piece_at = 0.0
+    observer: Observer | None = None
     answer_head: AnswerHead | None = None
+    watched: WatchedAnswer | None = None
     trace: Trace | None = None
+    _trace_line = b""
 
     def __init__(
         self,
@@ -108,9 +113,11 @@ class Invocation(Assignment):
             self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
         dispatcher.metrics.invocations += 1
         if self.gateway.observer is not None:
-            self.trace = self.gateway.observer.begin_trace(request)
+            self.observer = self.gateway.observer
+            self.trace = self.observer.begin_trace(request)
             if self.trace is not None:
                 self.held_back |= _TRACE_FIELDS
+                self._trace_line = self.trace.line
 
     @property
     def endpoint(self) -> Endpoint:
@@ -143,43 +150,43 @@ class Invocation(Assignment):
                 return self.fail(error)
         if self.num_prefix_bytes:
             prefix_id = self.request.find(PREFIX_AWARE_ID) or b""
-            self.route_request = RouteRequest(prefix=prefix, prefix_id=prefix_id)
+            excluded = self.route_request.excluded
+            self.route_request = RouteRequest(excluded=excluded, prefix=prefix, prefix_id=prefix_id)
         return self.assign(waiter)
 
     def on_wait_over(self) -> Reply:
         """No instance was free in time."""
         return self.fail(self.dispatcher.wait_over())
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
         self.sent_at = monotonic()
-        request, request_id = self.request, self.request_id
+        request, request_id, operation = self.request, self.request_id, self.operation
         places = request.layout.places
-        invocation_line = b"" if INVOCATION_ID in places else b"amz-sdk-invocation-id: %b\r\n" % request_id
-        inference_id = (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id
-        return (
-            b"%b %b HTTP/1.1\r\n%b%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
-            b"x-torchmoor-timeout-ms: %d\r\n\r\n"
-        ) % (
+        parts = [
             request.method,
+            b" ",
             self._path,
             self.choice.request_line,
             framing,
             request.lines(self.held_back),
-            self.operation.endpoint_line,
-            self.added_lines(),
+            operation.endpoint_line,
+            b"x-torchmoor-request-id: ",
             request_id,
-            inference_id,
-            invocation_line,
-            max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000,
-        )
+            b"\r\nx-amzn-sagemaker-inference-id: ",
+            (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
+            operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
+        ]
+        if INVOCATION_ID not in places:
+            parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
+        parts += (self.added_lines(), self._trace_line, b"\r\n")
+        return b"".join(parts)
 
     def added_lines(self) -> bytes:
         """What the dialect and the proxy tell the instance beside the fields that pass."""
         principal = self.request.principal
-        lines = b"x-torchmoor-principal: %b\r\n" % principal.encode() if principal else b""
-        return lines if self.trace is None else lines + self.trace.line
+        return b"x-torchmoor-principal: %b\r\n" % principal.encode() if principal else b""
 
     def on_abandoned(self) -> None:
         """The instance shall stop; a closed connection alone does not tell it before it has something to say."""
@@ -189,8 +196,6 @@ class Invocation(Assignment):
 
     def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Instance | Waiting | None:
         """Pass the answer on, or go elsewhere if the instance could not take the request."""
-        if self.gateway.observer is not None:
-            self.answer_head = head
         if can_replay and head.status >= 400:
             other = self._find_abler(head)
             if other is not None:
@@ -200,6 +205,13 @@ class Invocation(Assignment):
         answer = self.answer(head)
         if answer is not None:
             self.status = head.status
+        return answer if self.observer is None else self._watch(head, answer)
+
+    def _watch(self, head: AnswerHead, answer: Answer | None) -> Answer | None:
+        """Keep what the observer will be told."""
+        self.answer_head = head
+        if answer is not None:
+            answer = self.watched = WatchedAnswer(answer)
         return answer
 
     def _find_abler(self, head: AnswerHead) -> Instance | Waiting | None:
@@ -254,14 +266,10 @@ class Invocation(Assignment):
         """The body is longer than the dialect allows."""
         return self.fail(body_too_large(self.max_body_bytes))
 
-    def on_first_piece(self) -> None:
-        """The answer's body begins."""
-        if self.gateway.observer is not None:
-            self.first_piece_at = monotonic()
-
     def finish(self, outcome: Outcome) -> None:
         """Give back what is held, and count."""
-        waiter = self._waiter
+        if self.observer is not None:
+            self.observer.on_end(self, self._waiter, outcome)
         self.let_go()
         if self._body_check is not None:
             self._body_check.release()
@@ -272,15 +280,13 @@ class Invocation(Assignment):
             metrics.observe(model_s, now - self.request.received_at - model_s)
         if self.status >= 400:
             metrics.count_status(self.status)
-        if outcome is _BROKEN:
+        if outcome is _ANSWERED:
+            choice = self.choice
+            if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
+                self.gateway.recovery.on_answered(choice.instance)
+        elif outcome is _BROKEN:
             metrics.mid_stream_errors += 1
             self.note_failure(is_dead=True)
-        elif outcome is _ANSWERED and self.choice is not None and not self.has_failed:
-            instance = self.choice.instance
-            if instance.breaker.num_failures:
-                self.gateway.recovery.on_answered(instance)
-        if self.gateway.observer is not None:
-            self.gateway.observer.on_end(self, waiter, outcome, now)
 
     # Parts of the above
 
@@ -299,6 +305,11 @@ class Invocation(Assignment):
             original_status=0,
             original_message=TIMED_OUT,
         )
+
+
+def timeout_line(time_left_s: float) -> bytes:
+    """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
+    return b"\r\nx-torchmoor-timeout-ms: %d\r\n" % (max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
 
 
 def body_too_large(limit: int) -> ValidationError:

@@ -24,14 +24,14 @@ class Trace(Protocol):
 
 
 class Observer(Protocol):
-    """None of its methods may wait, or keep what it is given."""
+    """None of its methods may wait, raise, or keep what it is given."""
 
     def begin_trace(self, request: Request) -> Trace | None:
         """An invocation begins; None if it is not traced."""
         ...
 
-    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome, now: float) -> None:
-        """An invocation is over. waiter: None if it ended before it was routed. now: in monotonic seconds."""
+    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
+        """An invocation is over. waiter: None if it ended before it was routed."""
         ...
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:

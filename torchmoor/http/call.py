@@ -45,12 +45,11 @@ WAITING: Final = Waiting.WAITING
 class Waiter(Protocol):
     """The exchange, as its call uses it.
 
-    status_replied: of a Reply that was written in the answer's place, 0 if none was. num_bytes_out: of the answer as
-    it goes to the client, up to now.
+    status_replied and num_bytes_replied: of a Reply that was written in the answer's place, 0 if none was.
     """
 
     status_replied: int
-    num_bytes_out: int
+    num_bytes_replied: int
 
     @property
     def num_bytes_in(self) -> int:
@@ -98,10 +97,10 @@ class Call(Protocol):
         """The request has waited too long for a target."""
         ...
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The forwarded request's whole head for the chosen target; `framing` is its length header's line.
 
-        time_left_s: the target's answer is given up after that.
+        time_left_s: the target's answer is given up after that; None for the whole of what `deadlines` gives.
         """
         ...
 
@@ -126,10 +125,6 @@ class Call(Protocol):
 
     def on_body_too_large(self) -> Reply:
         """The request's body turned out longer than max_body_bytes."""
-        ...
-
-    def on_first_piece(self) -> None:
-        """The first bytes of a passed answer's body are about to be written."""
         ...
 
     def finish(self, outcome: Outcome) -> None:

@@ -36,10 +36,10 @@ class RequestObserver:
         """Open a span, if requests are traced."""
         return None if self._tracing is None else self._tracing.begin(request)
 
-    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome, now: float) -> None:
+    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
         """Close the span and write the line."""
         try:
-            record = record_invocation(invocation, waiter, outcome, now)
+            record = record_invocation(invocation, waiter, outcome, monotonic())
             trace: SpanTrace | None = invocation.trace  # type: ignore[assignment]  # ours, from begin_trace
             if trace is not None and self._tracing is not None:
                 record.trace_id = trace.trace_id
@@ -51,8 +51,12 @@ class RequestObserver:
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
         """Write the line."""
-        if self.log is not None:
+        if self.log is None:
+            return
+        try:
             self.log.write(record_reply(request, request_id, reply, monotonic()))
+        except Exception:
+            logger.exception("request not recorded request_id=%s", request_id.decode())
 
 
 @asynccontextmanager

@@ -74,14 +74,17 @@ def record_invocation(invocation: Invocation, waiter: Waiter | None, outcome: Ou
     status = invocation.status
     if waiter is not None:
         status = status or waiter.status_replied
-        record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_out
+        record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
     record.status = status or None
     if invocation.choice is not None:
         record.instance, record.routing_reason = invocation.choice.instance.name, invocation.choice.reason
     if invocation.sent_at:
         record.upstream_s = now - invocation.sent_at
-    if invocation.first_piece_at:
-        record.first_byte_s = invocation.first_piece_at - began
+    watched = invocation.watched
+    if watched is not None:
+        record.num_bytes_out += watched.num_bytes
+        if watched.began_at:
+            record.first_byte_s = watched.began_at - began
     if invocation.waited_s:
         record.waited_s = invocation.waited_s
     places = request.layout.places

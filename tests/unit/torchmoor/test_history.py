@@ -14,7 +14,7 @@ from torchmoor.settings import VariantSettings
 
 @dataclass
 class Traffic:
-    variant: Variant = field(default_factory=lambda: Variant("llava", VariantSettings(model="llava")))
+    variant: Variant = field(default_factory=lambda: Variant("llava", VariantSettings(model="llava"), None))
     metrics: InvocationMetrics = field(default_factory=lambda: InvocationMetrics("llava", "AllTraffic"))
     num_waiting: int = 0
 
