@@ -122,7 +122,9 @@ class Proxy:
             collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
-            dashboard = await stack.enter_async_context(Dashboard(self.registry, self.gateway.dispatchers()))
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, self.gateway.dispatchers())
+            )
             models = ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers()))
             admin = AdminServer(
                 self.registry,
