@@ -82,7 +82,8 @@ function showModel(element, row, queue) {
   say(part(element, "tier"), row.tier);
   setClass(part(element, "tier"), `badge ${TIER_CLASSES[row.tier] ?? ""}`);
   say(part(element, "more"), row.reason ?? row.progress ?? "");
-  say(part(element, "bytes"), row.bytes ? bytes(row.bytes) : "–");
+  const size = (row.bytes ?? 0) + (row.mapped_bytes ?? 0);
+  say(part(element, "bytes"), size ? bytes(size) : "–");
   say(part(element, "used"), typeof row.last_used_s === "number" ? `${span(row.last_used_s)} ago` : "–");
   say(part(element, "hits"), number(row.hits ?? 0));
   const turn = queue.indexOf(row.name);
