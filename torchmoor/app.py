@@ -14,11 +14,13 @@ from types import TracebackType
 from torchmoor.access.gate import Gate
 from torchmoor.access.tls import Tls
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
 from torchmoor.async_parts import make_async_inference
+from torchmoor.dashboard.page import Dashboard
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -36,6 +38,7 @@ from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
 from torchmoor.model_metrics import ModelMetricsCollector
+from torchmoor.observe.observing import RequestObserver, observing
 from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -101,6 +104,7 @@ class Proxy:
         api = Api(self.gateway, self.operations, self.gate, self.async_inference)
         self.server = HttpServer(api, means, self.sweeper, client_limits)
         self.status = StatusPoller(registry, settings.health, self.operations)
+        self.observer: RequestObserver | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
         registry.listen(self._on_change)
@@ -117,14 +121,28 @@ class Proxy:
             await stack.enter_async_context(self.status)
             if self.async_inference is not None:
                 await stack.enter_async_context(self.async_inference)
+            self.observer = await stack.enter_async_context(observing(self._settings.observe))
+            self.gateway.observer = self.observer
             denied = {} if self.gate is None else self.gate.num_denied
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
+            log = None if self.observer is None else self.observer.log
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, self.gateway.dispatchers())
+            )
             models = ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers()))
-            tls = None if self.admin_tls is None else self.admin_tls.context
             admin = AdminServer(
-                self.registry, collector, scraper, models, listen.admin_host, listen.admin_port, token=token, tls=tls
+                self.registry,
+                collector,
+                scraper,
+                models,
+                dashboard,
+                listen.admin_host,
+                listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
+                token=token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
@@ -172,6 +190,16 @@ class Proxy:
             raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
         if self.gate is not None:
             self.gate.take(credentials)
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
+
+    def reopen_log(self) -> None:
+        """Go on in a new access log: the old one was moved away."""
+        if self.observer is not None and self.observer.log is not None:
+            self.observer.log.reopen()
 
     def reload_tls(self) -> None:
         """Take renewed certificates for the connections to come; if one is no good, the old one stays."""

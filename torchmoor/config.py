@@ -35,6 +35,7 @@ from torchmoor.settings import (
     LimitSettings,
     ListenSettings,
     MultiModelSettings,
+    ObserveSettings,
     PrefixAwareSettings,
     ProxySettings,
     RecoverySettings,
@@ -82,6 +83,7 @@ _GROUPS = {
     "async_queue": AsyncQueueSettings,
     "objects": ObjectSettings,
     "notices": NoticeSettings,
+    "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

@@ -176,7 +176,5 @@ class AsyncInference:
         return state
 
     async def open_result(self, record: Record) -> Download:
-        """What was published for a request that has ended. Raises ObjectError."""
-        request = record.request
-        location = request.output_location if record.state is State.COMPLETED else request.failure_location
-        return await self._results.open(location)
+        """The result of a request that has completed. Raises ObjectError."""
+        return await self._results.open(record.request.output_location)
