@@ -123,6 +123,7 @@ class Stage:
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
+            **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
         )
         self._wall = wall
