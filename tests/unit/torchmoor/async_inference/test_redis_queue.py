@@ -66,6 +66,7 @@ def test_a_lost_answer_is_asked_for_again(redis_server: RedisServer, store: Stor
     with LossyProxy(redis_server.port) as lossy:
         store.url = store.url.replace(f":{redis_server.port}/", f":{lossy.port}/")
         queue = store.opened_by_url()
+        store.do(queue.backlog(ENDPOINT))  # it is connected, so that the lost answer is the call's own
 
         def losing(name: str) -> Queue:
             if name == call:
