@@ -99,11 +99,16 @@ class DirectoryStore(ObjectStore):
 
 def _parse(url: str, roots: tuple[str, ...], verb: str) -> tuple[Path, Path]:
     """The path that a URL names, and the configured directory that it lies below; as text, links not followed."""
-    parts = urlsplit(url)
+    parts = urlsplit(url)  # which takes a line's end away unasked
     path = unquote(parts.path)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
         raise LocationRefused("a file's location must be file:///a/path, without a host, ? or #; quote those in names")
-    if not path.isprintable() or any(part in (".", "..") for part in path.split("/")) or path.endswith("/"):
+    if (
+        not url.isprintable()
+        or not path.isprintable()
+        or any(part in (".", "..") for part in path.split("/"))
+        or path.endswith("/")
+    ):
         raise LocationRefused("a file's location must name a file, without /../ or unprintable characters")
     for root in roots:
         if Path(path).is_relative_to(root) and Path(path) != Path(root):
@@ -225,18 +230,17 @@ def _write_whole(writer: _Writer, body: bytes) -> None:
 
 def _publish(staged: str, source: tuple[Path, Path], final: str, target: tuple[Path, Path]) -> None:
     with _translated(final):
-        real_target = _make_folder(*target)
+        real_source, real_target = _resolve(*source), _make_folder(*target)
         try:
-            real_source = _resolve(*source)
             os.replace(real_source, real_target)
-        except FileNotFoundError:
-            if not real_target.exists():
-                raise ObjectMissing(f"neither {staged} nor {final} is there") from None
-            return
         except OSError as exc:
-            if exc.errno != errno.EXDEV:
-                raise
-            raise LocationRefused(f"{staged} and {final} must be on one file system") from exc
+            if not os.path.lexists(real_source):
+                if real_target.exists():  # somebody else was faster, or we were, before a crash
+                    return
+                raise ObjectMissing(f"neither {staged} nor {final} is there") from None
+            if exc.errno == errno.EXDEV:
+                raise LocationRefused(f"{staged} and {final} must be on one file system") from exc
+            raise
         _sync_folder(real_target.parent)
         _sync_folder(real_source.parent)
 

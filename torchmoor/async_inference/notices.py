@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -193,7 +193,7 @@ class Notifier:
         raise AssertionError("unreachable")
 
     def _delay_s(self, attempt: int) -> float:
-        longest = min(self._settings.max_delay_s, self._settings.first_delay_s * 2 ** (attempt - 1))
+        longest = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** (attempt - 1))
         return longest * random.uniform(0.5, 1.0)
 
     async def close(self) -> None:
@@ -202,7 +202,7 @@ class Notifier:
         await self._webhooks.close()
 
 
-def _known(values: dict[str, str | None]) -> dict[str, str]:
+def _known(values: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
@@ -103,6 +104,7 @@ class Outbound:
                 connector=aiohttp.TCPConnector(
                     resolver=_JudgingResolver(self, scheme, self._resolver),
                     use_dns_cache=False,
+                    ssl=ssl.create_default_context(),  # aiohttp's own is of the time of its import
                     limit=self._max_connections,
                 ),
                 timeout=self._timeout,

@@ -92,6 +92,25 @@ def test_many_submits_of_one_invocation_at_once_store_one(store: Store) -> None:
     assert store.do(queues[0].backlog(ENDPOINT)).waiting == 1
 
 
+def test_submits_at_once_have_each_its_own_answer(store: Store, queue: Queue) -> None:
+    """One that is refused, or whose caller went away, takes none with it."""
+    store.do(queue.submit(request("taken")))
+
+    async def submit() -> list[object]:
+        names = ["r1", "taken", "r2", "taken", "r3"]
+        tasks = [asyncio.create_task(queue.submit(request(name))) for name in [*names, "left", "r4"]]
+        await asyncio.sleep(0)
+        tasks[5].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = store.do(submit())
+
+    assert [isinstance(answer, AsyncRequest) for answer in answers] == [True, False, True, False, True, False, True]
+    assert [type(answers[n]) for n in (1, 3, 5)] == [InferenceIdInUse, InferenceIdInUse, asyncio.CancelledError]
+    found = {record.request.inference_id for record in store.do(queue.list(ENDPOINT))}
+    assert found - {"left"} == {"taken", "r1", "r2", "r3", "r4"}
+
+
 def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue) -> None:
     """Not before, and not while it is extended; each taking is an attempt."""
     store.do(queue.submit(request("r1")))
@@ -343,7 +362,7 @@ def test_a_full_queue_refuses_and_takes_again(store: Store) -> None:
         store.do(queue.submit(request("r2", body=b"x" * 41)))
     store.do(queue.submit(request("r2", body=b"x" * 40)))
     store.do(queue.submit(request("r3")))
-    with pytest.raises(QueueFull, match="chat .*max_pending\\)") as refused:
+    with pytest.raises(QueueFull, match=r"chat .*max_pending\)") as refused:
         store.do(queue.submit(request("r4")))
     store.do(queue.submit(request("r4", endpoint="other", body=b"x" * 100)))
 
