@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -37,7 +38,9 @@ class AdminServer:
         port: int,
         *,
         token: str = "",
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
+        """refresh: brings what is shown up to date, where that takes asking other processes."""
         self.port = port
         self._registry = registry
         self._scraper = scraper
@@ -45,6 +48,7 @@ class AdminServer:
         self._metrics.register(collector)
         self._host = host
         self._token = token.encode()
+        self._refresh = refresh
         app = web.Application(middlewares=[self._check_token] if token else [])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
@@ -80,10 +84,12 @@ class AdminServer:
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         """The proxy's own numbers, then the instances'."""
+        await self._refresh()
         body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
+        await self._refresh()
         rows = [
             {
                 "name": instance.name,
@@ -109,13 +115,15 @@ class AdminServer:
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over."""
-        return self._move(request, (InstanceState.READY, InstanceState.DRAINING), InstanceState.DRAINING)
+        return await self._move(request, (InstanceState.READY, InstanceState.DRAINING), InstanceState.DRAINING)
 
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain: the instance is asked whether it is ready, and gets work again."""
-        return self._move(request, (InstanceState.DRAINING,), InstanceState.STARTING)
+        return await self._move(request, (InstanceState.DRAINING,), InstanceState.STARTING)
 
-    def _move(self, request: web.Request, expected: tuple[InstanceState, ...], state: InstanceState) -> web.Response:
+    async def _move(
+        self, request: web.Request, expected: tuple[InstanceState, ...], state: InstanceState
+    ) -> web.Response:
         """Change an instance's state, and answer with it and with how many requests it still works on."""
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
@@ -129,6 +137,7 @@ class AdminServer:
             message = f"Instance {name!r} is {instance.state.value}, and must be {wanted} for that."
             return web.json_response({"error": message}, status=409)
         self._registry.set_state(name, state)
+        await self._refresh()
         return web.json_response({"name": name, "state": state.value, "outstanding": instance.outstanding})
 
 

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
 from types import TracebackType
 
-from torchmoor.access.gate import Gate
-from torchmoor.access.tls import Tls
 from torchmoor.admin import AdminServer
-from torchmoor.api.application import Api
-from torchmoor.api.cancellation import Cancellations
-from torchmoor.api.gateway import Gateway
-from torchmoor.errors import ConfigError
+from torchmoor.data_plane import DataPlane
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.recovery import Recovery
+from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.session_room import SessionRooms
-from torchmoor.http.client import ClientLimits
-from torchmoor.http.errand import Errands
-from torchmoor.http.exchange import ExchangeMeans
-from torchmoor.http.outgoing import ReplayBudget
-from torchmoor.http.server import HttpServer
-from torchmoor.http.sweeper import Sweeper
-from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
-from torchmoor.settings import ProxySettings
+from torchmoor.settings import ListenSettings, ProxySettings
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 5.0
-ERRAND_GRACE_S = 1.0
 
-
-class Proxy:
-    """Both planes, for as long as the context lasts.
+class Proxy(DataPlane):
+    """Both planes in one process, for as long as the context lasts.
 
     async with Proxy(settings, registry) as proxy:
         ...  # proxy.port, proxy.admin_port
@@ -55,68 +37,37 @@ class Proxy:
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """wall: seconds since 1970, which signatures are dated by. Raises ConfigError if a certificate is no good."""
-        limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
-        self.registry = registry
-        self.port = listen.port
-        self.admin_port = listen.admin_port
-        self.sweeper = Sweeper(timeouts.sweep_interval_s)
-        self.budget = ReplayBudget(
-            max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
-        )
-        connector = Connector(
-            self.sweeper,
-            connect_timeout_s=timeouts.connect_timeout_s,
-            idle_timeout_s=timeouts.pool_idle_timeout_s,
-            max_header_bytes=4 * limits.max_header_bytes,
-        )
-        self.recovery = Recovery(registry, settings.recovery)
+        super().__init__(settings, registry, self._suspect, rng=rng, wall=wall)
+        self.admin_port = settings.listen.admin_port
         self.health = HealthChecker(registry, settings.health, self.recovery.tick)
-        self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(
-            settings, registry, rng or Random(), Cancellations(self.errands), self.recovery, self.health.suspect
-        )
-        means = ExchangeMeans(
-            connector=connector,
-            budget=self.budget,
-            body_timeout_s=limits.body_timeout_s,
-            max_error_body_bytes=limits.max_error_body_bytes,
-        )
-        client_limits = ClientLimits(
-            max_header_bytes=limits.max_header_bytes,
-            max_connections=limits.max_connections,
-            header_timeout_s=limits.header_timeout_s,
-            body_timeout_s=limits.body_timeout_s,
-            keep_alive_timeout_s=limits.keep_alive_timeout_s,
-        )
-        self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
-        self.tls = Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
-        self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
         self.session_rooms = SessionRooms(registry, settings.health)
         self._settings = settings
         self._stack = AsyncExitStack()
-        registry.listen(self._on_change)
+
+    def _suspect(self, instance: Instance) -> None:
+        self.health.suspect(instance)
 
     async def __aenter__(self) -> Proxy:
         listen = self._settings.listen
         async with AsyncExitStack() as stack:
-            self.sweeper.start()
-            stack.callback(self.sweeper.stop)
-            stack.callback(self._close_idle)
-            stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
+            self.start(stack)
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.session_rooms)
-            denied = {} if self.gate is None else self.gate.num_denied
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), self.num_denied)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
-            admin = AdminServer(self.registry, collector, scraper, listen.admin_host, listen.admin_port, token=token)
+            admin = AdminServer(
+                self.registry,
+                collector,
+                scraper,
+                listen.admin_host,
+                listen.admin_port,
+                token=token,
+                refresh=_is_up_to_date,
+            )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
-            self.port = await self.server.start(
-                listen.host, listen.port, None if self.tls is None else self.tls.context
-            )
-            stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
+            await self.listen(stack, port=listen.port)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
         return self
@@ -127,41 +78,29 @@ class Proxy:
         await self._stack.aclose()
         logger.info("proxy stopped")
 
-    def _on_change(self, instance: Instance) -> None:
-        """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.
-
-        Soon, and not now: an exchange may be what has found it out.
-        """
-        if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
-            asyncio.get_running_loop().call_soon(self._give_up, instance)
-
-    def _give_up(self, instance: Instance) -> None:
-        for connection in list(self.server.connections):
-            if connection.exchange is not None:
-                connection.exchange.on_target_down(instance)
-
     @property
     def runtime_url(self) -> str:
         """Where the data plane listens."""
-        return _url("http" if self.tls is None else "https", self._settings.listen.host, self.port)
+        return runtime_url(self._settings.listen, self.port)
 
     @property
     def admin_url(self) -> str:
         """Where the admin plane listens."""
-        return _url("http", self._settings.listen.admin_host, self.admin_port)
+        return admin_url(self._settings.listen, self.admin_port)
 
-    def reload_tls(self) -> None:
-        """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
-        if self.tls is not None:
-            try:
-                self.tls.reload()
-                logger.info("certificate read again")
-            except ConfigError as error:
-                logger.error("the old certificate stays in use: %s", error)
 
-    def _close_idle(self) -> None:
-        for instance in self.registry.instances():
-            instance.close_idle()
+async def _is_up_to_date() -> None:
+    """All that the admin plane shows is counted in this process."""
+
+
+def runtime_url(listen: ListenSettings, port: int) -> str:
+    """The data plane's address."""
+    return _url("https" if listen.tls_certificate else "http", listen.host, port)
+
+
+def admin_url(listen: ListenSettings, port: int) -> str:
+    """The admin plane's address."""
+    return _url("http", listen.admin_host, port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

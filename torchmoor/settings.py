@@ -45,11 +45,13 @@ class ListenSettings:
     admin_port: int = 9080
     tls_certificate: str = ""  # PEM file, with those that sign it; "": the data plane is plain HTTP
     tls_key: str = ""  # PEM file without a password
+    processes: int = 1  # that share the data plane's port; one carries about 30,000 requests a second
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
+        _require_range("listen.processes", self.processes, 1, 64)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ConfigError("listen.tls_certificate and listen.tls_key must be given together")
 

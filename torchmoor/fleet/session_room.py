@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from types import TracebackType
 
 import aiohttp
@@ -25,9 +26,12 @@ MAX_STATUS_BYTES = 1 << 20
 
 
 class SessionRooms:
-    """Keeps `session_room` of ready instances up to date."""
+    """Keeps `session_room` of ready instances up to date. on_told: hears of each answer."""
 
-    def __init__(self, registry: Registry, settings: HealthSettings) -> None:
+    def __init__(
+        self, registry: Registry, settings: HealthSettings, on_told: Callable[[Instance], None] | None = None
+    ) -> None:
+        self._on_told = on_told
         self._registry = registry
         self._settings = settings
         self._allowed = 0.0  # questions that may be asked now
@@ -98,6 +102,8 @@ class SessionRooms:
             self._questions.pop(instance.name, None)
         if self._registry.find(instance.name) is instance and instance.is_ready:
             instance.session_room = room
+            if self._on_told is not None:
+                self._on_told(instance)
 
     def _on_change(self, instance: Instance) -> None:
         """What was known of an instance is no longer true once it is not ready, or gone."""

@@ -1,0 +1,97 @@
+"""What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
+
+Parent to process: assign (first), instance, removed, room, breaker, listen, report, reload_tls, stop.
+Process to parent: ready, failed, down, suspect, breaker, report.
+Either notices the other's end by the end of the socket, however it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torchmoor.fleet.instance import Instance
+from torchmoor.settings import ProxySettings
+
+Message = dict[str, Any]
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_UNREAD_BYTES = 4 << 20  # in the sender: a process that reads so little has stopped
+
+
+class Link:
+    """One end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, own: socket.socket) -> Link:
+        """Take over a connected socket."""
+        return cls(*await asyncio.open_unix_connection(sock=own, limit=MAX_MESSAGE_BYTES))
+
+    def send(self, kind: str, **members: Any) -> None:
+        """To one that has ended it goes nowhere."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps({"kind": kind, **members}).encode() + b"\n")
+
+    @property
+    def is_clogged(self) -> bool:
+        """True if the other end reads too little of what it is sent."""
+        return self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES
+
+    async def receive(self) -> AsyncIterator[Message]:
+        """Messages until the other end closes."""
+        while True:
+            try:
+                line = await self._reader.readuntil(b"\n")
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            message: Message = json.loads(line)
+            yield message
+
+    def close(self) -> None:
+        """Say no more."""
+        self._writer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a process is told first.
+
+    port: that it shares. row: its own in the counts, of num_rows. counts, wakers: descriptors that it has inherited.
+    uses_counts: whether it routes by the others' counts, too. log_level: as logging has it.
+    """
+
+    settings: ProxySettings
+    port: int
+    row: int
+    num_rows: int
+    counts: int
+    wakers: tuple[int, ...]
+    uses_counts: bool
+    log_level: int
+
+    def to_text(self) -> str:
+        """For the wire. Pickled: it goes from a parent to its own child, on a socket that nobody else has."""
+        return base64.b64encode(pickle.dumps({item.name: getattr(self, item.name) for item in fields(self)})).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Assignment:
+        """What to_text made."""
+        return cls(**pickle.loads(base64.b64decode(text)))
+
+
+_FACTS = ("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port", "capacity")
+
+
+def describe(instance: Instance) -> Message:
+    """An instance as a process is told of it."""
+    facts: Message = {name: getattr(instance, name) for name in _FACTS}
+    return facts
