@@ -1,0 +1,123 @@
+"""The parent of several proxy processes: what it tells them, and what it makes of what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.replicas import Holding, read, serving, write_config
+from tests.waiting import wait_until
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.replicas import process as process_module
+from torchmoor.replicas.fleet import ReplicaFleet
+from torchmoor.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+
+SETTINGS = ProxySettings(
+    endpoints=(EndpointSettings(name="chat", variants=(VariantSettings(model="chat"),)),),
+    listen=ListenSettings(port=0, admin_port=0, processes=2),
+    health=HealthSettings(starting_interval_s=0.05),
+)
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    with Holding(("a", "b")) as instances:
+        yield instances
+
+
+def add(registry: Registry, port: int) -> None:
+    """The one instance, as a launcher makes it known at each of its starts."""
+    registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=port, state=InstanceState.READY))
+
+
+def run_with_fleet(registry: Registry, work: Callable[[ReplicaFleet, asyncio.AbstractEventLoop], None]) -> None:
+    """A fleet in this process's own loop; `work` runs in a thread and may block."""
+
+    async def run() -> None:
+        async with ReplicaFleet(SETTINGS, registry) as fleet:
+            await asyncio.to_thread(work, fleet, asyncio.get_running_loop())
+
+    uvloop.run(run())
+
+
+def ask(port: int) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+    return read(connection)
+
+
+def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(holding: Holding) -> None:
+    """A launcher gives an instance other ports if its old ones are taken."""
+    registry = Registry(SETTINGS.endpoints)
+    add(registry, holding.fakes["a"].port)
+
+    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
+        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+        loop.call_soon_threadsafe(add, registry, holding.fakes["b"].port)
+        wait_until(lambda: {ask(fleet.port) for _ in range(8)} == {"b"}, "both processes know the new port")
+
+    run_with_fleet(registry, work)
+
+
+def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens as before, so that clients of its share of the connections would wait for ever."""
+    monkeypatch.setattr(process_module, "SILENT_S", 3.0)
+    registry = Registry(SETTINGS.endpoints)
+    add(registry, holding.fakes["a"].port)
+
+    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
+        hanging = fleet.processes[0].pid
+        assert hanging is not None
+        os.kill(hanging, signal.SIGSTOP)
+        wait_until(lambda: fleet.processes[0].pid not in (hanging, None), "it is killed, and another started")
+        wait_until(lambda: fleet.processes[0].is_ready, "which takes requests")
+        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+
+    run_with_fleet(registry, work)
+
+
+def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it said for a reason, and without a process left."""
+    monkeypatch.setattr(process_module.Assignment, "to_text", lambda self: "nonsense")
+
+    with pytest.raises(process_module.LaunchError, match="while starting"):
+        run_with_fleet(Registry(SETTINGS.endpoints), lambda fleet, loop: None)
+
+
+def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding: Holding, tmp_path: Path) -> None:
+    """What failed there often enough need not fail in each of the others as often."""
+
+    async def reset(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    holding.fakes["a"].behave = reset
+    fakes = list(holding.fakes.values())
+    changes = {"recovery": {"max_failures": 3, "min_open_s": 600.0, "max_open_s": 600.0}}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": fakes}, **changes)
+    with serving(path, 3) as served:
+        connection = served.connect()  # of one process
+
+        def is_open() -> bool:
+            connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+            assert connection.getresponse().read() == b"b"
+            return bool(served.instances()["a"]["breaker"] == "open")
+
+        wait_until(is_open, "the breaker opens")
+        served.instances()  # every process has answered after that, and so has heard of it
+        before = len(holding.fakes["a"].received)
+
+        assert {served.ask() for _ in range(16)} == {"b"}
+        with suppress(OSError):
+            connection.close()
+
+    assert len(holding.fakes["a"].received) == before
