@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance
@@ -116,55 +116,51 @@ class SharedCounts:
         instance.outstanding -= instance.elsewhere
         instance.elsewhere = 0
         if self._own is not None:
-            self._cells[self._own + _COUNTS + slot] = 0
-            self._log(self._own, slot)
+            cells, own = self._cells, self._own
+            cells[own + _COUNTS + slot] = 0
+            cells[own + _RING + cells[own] % RING] = slot
+            cells[own] = (cells[own] + 1) & _MASK
 
     def _make_writer(self, slot: int, own: int, update: Callable[[Instance], None]) -> Callable[[Instance], None]:
-        cells, at, log = self._cells, own + _COUNTS + slot, self._log
+        cells, at, ring = self._cells, own + _COUNTS + slot, own + _RING
 
         def write(instance: Instance) -> None:
+            """The count before the log: whoever reads of a change finds it."""
             cells[at] = instance.outstanding - instance.elsewhere
-            log(own, slot)
+            number = cells[own]
+            cells[ring + number % RING] = slot
+            cells[own] = (number + 1) & _MASK
             update(instance)
 
         return write
-
-    def _log(self, own: int, slot: int) -> None:
-        """Only after the count is written: whoever reads of a change finds it."""
-        cells = self._cells
-        number = cells[own]
-        cells[own + _RING + number % RING] = slot
-        cells[own] = (number + 1) & _MASK
 
     # Other processes
 
     def refresh(self) -> None:
         """Take over what the other processes have counted since; to be called before each choice."""
-        cells = self._cells
+        cells, places = self._cells, self._places
         for row in self._others:
-            if cells[row.start] != row.seen:
-                self._catch_up(row)
+            start, seen = row.start, row.seen
+            number = cells[start]
+            if number == seen:
+                continue
+            row.seen = number
+            counts, last = start + _COUNTS, row.last
+            for slot in self._changed_slots(start, seen, number):
+                place = places.get(slot)
+                if place is not None:
+                    count = cells[counts + slot]
+                    change = count - last[slot]
+                    if change:
+                        last[slot] = count
+                        self._count_elsewhere(place, change)
 
-    def _catch_up(self, row: _Row) -> None:
-        cells = self._cells
-        number = cells[row.start]
-        counts, places, last = row.start + _COUNTS, self._places, row.last
-        for slot in list(self._changed_slots(row, number)):
-            place = places.get(slot)
-            if place is not None:
-                count = cells[counts + slot]
-                change = count - last[slot]
-                if change:
-                    last[slot] = count
-                    self._count_elsewhere(place, change)
-        row.seen = number
-
-    def _changed_slots(self, row: _Row, number: int) -> Iterator[int]:
-        behind = (number - row.seen) & _MASK
+    def _changed_slots(self, start: int, seen: int, number: int) -> list[int]:
+        behind = (number - seen) & _MASK
         if behind >= RING:
-            return iter(self._places)
-        ring = row.start + _RING
-        return (self._cells[ring + (row.seen + step) % RING] for step in range(behind))
+            return list(self._places)
+        cells, ring = self._cells, start + _RING
+        return [cells[ring + (seen + step) % RING] for step in range(behind)]
 
     @staticmethod
     def _count_elsewhere(place: _Place, change: int) -> None:
