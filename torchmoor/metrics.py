@@ -97,6 +97,11 @@ class InvocationMetrics:
         self.queue_latency = Histogram()
         self.first_chunk_latency = Histogram()
 
+    def observe(self, model_s: float, overhead_s: float) -> None:
+        """Count how long a request took at its instance, and beside that."""
+        self.model_latency.observe(model_s)
+        self.overhead_latency.observe(overhead_s)
+
     def count_status(self, status: int) -> None:
         """Count the status that a client was told."""
         if status >= 500:

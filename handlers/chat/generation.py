@@ -16,24 +16,23 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
+from handlers.chat.answer import Answer
 from handlers.chat.counters import Counters
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.chat.images import Image, ImageStore, Tier
+from handlers.chat.limits import ContextLimits
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters
 from handlers.chat.reply import Reply
 from handlers.chat.room import Room
-from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.engine import Engine
-from handlers.engine.kv_cache import BLOCK, SequenceCache
+from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
 from handlers.errors import (
     ClientGone,
-    ContextTooLong,
     HandlerError,
     InternalError,
-    InvalidRequest,
     OutOfMemory,
     TurnConflict,
     TurnTimedOut,
@@ -96,9 +95,9 @@ class Generation(ABC):
         self._parts = parts
         self._cache = cache
         self._parameters = parameters
-        self._form = form
         self._reply = reply
-        self._is_streaming = is_streaming
+        self._answer = Answer(reply, form, parts.model, parameters.stop, is_streaming=is_streaming)
+        self._limits = ContextLimits(parts.engine_settings, parts.session_settings, parts.model, cache.pool)
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
         self._preparation: Future[None] | None = None
@@ -107,13 +106,10 @@ class Generation(ABC):
         self._received = time.monotonic()
         self._begun = self._first_token_at = self._received
         self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
-        self._detokenizer = Detokenizer(parts.model.tokenizer, parameters.stop)
         self._pinned: list[Image] = []
         self._prompt: Prompt | None = None
         self._is_using_room = False
         self._kept = 0
-        self._tokens: list[Token] = []
-        self._receipt: dict[str, str] = {}
 
     # What a session's turn and a request without one do differently
 
@@ -189,7 +185,7 @@ class Generation(ABC):
                 self._sequence = sequence
                 self._parts.engine.submit(sequence)
         except AnsweredBefore as answered:
-            self._answer_again(answered.text)
+            self._end_with(answered.text)
         except OutOfMemory as error:
             if self._prompt is None:
                 self._fail(error)
@@ -204,7 +200,7 @@ class Generation(ABC):
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
         """Find what of the prompt is stored; pin the features of the images that are not."""
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
-        max_new_tokens = self._max_new_tokens(len(keys))
+        max_new_tokens = self._limits.max_new_tokens(len(keys), self._parameters)
         kept = self._cache.match(keys)
         tiers: set[Tier] = set()
         spans = []
@@ -214,7 +210,7 @@ class Generation(ABC):
                 self._pinned.append(image)
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
-        self._receipt |= {
+        self._answer.receipt |= {
             "X-Torchmoor-Cache-Tier": _tier(kept, tiers),
             "X-Torchmoor-Prefill-Tokens": str(len(keys) - kept),
             "X-Torchmoor-Context-Tokens": str(len(keys)),
@@ -223,47 +219,6 @@ class Generation(ABC):
         self._kept = kept
         params = self._parameters.sampling(max_new_tokens)
         return TokenSequence(keys, spans, self._cache, params, self._deadline, self._on_event)
-
-    @property
-    def max_context(self) -> int:
-        """Tokens of prompt and answer together."""
-        limit = self._parts.engine_settings.max_context_tokens
-        return min(limit or self._parts.model.max_context, self._parts.model.max_context)
-
-    @property
-    def max_prompt(self) -> int:
-        """Tokens that leave room for an answer."""
-        limit = self._parts.engine_settings.max_prompt_tokens
-        return min(limit or self.max_context - 1, self.max_context - 1)
-
-    @property
-    def _max_bytes(self) -> int:
-        """Device memory that the conversation and its answer may take."""
-        capacity = self._cache.pool.capacity_bytes
-        return min(capacity, self._parts.session_settings.max_session_bytes or capacity)
-
-    def _max_new_tokens(self, num_prompt_tokens: int) -> int:
-        settings = self._parts.engine_settings
-        if num_prompt_tokens > self.max_prompt:
-            raise ContextTooLong(
-                f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
-                "shorten it or open a new session"
-            )
-        wanted = self._parameters.max_new_tokens or settings.max_new_tokens
-        if wanted > settings.max_new_tokens_limit:
-            field = self._parameters.length_field
-            raise InvalidRequest(f"{field} must be at most {settings.max_new_tokens_limit}, not {wanted}", param=field)
-        max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
-        limit, shape = self._max_bytes, self._cache.pool.shape
-        if self._parameters.max_new_tokens is None:  # nobody asked for so long an answer
-            max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
-        num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
-        if num_bytes > limit:
-            raise ContextTooLong(
-                f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
-                f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
-            )
-        return max_new_tokens
 
     # The engine's thread
 
@@ -277,25 +232,16 @@ class Generation(ABC):
             self._fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
         assert self._sequence is not None
-        reason = event.finish_reason
-        is_special = event.token_id in self._parts.model.eos_token_ids
-        text = self._detokenizer.push(event.token_id)
-        if reason is not None:
-            text += self._detokenizer.finish()
-        if self._detokenizer.is_stopped:
-            reason = FinishReason.STOP
+        token, reason = self._answer.push(event)
         if len(self._sequence.output) == 1:
             self._first_token_at = time.monotonic()
             ttft_s = self._first_token_at - self._received
-            self._receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
+            self._answer.receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
             self._parts.counters.observe("ttft", ttft_s)
             self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
             self._parts.counters.add("tokens_reused", self._kept)
             self._sequence.images.clear()  # they have been read
             self._unpin()
-        token = Token(event.token_id, text, event.logprob, is_special)
-        if not self._is_streaming:
-            self._tokens.append(token)
         if reason is not None:
             summary = self._summarise(reason)
             if summary.num_tokens > 1:
@@ -303,8 +249,7 @@ class Generation(ABC):
                 self._parts.counters.observe("inter_token", gap_s)
             self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
             return False
-        if self._is_streaming:
-            self._show(token, None)
+        self._answer.show(token)
         return True
 
     def _wait_for_room(self, error: OutOfMemory) -> None:
@@ -328,12 +273,12 @@ class Generation(ABC):
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
         return Summary(
-            text=self._detokenizer.text,
+            text=self._answer.text,
             finish_reason=reason.value,
             num_tokens=len(self._sequence.output),
             num_prompt_tokens=len(self._sequence.prompt),
             seed=self._parameters.seed,
-            tokens=self._tokens,
+            tokens=self._answer.tokens,
         )
 
     # The end
@@ -343,45 +288,22 @@ class Generation(ABC):
         try:
             self._commit(summary.text)
             self._over("turns_finished")
-            if self._is_streaming:
-                self._show(token, summary)
-            else:
-                self._answer(summary)
+            self._answer.end(token, summary)
         except AnsweredBefore as answered:
             if self._reply.is_streaming:  # with tokens of its own, which may be others
                 self._fail(TurnConflict("this question has been answered already; send it again to get that answer"))
             else:
-                self._answer_again(answered.text)
+                self._end_with(answered.text)
         except HandlerError as error:
             self._fail(error)
         except Exception:
             logger.exception("answer could not be finished")
             self._fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
-    def _answer_again(self, text: str) -> None:
+    def _end_with(self, text: str) -> None:
         """The stored answer to a request that was answered before."""
-        summary = Summary(text=text, finish_reason=FinishReason.EOS.value, num_tokens=0, num_prompt_tokens=0, seed=None)
-        self._receipt["X-Torchmoor-Cache-Tier"] = "answer"
         self._over("turns_repeated")
-        if self._is_streaming:
-            self._show(Token(0, text, 0.0, False), summary)
-        else:
-            self._answer(summary)
-
-    def _show(self, token: Token, summary: Summary | None) -> None:
-        if not self._reply.is_streaming:
-            headers = {"Content-Type": self._form.content_type, **self._receipt}
-            self._reply.begin(headers, self._form.error)
-            self._reply.write(self._form.begin())
-        self._reply.write(self._form.token(token, summary), is_end=summary is not None)
-
-    def _answer(self, summary: Summary) -> None:
-        headers = {
-            "Content-Type": self._form.whole_content_type,
-            **self._receipt,
-            "X-Torchmoor-Generated-Tokens": str(summary.num_tokens),
-        }
-        self._reply.finish(headers, self._form.whole(summary))
+        self._answer.end_with(text)
 
     def _fail(self, error: HandlerError) -> None:
         if isinstance(error, ClientGone):

@@ -14,7 +14,6 @@ from handlers.chat.recorder import CONFLICT, SessionRecorder, answer_message, di
 from handlers.chat.reply import Reply
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Ask
-from handlers.engine.kv_cache import BLOCK
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.models.text import TextModel
@@ -72,7 +71,7 @@ class Turn(Generation):
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
         if num_caught_up:
-            self._receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
+            self._answer.receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
         self._raise_if_stopped()
         if self._ask.images:
             self._take_in(self._parts.load_images(session.scope, self._ask.images, self._reply))
@@ -99,7 +98,7 @@ class Turn(Generation):
         model = self._parts.model
         ids = model.render(self._messages, sizes)
         if self._parts.session_settings.overflow == "drop_oldest":
-            limit = self._max_prompt_with_answer()
+            limit = self._limits.max_prompt_beside_answer(self._parameters.max_new_tokens)
             num_turns = len(self._messages) // 2
             if len(ids) > limit and num_turns:
                 steps = [*range(DROP_STEP, num_turns, DROP_STEP), num_turns]
@@ -112,14 +111,8 @@ class Turn(Generation):
                 ids = model.render(self._messages, sizes)
             num_dropped = self._session.num_dropped + self._num_dropped
             if num_dropped:
-                self._receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
+                self._answer.receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
         return Prompt(ids, images)
-
-    def _max_prompt_with_answer(self) -> int:
-        """How long the conversation may be without cutting its answer short, for which half the room is enough."""
-        room = min(self.max_context, self._max_bytes // self._cache.pool.shape.block_bytes * BLOCK)
-        wanted = self._parameters.max_new_tokens or self._parts.engine_settings.max_new_tokens
-        return min(self.max_prompt, room - min(wanted, room // 2))
 
     def _fetch(self, image: Image) -> bytes:
         own = next((item.encoded for item in self._own_images if item.image == image), None)

@@ -5,7 +5,7 @@ since they differ between a laptop and a GPU by factors of a thousand.
 """
 
 WEIGHT = 0.2  # of the newest measurement in the running mean
-MIN_CHUNK = 16  # prompt tokens; fewer would leave long prompts waiting for ever
+MIN_CHUNK = 8  # prompt tokens; fewer would leave long prompts waiting for ever
 
 
 class Pace:

@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
+from tests.heads import make_request
 from tests.proxy.conftest import Stage, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.api.application import Api
 from torchmoor.app import Proxy
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
-from torchmoor.http.message import Request
 from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings, VariantSettings
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
@@ -205,8 +205,11 @@ def test_plain_path_needs_a_single_endpoint() -> None:
     )
     api = Api(Proxy(settings, Registry(settings.endpoints)).gateway)
 
-    refused: Any = api.handle(Request(b"POST", b"/v1/chat/completions", b"", []))
-    listed: Any = api.handle(Request(b"GET", b"/v1/models", b"", []))
+    def ask(method: bytes, path: bytes) -> Any:
+        return api.handle(make_request(method, path, handler=api.find_handler(method, path)))
+
+    refused = ask(b"POST", b"/v1/chat/completions")
+    listed = ask(b"GET", b"/v1/models")
 
     assert refused.status == 400
     assert "/endpoints/b2/openai/v1" in json.loads(refused.body)["error"]["message"]

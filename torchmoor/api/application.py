@@ -11,12 +11,13 @@ from torchmoor.api.container import ContainerApi
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.openai import OpenAIApi, openai_error
 from torchmoor.api.passthrough import PassThrough
-from torchmoor.api.replies import refusal, runtime_error
+from torchmoor.api.replies import Handler, refusal, runtime_error, unknown_operation
 from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
-from torchmoor.api.validation import Note, make_note
-from torchmoor.errors import ApiError, InternalFailure, UnknownOperation
+from torchmoor.api.validation import make_note
+from torchmoor.errors import ApiError, InternalFailure
 from torchmoor.http.call import Call
+from torchmoor.http.fields import Note
 from torchmoor.http.message import Reply, Request
 
 logger = logging.getLogger(__name__)
@@ -38,9 +39,23 @@ class Api:
         self._container = ContainerApi(gateway, pass_through)
         self._torchserve = TorchServeApi(gateway, pass_through)
 
-    def note(self, name: bytes, value: bytes) -> Note | None:
-        """What the dialects want to know of a header field."""
-        return make_note(name, value)
+    def note(self, name: bytes) -> Note:
+        """What becomes of header fields of that name."""
+        return make_note(name)
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler:
+        """Whose operation a method and a path name."""
+        if self._openai.serves(path):
+            return self._openai.handle
+        if path.startswith(runtime.PREFIX):
+            return self._runtime.find_handler(method, path)
+        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
+            return self._torchserve.invoke
+        if path == container.INVOCATIONS and method == b"POST":
+            return self._container.invoke
+        if path == container.PING and method in _LOOKING:
+            return self._container.ping
+        return _refuse
 
     def handle(self, request: Request) -> Call | Reply:
         """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
@@ -48,7 +63,8 @@ class Api:
         try:
             if self._gate is not None and request.path != container.PING:  # a load balancer has no credentials
                 self._gate.admit(request)
-            decision = self._dispatch(request, request_id)
+            handler: Handler = request.line.handler
+            decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
                 decision = CheckedReply(
                     request, request.body_check, decision, lambda e: self._error(request, e, request_id)
@@ -70,23 +86,11 @@ class Api:
         say = openai_error if self._openai.serves(request.path) else runtime_error
         return say(error, request_id)
 
-    def _dispatch(self, request: Request, request_id: bytes) -> Call | Reply:
-        path, method = request.path, request.method
-        if self._runtime.serves(path):  # first, because most requests are its
-            return self._runtime.handle(request, request_id)
-        if self._openai.serves(path):
-            return self._openai.handle(request, request_id)
-        if path.startswith(runtime.PREFIX):
-            return self._runtime.handle(request, request_id)
-        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
-            return self._torchserve.invoke(request, request_id)
-        if path == container.INVOCATIONS and method == b"POST":
-            return self._container.invoke(request, request_id)
-        if path == container.PING and method in _LOOKING:
-            return self._container.ping()
-        error = UnknownOperation(f"No operation {method.decode()} {path.decode('latin-1')[:256]}.")
-        return runtime_error(error, request_id)
-
     def refuse(self, status: int, message: str) -> Reply:
         """Answer bytes that are no servable request."""
         return refusal(status, message, self._gateway.new_request_id())
+
+
+def _refuse(request: Request, request_id: bytes) -> Reply:
+    """Nobody serves that."""
+    return runtime_error(unknown_operation(request), request_id)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ValidationError
-from torchmoor.http.call import Answer, Deadlines, Loss, Outcome, Target, Waiter
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import BodyCheck, Reply, Request
+from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.call import Deadlines, Outcome, Target, Waiter
+from torchmoor.http.message import AnswerHead, BodyCheck, Reply, Request
 
 _DEADLINES = Deadlines(60.0, 60.0)  # of an answer that is there at once
 
@@ -64,7 +64,7 @@ class CheckedReply:
         """Never told."""
         raise AssertionError
 
-    def on_answer(self, status: int, reason: bytes, headers: Headers, *, can_replay: bool) -> Answer:
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer:
         """Never asked."""
         raise AssertionError
 

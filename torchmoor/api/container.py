@@ -20,7 +20,7 @@ class ContainerApi:
         self._endpoint = gateway.registry.endpoints()[0]
         self._pass_through = pass_through
 
-    def ping(self) -> Reply:
+    def ping(self, request: Request, request_id: bytes) -> Reply:
         """Healthy while at least one instance is ready; the body is empty."""
         return _HEALTHY if self._endpoint.has_ready_instance() else _UNHEALTHY
 

@@ -34,11 +34,11 @@ NONE_READY_S = 5  # in Retry-After: an instance that is started again takes some
 class Choice:
     """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
 
-    request_line: names the instance to itself. answer_lines: say where an answer comes from; variant_line: of which
+    request_line: names the instance to itself. answer_lines: say where an answer comes from; runtime_lines: with the
     variant, for the runtime API.
     """
 
-    __slots__ = ("instance", "reason", "request_line", "answer_lines", "variant_line")
+    __slots__ = ("instance", "reason", "request_line", "answer_lines", "runtime_lines")
 
     def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
         self.instance = instance
@@ -48,7 +48,7 @@ class Choice:
             instance.name.encode(),
             reason.encode(),
         )
-        self.variant_line = b"x-amzn-invoked-production-variant: %b\r\n" % variant
+        self.runtime_lines = b"x-amzn-invoked-production-variant: %b\r\n%b" % (variant, self.answer_lines)
 
 
 class Applicant(Protocol):

@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from torchmoor.api.gateway import Gateway
-from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large, find_field
+from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
+from torchmoor.api.replies import unknown_operation
 from torchmoor.api.streaming import EventPassEncoder
-from torchmoor.api.validation import TARGET_VARIANT, read_members
+from torchmoor.api.validation import TARGET_VARIANT, check_members
 from torchmoor.errors import (
     AccessDenied,
     ApiError,
@@ -24,13 +25,12 @@ from torchmoor.errors import (
     ModelError,
     ServiceUnavailable,
     UnknownEndpoint,
-    UnknownOperation,
     ValidationError,
 )
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request, status_line
+from torchmoor.http.answer import Answer
+from torchmoor.http.call import Deadlines
+from torchmoor.http.message import AnswerHead, Reply, Request
 
 PREFIX = b"/v1/"
 INFIX = b"/openai/v1/"
@@ -78,8 +78,7 @@ class OpenAIApi:
             if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return _models([endpoint.name for endpoint in endpoints], wanted)
-            path = request.path.decode("latin-1")[:256]
-            raise UnknownOperation(f"No operation {request.method.decode()} {path}.")
+            raise unknown_operation(request)
         except ApiError as error:
             return openai_error(error, request_id)
 
@@ -89,17 +88,17 @@ class OpenAIApi:
             raise ValidationError(f"There are several endpoints; use the base URL of one: {paths}")
         [endpoint] = endpoints
         try:
-            heard = read_members(request.headers)
+            check_members(request.layout)
             if (request.content_length or 0) > self._max_body_bytes:
                 raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
-            dispatcher = self._gateway.dispatcher_for(endpoint, None, heard.members.get(TARGET_VARIANT))
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
             metrics = self._gateway.first_dispatcher(endpoint).metrics
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
         return OpenAIInvocation(
-            self._operations[endpoint.name], request, heard, request_id=request_id, dispatcher=dispatcher, session=None
+            self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
         )
 
 
@@ -121,19 +120,22 @@ class OpenAIInvocation(Invocation):
         """HTTP's own status for it."""
         return self.fail(_with_status(body_too_large(self.max_body_bytes), _TOO_LARGE))
 
-    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+    def answer(self, head: AnswerHead) -> Answer | None:
         """A success with its id; None for the rest."""
-        if status >= 300:
-            self._refused_status = status
-            self._refused_code = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
-            self._retry_after = find_field(headers, b"retry-after") or b""
+        if head.status >= 300:
+            self._refused_status = head.status
+            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = head.find(b"retry-after") or b""
             return None
         assert self.choice is not None
-        lines = [field.line for field in headers if field.name not in _UNTOLD]
-        id_line = b"x-request-id: %b\r\n" % self.request_id
-        head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
-        is_stream = (find_field(headers, b"content-type") or b"").startswith(b"text/event-stream")
-        return Answer(head, EventPassEncoder(self.request_id) if is_stream else None)
+        told = b"%b%bx-request-id: %b\r\n%b" % (
+            head.status_line,
+            head.lines(_UNTOLD),
+            self.request_id,
+            self.choice.answer_lines,
+        )
+        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        return Answer(told, EventPassEncoder(self.request_id) if is_stream else None)
 
     def on_refusal(self, body: bytes) -> Reply:
         """The handler's own error object passes; TorchServe's words are put into one."""

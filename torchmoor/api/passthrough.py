@@ -5,15 +5,16 @@ from __future__ import annotations
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import Invocation, Operation, body_too_large
 from torchmoor.api.replies import container_error
-from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, read_members
+from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request, status_line
+from torchmoor.http.answer import Answer
+from torchmoor.http.call import Deadlines
+from torchmoor.http.message import AnswerHead, Reply, Request
 
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
+_UNTOLD = frozenset((b"ts_stream_next",))
 
 
 class PassThroughInvocation(Invocation):
@@ -31,13 +32,13 @@ class PassThroughInvocation(Invocation):
         self.status = reply.status
         return reply
 
-    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer:
+    def answer(self, head: AnswerHead) -> Answer:
         """Every status passes."""
         assert self.choice is not None
-        lines = [field.line for field in headers if field.name != b"ts_stream_next"]
-        id_line = b"x-torchmoor-request-id: %b\r\n" % self.request_id
-        head = b"%b%b%b%b" % (status_line(status, reason), b"".join(lines), id_line, self.choice.answer_lines)
-        return Answer(head)
+        return Answer(
+            b"%b%bx-torchmoor-request-id: %b\r\n%b"
+            % (head.status_line, head.lines(_UNTOLD), self.request_id, self.choice.answer_lines)
+        )
 
 
 class PassThrough:
@@ -65,10 +66,9 @@ class PassThrough:
     ) -> PassThroughInvocation | Reply:
         """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header."""
         try:
-            heard = read_members(request.headers)
-            members = heard.members
-            session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
-            dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or members.get(TARGET_VARIANT))
+            check_members(request.layout)
+            session = self._gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
+            dispatcher = self._gateway.dispatcher_for(endpoint, session, variant or request.find(TARGET_VARIANT))
             if (request.content_length or 0) > self._max_body_bytes:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
@@ -76,7 +76,6 @@ class PassThrough:
         return PassThroughInvocation(
             self._operations[endpoint.name],
             request,
-            heard,
             request_id=request_id,
             dispatcher=dispatcher,
             session=session,

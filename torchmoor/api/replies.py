@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 
-from torchmoor.errors import AccessDenied, ApiError, ModelError, ServiceUnavailable
-from torchmoor.http.message import Reply
+from torchmoor.errors import AccessDenied, ApiError, ModelError, ServiceUnavailable, UnknownOperation
+from torchmoor.http.call import Call
+from torchmoor.http.message import Reply, Request
+
+Handler = Callable[[Request, bytes], Call | Reply]
+"""Serves a request under an id; chosen by method and path alone."""
 
 _JSON = (b"content-type", b"application/json")
 
@@ -34,6 +39,11 @@ def container_error(error: ApiError, request_id: bytes, *, status: int | None = 
     body = json.dumps({"error": {"code": error.kind, "message": error.message}}).encode()
     headers = [_JSON, (b"x-torchmoor-error", error.kind.encode()), (b"x-torchmoor-request-id", request_id)]
     return Reply(status or error.status, (*headers, *_retry_after(error)), body)
+
+
+def unknown_operation(request: Request) -> UnknownOperation:
+    """What is told of a method and path that nobody serves."""
+    return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
 
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:

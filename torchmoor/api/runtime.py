@@ -17,9 +17,8 @@ from torchmoor.api.invocation import (
     Invocation,
     Operation,
     body_too_large,
-    find_field,
 )
-from torchmoor.api.replies import runtime_error
+from torchmoor.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
@@ -27,13 +26,14 @@ from torchmoor.api.validation import (
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
-    read_members,
+    check_members,
 )
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, UnknownOperation, ValidationError
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.fleet.registry import Endpoint
 from torchmoor.http import eventstream
-from torchmoor.http.call import Answer, Deadlines
-from torchmoor.http.fields import Field, Headers
-from torchmoor.http.message import Reply, Request, status_line
+from torchmoor.http.answer import Answer
+from torchmoor.http.call import Deadlines
+from torchmoor.http.message import AnswerHead, Reply, Request, status_line
 
 PREFIX = b"/endpoints/"
 
@@ -42,81 +42,93 @@ _STREAMED = b"invocations-response-stream"
 _OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
 _SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
 _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+_CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
+_UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
+_OK = status_line(200)
 
 
 class RuntimeApi:
-    """Reads a request of the runtime API and makes its invocation."""
+    """Finds the operation of the runtime API that a request is for."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         timeouts = gateway.settings.timeouts
-        self._max_body_bytes = gateway.settings.limits.max_body_bytes
+        max_body_bytes = gateway.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        self._operations: dict[bytes, Operation] = {}
-        self._streams: set[Operation] = set()
+        self._operations: dict[bytes, RuntimeOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
-            stream = Operation(gateway, endpoint, streamed, self._max_body_bytes)
-            self._operations[path + _WHOLE] = Operation(gateway, endpoint, whole, self._max_body_bytes)
-            self._operations[path + _STREAMED] = stream
-            self._streams.add(stream)
+            self._operations[path + _WHOLE] = RuntimeOperation(
+                gateway, endpoint, whole, max_body_bytes, RuntimeInvocation
+            )
+            self._operations[path + _STREAMED] = RuntimeOperation(
+                gateway, endpoint, streamed, max_body_bytes, StreamInvocation
+            )
 
-    def serves(self, path: bytes) -> bool:
-        """True if a path is an operation of an endpoint."""
-        return path in self._operations
+    def find_handler(self, method: bytes, path: bytes) -> Handler:
+        """Who serves requests below /endpoints/."""
+        operation = self._operations.get(path)
+        return self._refuse if operation is None or method != b"POST" else operation.invoke
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        """The invocation for a request below /endpoints/, or why there is none."""
-        operation = self._operations.get(request.path)
-        try:
-            if operation is None or request.method != b"POST":
-                raise self._why_no_route(request)
-            return self._invoke(request, request_id, operation)
-        except ApiError as error:
-            if operation is not None:
-                metrics = self._gateway.first_dispatcher(operation.endpoint).metrics
-                metrics.invocations += 1
-                metrics.count_status(error.status)
-            return runtime_error(error, request_id)
-
-    def _invoke(self, request: Request, request_id: bytes, operation: Operation) -> Invocation:
-        is_stream = operation in self._streams
-        heard = read_members(_with_accept(request.headers) if is_stream else request.headers)
-        members = heard.members
-        if request.content_length is not None and request.content_length > self._max_body_bytes:
-            raise body_too_large(self._max_body_bytes)
-        endpoint = operation.endpoint
-        if TARGET_MODEL in members:
-            raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
-        session = self._gateway.get_session(endpoint, request.principal, members.get(SESSION_ID))
-        dispatcher = self._gateway.dispatcher_for(endpoint, session, members.get(TARGET_VARIANT))
-        kind = StreamInvocation if is_stream else RuntimeInvocation
-        return kind(operation, request, heard, request_id=request_id, dispatcher=dispatcher, session=session)
-
-    def _why_no_route(self, request: Request) -> ApiError:
-        """What is wrong with a path or method that has no route."""
+    def _refuse(self, request: Request, request_id: bytes) -> Reply:
+        """Why a path or a method has no operation."""
         name, _, operation = request.path[len(PREFIX) :].partition(b"/")
+        error: ApiError
         if request.method != b"POST" or operation not in _OPERATIONS:
-            return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
+            error = unknown_operation(request)
+        else:
+            try:
+                ENDPOINT_NAME.check(name)
+                self._gateway.get_endpoint(name.decode("ascii"))
+                error = ValidationError(f"{operation.decode()} is not supported in this version.")
+            except ApiError as unknown:
+                error = unknown
+        known = self._operations.get(request.path)
+        if known is not None:
+            known.count_refusal(error)
+        return runtime_error(error, request_id)
+
+
+class RuntimeOperation(Operation):
+    """One operation of one endpoint: reads its requests, and makes their invocations."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        endpoint: Endpoint,
+        deadlines: Deadlines,
+        max_body_bytes: int,
+        kind: type[RuntimeInvocation],
+    ) -> None:
+        super().__init__(gateway, endpoint, deadlines, max_body_bytes)
+        self._kind = kind
+
+    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """The invocation for a request, or why there is none."""
         try:
-            ENDPOINT_NAME.check(name)
-            self._gateway.get_endpoint(name.decode("ascii"))
+            gateway, endpoint = self.gateway, self.endpoint
+            layout = request.layout
+            check_members(layout)
+            if request.content_length is not None and request.content_length > self.max_body_bytes:
+                raise body_too_large(self.max_body_bytes)
+            if TARGET_MODEL in layout.places:
+                raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
+            session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
+            dispatcher = gateway.dispatcher_for(endpoint, session, request.find(TARGET_VARIANT))
         except ApiError as error:
-            return error
-        return ValidationError(f"{operation.decode()} is not supported in this version.")
+            self.count_refusal(error)
+            return runtime_error(error, request_id)
+        return self._kind(self, request, request_id=request_id, dispatcher=dispatcher, session=session)
 
-
-def _with_accept(headers: Headers) -> Headers:
-    """The stream operation's Accept travels under another name, because Accept names the event stream."""
-    if find_field(headers, SAGEMAKER_ACCEPT) is None:
-        return [field for field in headers if field.name != b"accept"]
-    return [
-        Field(b"accept", field.value, note=field.note) if field.name == SAGEMAKER_ACCEPT else field
-        for field in headers
-        if field.name != b"accept"
-    ]
+    def count_refusal(self, error: ApiError) -> None:
+        """Count a request that has no invocation."""
+        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
+        metrics.invocations += 1
+        metrics.count_status(error.status)
 
 
 class RuntimeInvocation(Invocation):
@@ -133,31 +145,29 @@ class RuntimeInvocation(Invocation):
             error.log_stream_arn = f"arn:aws:logs:local:{account}:log-group:/torchmoor/endpoints/{self.endpoint.name}"
         return runtime_error(error, self.request_id)
 
-    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+    def answer(self, head: AnswerHead) -> Answer | None:
         """A success with the API's headers; None for the rest."""
-        if status >= 300:
-            self._refused_status = status
-            self._refused_code = (find_field(headers, ERROR_HEADER) or b"").decode("latin-1")
-            self._retry_after = find_field(headers, b"retry-after") or b""
+        if head.status >= 300:
+            self._refused_status = head.status
+            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = head.find(b"retry-after") or b""
             return None
-        return Answer(self._head(status, reason, headers))
+        return Answer(self._render_head(head.status_line, head, _UNTOLD))
 
-    def _head(self, status: int, reason: bytes, headers: Headers) -> bytes:
+    def _render_head(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> bytes:
+        """The answer's head as this API has it; untold: what does not pass."""
         assert self.choice is not None
-        session: bytes | None = None
-        lines = [status_line(status, reason)]
-        for field in headers:
-            name = field.name
-            if name not in _UNTOLD:
-                lines.append(field.line)
-            elif name == _NEW_SESSION_ID or (name == SESSION_ID and session is None):
-                session = field.value
-        if session is not None:
-            lines.append(b"x-amzn-sagemaker-new-session-id: %b\r\n" % session)
-        lines.append(b"x-amzn-requestid: %b\r\n" % self.request_id)
-        lines.append(self.choice.variant_line)
-        lines.append(self.choice.answer_lines)
-        return b"".join(lines)
+        session_line = b""
+        if _NEW_SESSION_ID in head.layout.places or SESSION_ID in head.layout.places:
+            session = head.find(_NEW_SESSION_ID) or head.find(SESSION_ID) or b""
+            session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
+        return b"%b%b%bx-amzn-requestid: %b\r\n%b" % (
+            status_line,
+            head.lines(untold),
+            session_line,
+            self.request_id,
+            self.choice.runtime_lines,
+        )
 
     def on_refusal(self, body: bytes) -> Reply:
         """The error that an instance's refusal is for the client: by the handler's code, never by status alone."""
@@ -182,18 +192,31 @@ class RuntimeInvocation(Invocation):
 
 
 class StreamInvocation(RuntimeInvocation):
-    """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames."""
+    """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames.
 
-    def answer(self, status: int, reason: bytes, headers: Headers) -> Answer | None:
+    Its Accept names the event stream, so what the model is to answer with travels under another name.
+    """
+
+    held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
+
+    def added_lines(self) -> bytes:
+        """With the model's own Accept."""
+        accept = self.request.find(SAGEMAKER_ACCEPT)
+        lines = super().added_lines()
+        return lines if accept is None else b"%baccept: %b\r\n" % (lines, accept)
+
+    def answer(self, head: AnswerHead) -> Answer | None:
         """A success as an event stream, whether the instance streams or not; None for the rest."""
-        if status >= 300:
-            return super().answer(status, reason, headers)
-        content_type = find_field(headers, b"content-type") or b"application/octet-stream"
-        fields = [field for field in headers if field.name != b"content-type"]
-        fields.append(Field(b"content-type", eventstream.CONTENT_TYPE))
-        fields.append(Field(b"x-amzn-sagemaker-content-type", content_type))
+        if head.status >= 300:
+            return super().answer(head)
+        content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
+        told = b"%bcontent-type: %b\r\nx-amzn-sagemaker-content-type: %b\r\n" % (
+            self._render_head(_OK, head, _UNTOLD_OF_STREAM),
+            eventstream.CONTENT_TYPE,
+            content_type,
+        )
         is_text = content_type.lower().startswith(b"text/plain")
-        return Answer(self._head(200, b"OK", fields), TextPartEncoder() if is_text else PartEncoder())
+        return Answer(told, TextPartEncoder() if is_text else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""

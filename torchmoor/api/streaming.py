@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from torchmoor.http.call import Loss
+from torchmoor.http.answer import Loss
 from torchmoor.http.eventstream import exception, payload_part
 
 ERROR_MARK = b"\x1e"  # record separator: never part of generated text

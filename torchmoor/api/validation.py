@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
-from torchmoor.http.fields import Headers
+from torchmoor.http.fields import Note
+from torchmoor.http.head import Layout
 
 _NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
 _PRINTABLE = rb"\A\S[\x20-\x7e]*\Z"
@@ -21,8 +22,8 @@ class Member:
     min_length: int = 0
     pattern: re.Pattern[bytes] | None = None
 
-    def check(self, value: bytes) -> None:
-        """Raise ValidationError in the words that the service uses."""
+    def find_problem(self, value: bytes) -> str | None:
+        """Why the value is none for this member, in the words that the service uses."""
         problem = None
         if len(value) > self.max_length:
             problem = f"have length less than or equal to {self.max_length}"
@@ -32,12 +33,19 @@ class Member:
             problem = f"satisfy regular expression pattern: {self.pattern.pattern.decode()}"
         elif not value.isascii():
             problem = "be ASCII"
+        if problem is None:
+            return None
+        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
+        return (
+            f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
+            f"Member must {problem}"
+        )
+
+    def check(self, value: bytes) -> None:
+        """Raise ValidationError if there is a problem."""
+        problem = self.find_problem(value)
         if problem is not None:
-            shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
-            raise ValidationError(
-                f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
-                f"Member must {problem}"
-            )
+            raise ValidationError(problem)
 
 
 def _named(name: str, max_length: int = 63) -> Member:
@@ -84,68 +92,29 @@ OWN_PREFIX = b"x-torchmoor-"
 INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a request's field is to the API, beside passing on to the instance.
-
-    is_read: its value is looked at. problem: why no request with it can be served.
-    """
-
-    is_passed: bool
-    is_read: bool = False
-    problem: str | None = None
-
-
-_PRIVATE = Note(is_passed=False)
-_READ = Note(is_passed=True, is_read=True)
-
-
-def make_note(name: bytes, value: bytes) -> Note | None:
-    """None for a field that just passes on, as most do."""
+def make_note(name: bytes) -> Note:
+    """What becomes of a request's fields of that name."""
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
-        return _READ if name == INVOCATION_ID else None if is_passed else _PRIVATE
-    problem = None
-    try:
-        if member is SESSION_ID_MEMBER and len(value) <= member.max_length and value.isascii():
-            pass  # its pattern is checked where it is verified
-        else:
-            member.check(value)
-    except ValidationError as error:
-        problem = error.message
-    return Note(is_passed, is_read=True, problem=problem)
+        return Note(is_passed=is_passed, is_read=name == INVOCATION_ID)
+    find_problem = _find_problem_of_session_id if member is SESSION_ID_MEMBER else member.find_problem
+    return Note(is_passed=is_passed, is_read=True, find_problem=find_problem)
 
 
-@dataclass(slots=True)
-class Heard:
-    """A request's fields as the API hears them.
-
-    members: by header name, checked except for the session id; with them the SDK's invocation id. lines: what passes
-    on, each with its line end.
-    """
-
-    members: dict[bytes, bytes]
-    lines: list[bytes]
+def _find_problem_of_session_id(value: bytes) -> str | None:
+    """Its pattern is checked where it is verified."""
+    if len(value) <= SESSION_ID_MEMBER.max_length and value.isascii():
+        return None
+    return SESSION_ID_MEMBER.find_problem(value)
 
 
-def read_members(headers: Headers) -> Heard:
-    """Sort a request's fields. Raises ValidationError."""
-    members: dict[bytes, bytes] = {}
-    lines: list[bytes] = []
-    for field in headers:
-        note = field.note
-        if note is None:
-            lines.append(field.line)
-            continue
-        if note.is_passed:
-            lines.append(field.line)
-        if note.is_read:
-            if note.problem is not None:
-                raise ValidationError(note.problem)
-            name = field.name
-            if name in members:
-                member = MEMBERS.get(name)
-                raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")
-            members[name] = field.value
-    return Heard(members, lines)
+def check_members(layout: Layout) -> None:
+    """Raise ValidationError if a request's members are not as the API has them; session ids are checked later."""
+    if layout.is_sound:
+        return
+    if layout.problem is not None:
+        raise ValidationError(layout.problem)
+    name = layout.repeated or b""
+    member = MEMBERS.get(name)
+    raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request
+from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.fields import Note
+from torchmoor.http.message import AnswerHead, Reply, Request
 
 
 class Target(Protocol):
@@ -22,14 +23,6 @@ class Target(Protocol):
     host: str
     port: int
     idle: list[Any]
-
-
-class Loss(Enum):
-    """How an instance failed a request."""
-
-    UNREACHABLE = "unreachable"  # no connection: the request was never sent
-    RESET = "reset"  # the connection ended, or what came was not HTTP
-    TIMEOUT = "timeout"
 
 
 class Outcome(Enum):
@@ -69,36 +62,6 @@ class Deadlines:
     idle_s: float | None = None
 
 
-class Encoder(Protocol):
-    """Rewrites an answer's body as it passes. Every method may return b"" for "nothing to send"."""
-
-    def encode(self, piece: bytes) -> bytes:
-        """One received piece."""
-        ...
-
-    def finish(self) -> bytes:
-        """What is still to be sent after the last piece."""
-        ...
-
-    def fail(self, loss: Loss) -> bytes | None:
-        """The end of an answer that broke off; None if the form has no way to say so."""
-        ...
-
-
-class Answer:
-    """How an instance's answer is told to the client.
-
-    head: status line and header lines, each with its line end, without those that frame the body.
-    encoder: None passes the body through as it is.
-    """
-
-    __slots__ = ("head", "encoder")
-
-    def __init__(self, head: bytes, encoder: Encoder | None = None) -> None:
-        self.head = head
-        self.encoder = encoder
-
-
 class Call(Protocol):
     """One request that is forwarded.
 
@@ -134,9 +97,7 @@ class Call(Protocol):
         """The chosen target has the whole request and may be working on it, but no answer is awaited any more."""
         ...
 
-    def on_answer(
-        self, status: int, reason: bytes, headers: Headers, *, can_replay: bool
-    ) -> Answer | Target | Waiting | None:
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Target | Waiting | None:
         """Judge the answer's head: pass it on, send the request to another target, or None: read the body first.
 
         A Target or WAITING may be returned only if can_replay.
@@ -167,8 +128,12 @@ class Call(Protocol):
 class Application(Protocol):
     """Decides what each request is."""
 
-    def note(self, name: bytes, value: bytes) -> Any:
-        """What `handle` wants to know of a header field; asked once for a line that many requests have."""
+    def note(self, name: bytes) -> Note:
+        """What becomes of fields of that name; asked once for a name that many requests have."""
+        ...
+
+    def find_handler(self, method: bytes, path: bytes) -> Any:
+        """Who serves such requests, for `handle`; asked once for a line that many requests have."""
         ...
 
     def handle(self, request: Request) -> Call | Reply:

@@ -194,8 +194,8 @@ class ClientConnection(asyncio.Protocol):
             elif is_complete:
                 self._send_reply(close=False)
             return
-        self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
-        self.exchange.start()
+        exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
+        exchange.start()
         if reader.is_expecting and self.exchange is not None:
             self.transport.write(_CONTINUE)
 

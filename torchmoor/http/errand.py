@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from torchmoor.http.call import Loss, Target
-from torchmoor.http.fields import Headers
+from torchmoor.http.answer import Loss
+from torchmoor.http.call import Target
+from torchmoor.http.message import AnswerHead
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector, UpstreamConnection
 
@@ -65,10 +66,11 @@ class Errand:
 
     # AnswerReceiver
 
-    def on_answer_head(self, status: int, reason: bytes, headers: Headers, content_length: int | None) -> None:
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
         """Of interest to whoever looks for a fault, and to nobody else."""
-        if status >= 300:
-            logger.debug("errand refused instance=%s status=%d", self._target.name, status)
+        if head.status >= 300:
+            logger.debug("errand refused instance=%s status=%d", self._target.name, head.status)
+        self.on_answer_piece(piece, is_complete=is_complete)
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Count, so that no answer goes on for ever; its end is the end of the errand."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from torchmoor.http.call import WAITING, Answer, Call, Encoder, Loss, Outcome, Target, Waiting
-from torchmoor.http.fields import Headers
-from torchmoor.http.message import Reply, Request
+from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.call import WAITING, Call, Outcome, Target, Waiting
+from torchmoor.http.message import AnswerHead, Reply, Request
 from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
 from torchmoor.http.upstream import Connector, UpstreamConnection
 
@@ -78,14 +78,11 @@ class Exchange:
     _is_awaited = False  # the target has the whole request, and its answer's head has not come
     _is_waiting = False
     _has_waited = False
-    _prefix: list[bytes] | None = None  # of the body, while the call waits for it
-    _head: bytes | None = None  # of the answer, until it is written
-    _encoder: Encoder | None = None
+    _is_gathering = False  # the beginning of the body, which the call wants to see
+    _answer: Answer | None = None
     _collected: list[bytes] | None = None
     _num_collected = 0
-    _is_out_chunked = False
     _has_piece = False
-    _idle_s: float | None = None
     _ends_at = 0.0
     _answer_by = 0.0
 
@@ -104,22 +101,21 @@ class Exchange:
         self.call = call
         self._means = means
         self._outgoing = OutgoingRequest(request, means.budget, piece, is_complete)
-        if call.num_prefix_bytes:
-            self._prefix = [piece]
 
     def start(self) -> None:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
-        request, outgoing = self.request, self._outgoing
+        request, call, outgoing = self.request, self.call, self._outgoing
         if outgoing.is_complete:
             self._begin_awaiting(request.received_at)
         else:
             self.client.deadline = request.received_at + self._means.body_timeout_s
-        if outgoing.num_body_bytes > self.call.max_body_bytes:
-            self._reply(self.call.on_body_too_large())
-        elif self.call.num_prefix_bytes:
+        if outgoing.num_body_bytes > call.max_body_bytes:
+            self._reply(call.on_body_too_large())
+        elif call.num_prefix_bytes:
+            self._is_gathering = True
             self._flush_request()
         else:
-            self._follow(self.call.route(b"", self))
+            self._follow(call.route(b"", self))
 
     def _begin_awaiting(self, now: float) -> None:
         """The request was received whole: from now on the instance's time counts."""
@@ -167,13 +163,12 @@ class Exchange:
         time_left_s = self._ends_at - monotonic() if is_late else self.call.deadlines.total_s
         self._target = target
         self._is_awaited = False
-        outgoing.begin(self.call.request_head(outgoing.framing, time_left_s))
+        outgoing.begin(self.call.request_head(self.request.framing_line, time_left_s))
         idle = target.idle
         while idle and not fresh:
             upstream: UpstreamConnection = idle.pop()
             if upstream.is_usable:
                 self._attach(upstream)
-                self._flush_request()
                 return
         self._connecting = asyncio.get_running_loop().create_task(self._connect(target))
         self._flush_request()
@@ -189,15 +184,16 @@ class Exchange:
             self._fail(Loss.UNREACHABLE)
             return
         self._connecting = None
-        self._attach(upstream)
         self.client.resume_reading()
-        self._flush_request()
+        self._attach(upstream)
 
     def _attach(self, upstream: UpstreamConnection) -> None:
+        """Send on this connection."""
         self._upstream = upstream
         upstream.take(self)
         if self.client.is_write_paused:
             upstream.pause_reading()
+        self._write_request(upstream)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """More of the request's body was received. is_complete: that was the last of it."""
@@ -206,8 +202,6 @@ class Exchange:
         outgoing = self._outgoing
         if piece:
             outgoing.add(piece)
-            if self._prefix is not None:
-                self._prefix.append(piece)
             if outgoing.num_body_bytes > self.call.max_body_bytes:
                 self._detach()
                 if self.is_answered:
@@ -217,36 +211,40 @@ class Exchange:
                 return
         if is_complete:
             outgoing.end()
-            now = monotonic()
-            self._begin_awaiting(now)
-            if self.is_answered:
-                self._note_progress(now)
+            self._begin_awaiting(monotonic())
+            if self._answer is not None:
+                self._note_progress()
             elif self._is_waiting:
                 self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
         self._flush_request()
 
+    def _write_request(self, upstream: UpstreamConnection) -> None:
+        """Send on what was received, in one write."""
+        outgoing = self._outgoing
+        data = outgoing.take()
+        if data is not None:
+            upstream.transport.write(data)
+            self._sent_at = monotonic()
+            self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
+
     def _flush_request(self) -> None:
-        """Send on what was received in one write, or see whether more may be."""
+        """Send on what was received, or see whether more may be."""
         upstream, outgoing = self._upstream, self._outgoing
         if upstream is not None:
-            data = outgoing.take()
-            if data is not None:
-                upstream.transport.write(data)
-                self._sent_at = monotonic()
-                self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
+            self._write_request(upstream)
         elif self._connecting is not None:
             if not outgoing.is_complete:
                 self.client.pause_reading()
-        elif self._prefix is not None:
+        elif self._is_gathering:
             if outgoing.is_complete or outgoing.num_body_bytes >= self.call.num_prefix_bytes:
-                prefix, self._prefix = b"".join(self._prefix), None
+                self._is_gathering = False
                 self._has_waited = True
-                self._follow(self.call.route(prefix, self))
+                self._follow(self.call.route(outgoing.gathered(), self))
         elif (
             self._is_waiting
             and not outgoing.is_complete
             # A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
-            and outgoing.is_chunked
+            and self.request.is_chunked
             and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
         ):
             self.client.pause_reading()
@@ -260,81 +258,56 @@ class Exchange:
 
     # The answer
 
-    def on_answer_head(self, status: int, reason: bytes, headers: Headers, content_length: int | None) -> None:
-        """Let the call judge, then write the head, collect the body, or begin again elsewhere."""
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        """Let the call judge, then pass on what came, collect the body, or begin again elsewhere."""
         self._is_awaited = False
-        verdict = self.call.on_answer(status, reason, headers, can_replay=self.can_replay)
+        can_replay = head.status >= 400 and self.can_replay  # nothing else is sent again
+        verdict = self.call.on_answer(head, can_replay=can_replay)
         if isinstance(verdict, Answer):
-            self._begin_answer(verdict, status, content_length)
+            self._begin_answer(verdict, head)
+            self.on_answer_piece(piece, is_complete=is_complete)
         elif verdict is None:
             self._collected = []
+            self._collect(self._collected, piece, is_complete)
         else:
             self._detach()
             self._follow(verdict)
 
-    def _begin_answer(self, answer: Answer, status: int, content_length: int | None) -> None:
+    def _begin_answer(self, answer: Answer, head: AnswerHead) -> None:
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
         outgoing.forget_kept()
-        self._encoder = answer.encoder
-        self._idle_s = self.call.deadlines.idle_s
+        self._answer = answer
         if outgoing.is_complete:
             client.deadline = self._ends_at
         else:
             client.keep_alive = False
-        if content_length is not None and answer.encoder is None:
-            framing = b"content-length: %d\r\n" % content_length if status not in (204, 304) else b""
-        elif status in (204, 304):
-            framing = b""
-        elif client.is_http10:
-            framing = b""
-            client.keep_alive = False
-        else:
-            framing = b"transfer-encoding: chunked\r\n"
-            self._is_out_chunked = True
-        close = b"" if client.keep_alive else b"connection: close\r\n"
-        self._head = b"%b%b%b\r\n" % (answer.head, framing, close)
+        answer.begin(head, client)
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
-        if self.is_over:
+        answer = self._answer
+        if answer is None:
+            if self._collected is not None:
+                self._collect(self._collected, piece, is_complete)
             return
-        if self._collected is not None:
-            self._collect(self._collected, piece, is_complete)
-            return
-        encoder = self._encoder
-        if piece:
-            if not self._has_piece:
-                self._has_piece = True
-                self.call.on_first_piece()
-            if encoder is not None:
-                piece = encoder.encode(piece)
+        if piece and not self._has_piece:
+            self._has_piece = True
+            self.call.on_first_piece()
         if is_complete:
-            self._write_answer(piece if encoder is None else piece + encoder.finish(), is_last=True)
+            self.client.write(answer.render_last(piece))
             self._finish(_ANSWERED)
             return
-        self._write_answer(piece)
-        if self._idle_s is not None and self._outgoing.is_complete:
-            self._note_progress(monotonic())
+        data = answer.render(piece)
+        if data:
+            self.client.write(data)
+        if self._outgoing.is_complete:
+            self._note_progress()
 
-    def _note_progress(self, now: float) -> None:
-        idle_s = self._idle_s
-        self.client.deadline = self._ends_at if idle_s is None else min(self._ends_at, now + idle_s)
-
-    def _write_answer(self, piece: bytes, *, is_last: bool = False) -> None:
-        """The head, if it is still to be written, a piece of the body, and its end, in one write."""
-        if self._is_out_chunked:
-            if piece:
-                end = b"\r\n0\r\n\r\n" if is_last else b"\r\n"
-                piece = b"%x\r\n%b%b" % (len(piece), piece, end)
-            elif is_last:
-                piece = b"0\r\n\r\n"
-        head = self._head
-        if head is not None:
-            self._head = None
-            piece = head + piece
-        if piece:
-            self.client.write(piece)
+    def _note_progress(self) -> None:
+        """The answer's body goes on: its silence is counted from now, if that counts at all."""
+        idle_s = self.call.deadlines.idle_s
+        self.client.deadline = self._ends_at if idle_s is None else min(self._ends_at, monotonic() + idle_s)
 
     def _collect(self, collected: list[bytes], piece: bytes, is_complete: bool) -> None:
         """Keep a piece of a refusal's body, up to the limit."""
@@ -376,21 +349,21 @@ class Exchange:
     def _fail(self, loss: Loss) -> None:
         """End the exchange, or begin again, after its target failed."""
         self._detach()
-        if self.is_answered:
-            self._break(loss)
+        if self._answer is not None:
+            self._break(self._answer, loss)
         elif self._collected is not None:
             self._end_collected()
         else:
             verdict = self.call.on_lost(loss, can_replay=self.can_replay and loss is not Loss.TIMEOUT)
             self._follow(verdict)
 
-    def _break(self, loss: Loss) -> None:
+    def _break(self, answer: Answer, loss: Loss) -> None:
         """The answer had begun: say so if its form can, else end without the end that would make it look whole."""
-        tail = self._encoder.fail(loss) if self._encoder is not None else None
+        tail = answer.render_failure(loss)
         if tail is None:
             self._abort(_BROKEN)
             return
-        self._write_answer(tail, is_last=True)
+        self.client.write(tail)
         self._finish(_BROKEN)
 
     def _abort(self, outcome: Outcome) -> None:
@@ -437,8 +410,8 @@ class Exchange:
                 upstream.pause_reading()
             else:
                 upstream.resume_reading()
-        if not is_paused and self.is_answered and self.is_request_complete:
-            self._note_progress(monotonic())
+        if not is_paused and self._answer is not None and self.is_request_complete:
+            self._note_progress()
 
     # The end
 

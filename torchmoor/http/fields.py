@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 MAX_LINES = 4096  # remembered by a table, and then forgotten all at once
+MAX_NAMES = 4096  # likewise
 MAX_LINE_BYTES = 512  # of a line that is remembered
 
 # RFC 9110 5.5 and 5.6.2: a token, a colon, a value without control characters. Since the head is cut at CR LF, a bare
@@ -38,10 +38,8 @@ class Kind(Enum):
     CONNECTION = 4
     EXPECT = 5
     HOP_BY_HOP = 6
+    UPGRADE = 7
 
-
-# Looking a member up in its Enum takes longer than all that is done with it here.
-_PLAIN, _HOST, _LENGTH, _CONNECTION = Kind.PLAIN, Kind.HOST, Kind.LENGTH, Kind.CONNECTION
 
 _KINDS = {
     b"host": Kind.HOST,
@@ -49,14 +47,16 @@ _KINDS = {
     b"transfer-encoding": Kind.CODING,
     b"connection": Kind.CONNECTION,
     b"expect": Kind.EXPECT,
+    b"upgrade": Kind.UPGRADE,
     b"keep-alive": Kind.HOP_BY_HOP,
     b"proxy-connection": Kind.HOP_BY_HOP,
     b"te": Kind.HOP_BY_HOP,
     b"trailer": Kind.HOP_BY_HOP,
-    b"upgrade": Kind.HOP_BY_HOP,
     b"proxy-authenticate": Kind.HOP_BY_HOP,
     b"proxy-authorization": Kind.HOP_BY_HOP,
 }
+# Looking a member up in its Enum takes longer than all that is done with it here.
+_PLAIN, _LENGTH = Kind.PLAIN, Kind.LENGTH
 
 
 class BadMessage(Exception):
@@ -68,61 +68,124 @@ class BadMessage(Exception):
         self.message = message
 
 
+class Note:
+    """The application's word on a name: whether fields of it pass on, and whether somebody looks at their values.
+
+    find_problem: why no request with that value can be served, or None; itself None if any value will do.
+    """
+
+    __slots__ = ("is_passed", "is_read", "find_problem")
+
+    def __init__(
+        self,
+        *,
+        is_passed: bool = True,
+        is_read: bool = False,
+        find_problem: Callable[[bytes], str | None] | None = None,
+    ) -> None:
+        self.is_passed = is_passed
+        self.is_read = is_read
+        self.find_problem = find_problem
+
+
+PASSED = Note()
+
+
+class Role:
+    """What a field is to those who read its head, whatever its value: the same object for all fields of a name.
+
+    But a Connection field has one for the options that it names, and a field with a problem has one of its own.
+    """
+
+    __slots__ = ("name", "kind", "note", "options", "problem")
+
+    def __init__(
+        self,
+        name: bytes,
+        kind: Kind = Kind.PLAIN,
+        note: Note = PASSED,
+        *,
+        options: frozenset[bytes] = _NO_OPTIONS,
+        problem: str | None = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.note = note
+        self.options = options
+        self.problem = problem
+
+    def __repr__(self) -> str:
+        return f"<Role {self.name.decode()} {self.kind.name}>"
+
+
 class Field:
-    """A header field; never changed. name: lower case; line: as it is sent on; note: the application's word on it."""
+    """A header field; never changed. name: lower case; line: as it is sent on; number: of a Content-Length."""
 
-    __slots__ = ("name", "value", "line", "kind", "note")
+    __slots__ = ("name", "value", "line", "role", "number")
 
-    def __init__(self, name: bytes, value: bytes, kind: Kind = Kind.PLAIN, note: Any = None) -> None:
+    def __init__(self, name: bytes, value: bytes, role: Role) -> None:
         self.name = name
         self.value = value
         self.line = b"%b: %b\r\n" % (name, value)
-        self.kind = kind
-        self.note = note
+        self.role = role
+        self.number = int(value) if role.kind is _LENGTH else None
 
     def __repr__(self) -> str:
         return f"<Field {self.name.decode()}>"
 
 
-Headers = list[Field]
-"""Header fields in order. Hop-by-hop and framing fields are not among them."""
-
-
-def no_note(name: bytes, value: bytes) -> None:
-    """For tables whose fields nobody has a word on."""
+def note_nothing(name: bytes) -> Note:
+    """For tables whose fields all pass on."""
+    return PASSED
 
 
 class FieldTable(dict[bytes, Field]):
     """Fields by the bytes of their lines: `table[line]` reads those that are new. Raises BadMessage.
 
-    note: asked once for each line that is not kept only for a moment.
+    note: asked once for each name.
     """
 
-    def __init__(self, note: Callable[[bytes, bytes], Any] = no_note) -> None:
+    def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
         super().__init__()
         self._note = note
+        self._roles: dict[bytes, Role] = {}
 
     def __missing__(self, line: bytes) -> Field:
         name, colon, value = line.partition(b":")
         if not name or not colon or name.translate(None, _NAME_BYTES) or value.translate(None, _VALUE_BYTES):
             raise BadMessage(400, "Not a valid HTTP header field.")
         name, value = name.lower(), value.strip(b" \t")
-        kind = _KINDS.get(name, _PLAIN)
-        note = self._note(name, value) if kind is _PLAIN else _check_special(kind, value)
-        field = Field(name, value, kind, note)
+        role = self._roles.get(name) or self._learn(name)
+        if role.kind is not _PLAIN:
+            role, value = _judge(role, value)
+        elif role.note.find_problem is not None:
+            problem = role.note.find_problem(value)
+            if problem is not None:
+                role = Role(name, _PLAIN, role.note, problem=problem)
+        field = Field(name, value, role)
         if len(line) <= MAX_LINE_BYTES and name not in _NOT_KEPT:
             if len(self) >= MAX_LINES:
                 self.clear()
             self[line] = field
         return field
 
+    def _learn(self, name: bytes) -> Role:
+        kind = _KINDS.get(name, _PLAIN)
+        role = Role(name, kind, self._note(name) if kind is _PLAIN else PASSED)
+        if len(self._roles) >= MAX_NAMES:
+            self._roles.clear()
+            self.clear()
+        self._roles[name] = role
+        return role
 
-def _check_special(kind: Kind, value: bytes) -> Any:
-    """What a connection needs to know of a field: a length, or the names in a Connection field."""
-    if kind is Kind.LENGTH:
+
+def _judge(role: Role, value: bytes) -> tuple[Role, bytes]:
+    """A field that says where its message ends, or what its connection is to do: its role and its plainest value."""
+    kind = role.kind
+    if kind is _LENGTH:
         if not value.isdigit() or len(value) > 18:
             raise BadMessage(400, "Content-Length must be a number.")
-        return int(value)
+        return role, b"%d" % int(value)
     if kind is Kind.CODING and value.lower() != b"chunked":
         if b"chunked" in [coding.strip() for coding in value.lower().split(b",")][:-1]:
             raise BadMessage(400, "Nothing can follow the transfer coding chunked.")
@@ -131,64 +194,6 @@ def _check_special(kind: Kind, value: bytes) -> Any:
         raise BadMessage(417, "The only expectation is 100-continue.")
     if kind is Kind.CONNECTION:
         options = frozenset(option.strip().lower() for option in value.split(b",")) - {b"", b"keep-alive"}
-        return options or _NO_OPTIONS
-    return None
-
-
-class Framing:
-    """What the special fields of a head say together: where its message ends, and what stays on this connection.
-
-    content_length: None if there is none. options: the names in Connection but keep-alive.
-    No slots: what no field says is not set.
-    """
-
-    num_hosts = 0
-    host = b""
-    content_length: int | None = None
-    is_chunked = False
-    is_expecting = False
-    has_upgrade = False
-    options = _NO_OPTIONS
-
-    def __init__(self, fields: Headers) -> None:
-        for field in fields:
-            kind = field.kind
-            if kind is _HOST:
-                self.num_hosts += 1
-                self.host = field.value
-            elif kind is _LENGTH:
-                if self.content_length is not None:
-                    raise BadMessage(400, "A message has one Content-Length.")
-                self.content_length = field.note
-            else:
-                self._read_rare(kind, field)
-        if self.is_chunked and self.content_length is not None:
-            raise BadMessage(400, "A message has a Content-Length or a Transfer-Encoding, not both.")
-
-    def _read_rare(self, kind: Kind, field: Field) -> None:
-        if kind is _CONNECTION:
-            self.options = self.options | field.note if self.options else field.note
-        elif kind is Kind.CODING:
-            if self.is_chunked:
-                raise BadMessage(400, "A message has one Transfer-Encoding.")
-            self.is_chunked = True
-        elif kind is Kind.EXPECT:
-            self.is_expecting = True
-        elif field.name == b"upgrade":
-            self.has_upgrade = True
-
-
-def read_fields(lines: list[bytes], table: FieldTable) -> tuple[Headers, Framing]:
-    """The fields of a head's lines: those that go on, and what the others say. Raises BadMessage."""
-    headers: Headers = []
-    special: Headers = []
-    for line in lines:
-        field = table[line]
-        if field.kind is not _PLAIN:
-            special.append(field)
-        else:
-            headers.append(field)
-    framing = Framing(special)
-    if framing.options:
-        headers = [field for field in headers if field.name not in framing.options]
-    return headers, framing
+        if options:
+            role = Role(role.name, kind, options=options)
+    return role, value

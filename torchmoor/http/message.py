@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
-from torchmoor.http.fields import Headers
+from torchmoor.http.fields import Field
+from torchmoor.http.head import Head, Layout
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -25,53 +26,102 @@ class BodyCheck(Protocol):
         ...
 
 
-class Request:
+class RequestLine:
+    """A request's first line; never changed. path and query: as sent, the query without its question mark.
+
+    handler: who serves such requests, by the application's word; the lines that many requests have are remembered.
+    """
+
+    __slots__ = ("method", "path", "query", "is_http10", "handler")
+
+    def __init__(self, method: bytes, path: bytes, query: bytes, *, is_http10: bool, handler: Any = None) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.is_http10 = is_http10
+        self.handler = handler
+
+
+class Request(Head):
     """A request's head.
 
-    path and query: as sent, the query without its question mark. received_at: monotonic seconds.
-    content_length: None when there is no body or is_chunked. host: the Host field.
+    content_length: None when there is no body or it is chunked. received_at: monotonic seconds.
 
     principal: who sends it, once that is known; "" where nobody is asked. body_check: the request must not be acted
     upon before this has seen the whole body; None if nothing has to be checked.
     """
 
-    __slots__ = (
-        "method",
-        "path",
-        "query",
-        "headers",
-        "content_length",
-        "is_chunked",
-        "received_at",
-        "host",
-        "principal",
-        "body_check",
-    )
+    __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "body_check")
 
-    def __init__(
-        self,
-        method: bytes,
-        path: bytes,
-        query: bytes,
-        headers: Headers,
-        content_length: int | None = None,
-        is_chunked: bool = False,
-        received_at: float = 0.0,
-        host: bytes = b"",
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.content_length = content_length
-        self.is_chunked = is_chunked
+    def __init__(self, line: RequestLine, fields: list[Field], layout: Layout, received_at: float = 0.0) -> None:
+        self.line = line
+        self.method = line.method
+        self.path = line.path
+        self.fields = fields
+        self.layout = layout
+        length = layout.length
+        self.content_length = None if length is None else fields[length].number
         self.received_at = received_at
-        self.host = host
         self.principal = ""
         self.body_check: BodyCheck | None = None
 
+    @property
+    def is_chunked(self) -> bool:
+        """True if the body's end shows only when it comes."""
+        return self.layout.is_chunked
+
+    @property
+    def query(self) -> bytes:
+        """What follows the path's question mark."""
+        return self.line.query
+
+    @property
+    def host(self) -> bytes:
+        """The Host field."""
+        place = self.layout.host
+        return b"" if place is None else self.fields[place].value
+
+    @property
+    def framing_line(self) -> bytes:
+        """The line that says where the body ends, as it is sent on."""
+        place = self.layout.length
+        if place is not None:
+            return self.fields[place].line
+        if self.layout.is_chunked:
+            return b"transfer-encoding: chunked\r\n"
+        return b"" if self.method == b"GET" else b"content-length: 0\r\n"
+
     def __repr__(self) -> str:
         return f"<Request {self.method.decode()} {self.path.decode('latin-1')}>"
+
+
+class AnswerLine:
+    """An answer's first line; never changed. line: as it is told on."""
+
+    __slots__ = ("status", "reason", "is_http10", "line")
+
+    def __init__(self, status: int, reason: bytes, *, is_http10: bool) -> None:
+        self.status = status
+        self.reason = reason
+        self.is_http10 = is_http10
+        self.line = status_line(status, reason)
+
+
+class AnswerHead(Head):
+    """An instance's answer's head. content_length: None if the end will be told."""
+
+    __slots__ = ("status", "status_line", "content_length")
+
+    def __init__(self, line: AnswerLine, fields: list[Field], layout: Layout) -> None:
+        self.status = line.status
+        self.status_line = line.line
+        self.fields = fields
+        self.layout = layout
+        length = layout.length
+        self.content_length = None if length is None else fields[length].number
+
+    def __repr__(self) -> str:
+        return f"<AnswerHead {self.status}>"
 
 
 @dataclass(frozen=True, slots=True)

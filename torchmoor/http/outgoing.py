@@ -35,98 +35,96 @@ class OutgoingRequest:
 
     __slots__ = (
         "is_complete",
-        "is_chunked",
         "num_body_bytes",
-        "framing",
         "_budget",
+        "_is_chunked",
         "_head",
-        "_pending",
-        "_kept",
+        "_pieces",
+        "_num_written",
         "_num_kept",
-        "_is_written",
+        "_has_begun",
+        "_has_ended",
     )
 
     def __init__(self, request: Request, budget: ReplayBudget, piece: bytes, is_complete: bool) -> None:
         """piece: what has come of the body with the head."""
         self.is_complete = is_complete
-        self.num_body_bytes = self._num_kept = 0
+        self.num_body_bytes = 0
         self._budget = budget
-        self._is_written = False
+        self._is_chunked = request.layout.is_chunked
         self._head: bytes | None = None
-        self._pending: list[bytes] = []
-        length = request.content_length
-        self._kept: list[bytes] | None = None if length is not None and length > budget.max_body_bytes else []
-        if length is not None:
-            self.is_chunked = False
-            self.framing = b"content-length: %d\r\n" % length
-        elif request.is_chunked:
-            self.is_chunked = True
-            self.framing = b"transfer-encoding: chunked\r\n"
-        else:
-            self.is_chunked = False
-            self.framing = b"" if request.method == b"GET" else b"content-length: 0\r\n"
+        self._pieces: list[bytes] = []  # those that are kept, then those that wait to be written
+        self._num_written = 0  # of the pieces here
+        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
+        self._num_kept: int | None = 0 if (request.content_length or 0) <= budget.max_body_bytes else None
+        self._has_begun = self._has_ended = False  # as far as the instance was told
         if piece:
             self.add(piece)
 
     @property
     def can_repeat(self) -> bool:
         """True while the request can be sent from its beginning."""
-        return self._kept is not None or not self._is_written
+        return self._num_kept is not None or not self._has_begun
 
     def begin(self, head: bytes) -> None:
         """Start, or start again, with this head; what was received of the body so far follows it."""
         self._head = head
-        if not self._is_written:
-            return
-        self._is_written = False
-        self._pending = []
-        for piece in self._kept or ():
-            self._append(piece)
-        if self.is_complete and self.is_chunked:
-            self._pending.append(b"0\r\n\r\n")
+        self._has_begun = self._has_ended = False
+        self._num_written = 0
 
     def add(self, piece: bytes) -> None:
         """The next piece of the body."""
         num_bytes = len(piece)
         self.num_body_bytes += num_bytes
-        if self._kept is not None:
+        self._pieces.append(piece)
+        if self._num_kept is not None:
             budget = self._budget
             if self.num_body_bytes <= budget.max_body_bytes and budget.try_take(num_bytes):
-                self._kept.append(piece)
                 self._num_kept += num_bytes
             else:
                 self.forget_kept()
-        self._append(piece)
 
-    def _append(self, piece: bytes) -> None:
-        if self.is_chunked:
-            self._pending += (b"%x\r\n" % len(piece), piece, b"\r\n")
-        else:
-            self._pending.append(piece)
+    def gathered(self) -> bytes:
+        """The body as far as it has come, before any of it was written."""
+        return b"".join(self._pieces)
 
     def end(self) -> None:
         """The body is whole."""
         self.is_complete = True
-        if self.is_chunked:
-            self._pending.append(b"0\r\n\r\n")
 
     def take(self) -> bytes | None:
         """What is to be written now, in one piece."""
-        head, pending = self._head, self._pending
+        head, pieces = self._head, self._pieces
+        waiting = pieces[self._num_written :] if self._num_written else pieces
+        if self._is_chunked:
+            waiting = self._in_chunks(waiting)
         if head is not None:
             self._head = None
-            data = head + pending[0] if len(pending) == 1 else b"".join((head, *pending))
-        elif not pending:
+            self._has_begun = True
+            data = head + waiting[0] if len(waiting) == 1 else b"".join((head, *waiting))
+        elif not waiting:
             return None
         else:
-            data = pending[0] if len(pending) == 1 else b"".join(pending)
-        pending.clear()
-        self._is_written = True
+            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        if self._num_kept is None:
+            pieces.clear()
+        else:
+            self._num_written = len(pieces)
         return data
+
+    def _in_chunks(self, pieces: list[bytes]) -> list[bytes]:
+        chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+        if self.is_complete and not self._has_ended:
+            self._has_ended = True
+            chunks.append(b"0\r\n\r\n")
+        return chunks
 
     def forget_kept(self) -> None:
         """The request will not be sent again."""
-        if self._num_kept:
-            self._budget.give_back(self._num_kept)
-            self._num_kept = 0
-        self._kept = None
+        if self._num_kept is not None:
+            if self._num_kept:
+                self._budget.give_back(self._num_kept)
+            self._num_kept = None
+            if self._num_written:
+                del self._pieces[: self._num_written]
+                self._num_written = 0

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torchmoor.http.chunks import ChunkedBody
-from torchmoor.http.fields import BadMessage, FieldTable, no_note, read_fields
-from torchmoor.http.message import Request
+from torchmoor.http.fields import BadMessage, Note, note_nothing
+from torchmoor.http.head import HeadBook, Layout
+from torchmoor.http.message import Request, RequestLine
 
 MAX_URL_BYTES = 8_192
 MAX_KNOWN_LINES = 1024
@@ -25,17 +26,16 @@ _BEGINNING = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
-class RequestLine(NamedTuple):
-    """A request's first line."""
-
-    method: bytes
-    path: bytes
-    query: bytes
-    is_http10: bool
+def _handle_nothing(method: bytes, path: bytes) -> None:
+    """For readers of whose requests only the bytes matter."""
 
 
 class RequestLines(dict[bytes, RequestLine]):
     """Request lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
+
+    def __init__(self, find_handler: Callable[[bytes, bytes], Any]) -> None:
+        super().__init__()
+        self._find_handler = find_handler
 
     def __missing__(self, line: bytes) -> RequestLine:
         match = _LINE.fullmatch(line)
@@ -52,7 +52,8 @@ class RequestLines(dict[bytes, RequestLine]):
         if not url.isascii() or b"\x7f" in url:
             raise BadMessage(400, "The request's target must be ASCII.")
         path, _, query = url.partition(b"?")
-        read = RequestLine(match[1], path, query, match[3] == b"0")
+        handler = self._find_handler(match[1], path)
+        read = RequestLine(match[1], path, query, is_http10=match[3] == b"0", handler=handler)
         if len(line) <= 256:
             if len(self) >= MAX_KNOWN_LINES:
                 self.clear()
@@ -61,13 +62,20 @@ class RequestLines(dict[bytes, RequestLine]):
 
 
 class Known:
-    """What all readers of a server have seen before. note: the application's word on a header field."""
+    """What all readers of a server have seen before.
 
-    __slots__ = ("lines", "fields")
+    note: the application's word on a field's name; find_handler: on a method and a path.
+    """
 
-    def __init__(self, note: Callable[[bytes, bytes], Any] = no_note) -> None:
-        self.lines = RequestLines()
-        self.fields = FieldTable(note)
+    __slots__ = ("lines", "heads")
+
+    def __init__(
+        self,
+        note: Callable[[bytes], Note] = note_nothing,
+        find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
+    ) -> None:
+        self.lines = RequestLines(find_handler)
+        self.heads = HeadBook(note)
 
 
 class RequestListener(Protocol):
@@ -94,7 +102,8 @@ class RequestReader:
         "is_expecting",
         "is_in_head",
         "_listener",
-        "_known",
+        "_lines",
+        "_heads",
         "_max_header_bytes",
         "_head",
         "_left",
@@ -104,7 +113,8 @@ class RequestReader:
 
     def __init__(self, listener: RequestListener, known: Known, max_header_bytes: int) -> None:
         self._listener = listener
-        self._known = known
+        self._lines = known.lines
+        self._heads = known.heads
         self._max_header_bytes = max_header_bytes
         self.keep_alive = True
         self.is_http10 = self.is_expecting = False
@@ -154,35 +164,23 @@ class RequestReader:
             return b""
         if self._head:
             self._head = b""
-        lines = data[:end].split(b"\r\n")
-        known = self._known
-        method, path, query, self.is_http10 = known.lines[lines[0]]
-        del lines[0]
-        headers, framing = read_fields(lines, known.fields)
-        options = framing.options
-        if self.is_http10:
-            self.keep_alive = self.is_expecting = False
-            if framing.is_chunked:
-                raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
-        else:
+        line, *lines = data[:end].split(b"\r\n")
+        request_line = self._lines[line]
+        fields, layout = self._heads.read(lines)
+        request = Request(request_line, fields, layout, monotonic())
+        if layout.is_usual and not request_line.is_http10:
             self.keep_alive = True
-            self.is_expecting = framing.is_expecting
-            if framing.num_hosts != 1:
-                raise BadMessage(400, "A request needs one Host.")
-        if options:
-            self.keep_alive = self.keep_alive and b"close" not in options
-            if framing.has_upgrade and b"upgrade" in options:
-                raise BadMessage(400, "Upgrade is not supported.")
-        length = framing.content_length
-        request = Request(method, path, query, headers, length, framing.is_chunked, monotonic(), framing.host)
+            self.is_http10 = self.is_expecting = False
+        else:
+            self._judge(request_line, layout)
         self._is_dealt_with = False
         start = end + 4
-        if framing.is_chunked:
+        if layout.is_chunked:
             self.is_in_head = False
             self._chunks = ChunkedBody()
             self._listener.on_request(request, b"", is_complete=False)
             return data[start:]
-        stop = start + (length or 0)
+        stop = start + (request.content_length or 0)
         num_missing = stop - len(data)
         if num_missing > 0:
             self.is_in_head = False
@@ -191,6 +189,21 @@ class RequestReader:
             return b""
         self._listener.on_request(request, data[start:stop], is_complete=True)
         return data[stop:] if num_missing else b""
+
+    def _judge(self, line: RequestLine, layout: Layout) -> None:
+        """What an unusual head means for its connection. Raises BadMessage."""
+        self.is_http10 = line.is_http10
+        if line.is_http10:
+            self.keep_alive = self.is_expecting = False
+            if layout.is_chunked:
+                raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
+        else:
+            self.keep_alive = b"close" not in layout.options
+            self.is_expecting = layout.is_expecting
+            if layout.num_hosts != 1:
+                raise BadMessage(400, "A request needs one Host.")
+        if layout.is_upgrade and b"upgrade" in layout.options:
+            raise BadMessage(400, "Upgrade is not supported.")
 
     def _hold(self, data: bytes) -> None:
         """Keep the beginning of a head, unless it can be seen already that it will be none."""

@@ -25,7 +25,7 @@ class HttpServer:
         self.application = application
         self.means = means
         self.limits = limits
-        self.known = Known(application.note)
+        self.known = Known(application.note, application.find_handler)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
         self._sweeper = sweeper

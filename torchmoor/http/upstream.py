@@ -11,11 +11,14 @@ import asyncio
 import logging
 import re
 from time import monotonic
-from typing import NamedTuple, Protocol, cast
+from typing import Protocol, cast
 
-from torchmoor.http.call import Loss, Target
+from torchmoor.http.answer import Loss
+from torchmoor.http.call import Target
 from torchmoor.http.chunks import ChunkedBody
-from torchmoor.http.fields import BadMessage, FieldTable, Headers, read_fields
+from torchmoor.http.fields import BadMessage
+from torchmoor.http.head import HeadBook
+from torchmoor.http.message import AnswerHead, AnswerLine
 from torchmoor.http.sweeper import NEVER, Sweeper
 
 logger = logging.getLogger(__name__)
@@ -26,46 +29,38 @@ _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff
 MAX_KNOWN_STATUSES = 256
 
 
-class StatusLine(NamedTuple):
-    """An answer's first line."""
-
-    status: int
-    reason: bytes
-    is_http10: bool
-
-
-class StatusLines(dict[bytes, StatusLine]):
+class StatusLines(dict[bytes, AnswerLine]):
     """Status lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
 
-    def __missing__(self, line: bytes) -> StatusLine:
+    def __missing__(self, line: bytes) -> AnswerLine:
         match = _STATUS.fullmatch(line)
         if match is None:
             raise BadMessage(502, "Not a valid HTTP answer.")
         if len(self) >= MAX_KNOWN_STATUSES:
             self.clear()
-        read = self[line] = StatusLine(int(match[2]), match[3] or b"", match[1] == b"0")
+        read = self[line] = AnswerLine(int(match[2]), match[3] or b"", is_http10=match[1] == b"0")
         return read
 
 
 class KnownAnswers:
     """What all connections to instances have seen before."""
 
-    __slots__ = ("lines", "fields")
+    __slots__ = ("lines", "heads")
 
     def __init__(self) -> None:
         self.lines = StatusLines()
-        self.fields = FieldTable()
+        self.heads = HeadBook()
 
 
 class AnswerReceiver(Protocol):
     """Who waits for the answer on a busy connection."""
 
-    def on_answer_head(self, status: int, reason: bytes, headers: Headers, content_length: int | None) -> None:
-        """A final status line and its fields are there. content_length None: the end will be told."""
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        """A final status line and its fields are there. piece: what came of the body with them; is_complete: all."""
         ...
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """What was received of the body at a time, perhaps b"" behind a head. is_complete: the answer has ended."""
+        """More of the body, perhaps none. is_complete: the answer has ended."""
         ...
 
     def on_lost(self, loss: Loss) -> None:
@@ -140,7 +135,6 @@ class UpstreamConnection(asyncio.Protocol):
     def take(self, exchange: AnswerReceiver) -> None:
         """Make the connection busy."""
         self.exchange = exchange
-        self.deadline = NEVER
 
     def release(self, *, can_reuse: bool) -> None:
         """The exchange is over: go back to idle if the answer was whole, else close."""
@@ -173,8 +167,11 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def expire(self) -> None:
-        """Unused for too long."""
-        self.transport.abort()
+        """Unused for too long, unless it is busy again: that its exchange watches over."""
+        if self.exchange is None:
+            self.transport.abort()
+        else:
+            self.deadline = NEVER
 
     # asyncio.Protocol
 
@@ -189,18 +186,21 @@ class UpstreamConnection(asyncio.Protocol):
         if exchange is None:  # bytes that nobody asked for
             self.transport.abort()
             return
+        head = None
         try:
             if self._is_in_head:
-                data = self._read_head(exchange, data)
-                # Nothing yet; or the request went elsewhere when the head was judged.
-                if self._is_in_head or self.exchange is not exchange:
+                head, data = self._read_head(data)
+                if head is None:
                     return
             piece = self._read_body(data)
         except BadMessage as error:
             logger.debug("bad answer instance=%s error=%s", self.target.name, error)
             self._lose()
             return
-        exchange.on_answer_piece(piece, is_complete=self._is_complete)
+        if head is None:
+            exchange.on_answer_piece(piece, is_complete=self._is_complete)
+        else:
+            exchange.on_answer(head, piece, is_complete=self._is_complete)
         chunks = self._chunks
         if (
             chunks is not None
@@ -209,8 +209,8 @@ class UpstreamConnection(asyncio.Protocol):
         ):
             self._lose()
 
-    def _read_head(self, exchange: AnswerReceiver, data: bytes) -> bytes:
-        """Tell the head, if it has come whole; returns what follows it. Raises BadMessage."""
+    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+        """The head, if it has come whole, and what follows it. Raises BadMessage."""
         if self._head:
             data, self._head = self._head + data, b""
         while True:
@@ -219,28 +219,27 @@ class UpstreamConnection(asyncio.Protocol):
                 if len(data) > self._max_header_bytes or not data.startswith(_HTTP[: len(data)]):
                     raise BadMessage(502, "Not a valid HTTP answer, or its header fields are too large.")
                 self._head = data
-                return b""
-            lines = data[:end].split(b"\r\n")
+                return None, b""
+            line, *lines = data[:end].split(b"\r\n")
             data = data[end + 4 :]
-            status, reason, is_http10 = self._known.lines[lines[0]]
+            answer_line = self._known.lines[line]
+            status = answer_line.status
             if status >= 200:
                 break
             if status == 101:
                 raise BadMessage(502, "Nobody asked for another protocol.")
-        del lines[0]
-        headers, framing = read_fields(lines, self._known.fields)
-        length = framing.content_length
-        self._can_reuse = not is_http10 and b"close" not in framing.options
+        fields, layout = self._known.heads.read(lines)
+        head = AnswerHead(answer_line, fields, layout)
+        self._can_reuse = not (answer_line.is_http10 or b"close" in layout.options)
         self._chunks = None
         if status == 204 or status == 304:
             self._left = 0
-        elif framing.is_chunked:
+        elif layout.is_chunked:
             self._chunks = ChunkedBody()
         else:
-            self._left = length
+            self._left = head.content_length
         self._is_in_head = False
-        exchange.on_answer_head(status, reason, headers, length)
-        return data
+        return head, data
 
     def _read_body(self, data: bytes) -> bytes:
         """The part of the body in these bytes."""

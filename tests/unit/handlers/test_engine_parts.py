@@ -109,7 +109,7 @@ def test_pace_protects_answers_from_prompts_that_come_later_only() -> None:
     """A burst's prompts go in at once although the first of them decodes already; one that comes later is paced."""
     scheduler = new_scheduler(8, 32)
     scheduler.pace.note(1, 0, 1.0)
-    scheduler.pace.note(0, 32, 32.0)  # a prompt token takes as long as a step: 16 at a time, the least
+    scheduler.pace.note(0, 32, 32.0)  # a prompt token takes as long as a step: the least at a time
     first, second = sequence(8), sequence(100)
     for s in (first, second):
         scheduler.add(s)
@@ -122,7 +122,7 @@ def test_pace_protects_answers_from_prompts_that_come_later_only() -> None:
     run_step(scheduler)
     scheduler.add(sequence(100))
 
-    assert [len(tokens) for _, tokens, _ in run_step(scheduler)] == [1, 1, 16]
+    assert [len(tokens) for _, tokens, _ in run_step(scheduler)] == [1, 1, MIN_CHUNK]
 
 
 def test_rows_are_limited_first_come_first_served() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmoor.api.streaming import MAX_HELD_BYTES, PartEncoder, TextPartEncoder
-from torchmoor.http.call import Loss
+from torchmoor.http.answer import Loss
 from torchmoor.http.eventstream import encode_frame, encode_headers, exception, payload_part
 
 

@@ -91,10 +91,8 @@ def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) ->
     process = start_guard(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 
-    began = time.monotonic()
     close_and_wait(process)
 
-    assert 0.4 < time.monotonic() - began < 5
     wait_until(lambda: not any(map(is_running, pids)), "nothing runs")
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmoor.http.chunks import ChunkedBody
-from torchmoor.http.fields import MAX_LINES, BadMessage, FieldTable
+from torchmoor.http.fields import MAX_LINES, MAX_NAMES, PASSED, BadMessage, FieldTable, Note
+from torchmoor.http.head import MAX_FIELDS, MAX_LAYOUTS, Head, HeadBook
 from torchmoor.http.message import Request
 from torchmoor.http.reader import Known, RequestReader
 
@@ -229,12 +230,55 @@ def test_remembered_lines_are_bounded() -> None:
     assert max(map(len, table)) < 100
 
 
-def test_a_remembered_line_is_asked_for_its_note_once() -> None:
-    """The application's word on a line is kept with it."""
+def test_a_name_is_asked_for_its_note_once() -> None:
+    """The application's word on a name is kept with it."""
     asked: list[bytes] = []
-    table = FieldTable(lambda name, value: asked.append(name))
 
-    for _ in range(3):
-        table[b"Accept: */*"]
+    def note(name: bytes) -> Note:
+        asked.append(name)
+        return PASSED
+
+    table = FieldTable(note)
+
+    for number in range(3):
+        table[b"Accept: text/%d" % number]
 
     assert asked == [b"accept"]
+
+
+def test_remembered_names_and_layouts_are_bounded() -> None:
+    """Whatever names clients think of, in whatever order."""
+    book = HeadBook()
+
+    for number in range(MAX_NAMES + 10):
+        fields, layout = book.read([b"x-%d: 1" % number])
+        assert fields[layout.places[b"x-%d" % number]].value == b"1"
+    book.read([b"y: %d" % number for number in range(MAX_FIELDS + 1)])
+
+    assert len(book) <= MAX_LAYOUTS
+    assert max(map(len, book)) <= MAX_FIELDS
+
+
+def test_heads_of_one_layout_keep_their_own_values() -> None:
+    """What is learnt of the order of names holds no value: two clients' heads never meet in it."""
+    book = HeadBook()
+
+    one = book.read([b"a: 1", b"Content-Length: 5", b"b: 2"])
+    other = book.read([b"A: 3", b"content-length: 7", b"B: 4"])
+
+    assert one[1] is other[1]
+    assert Head(*one).lines() == b"a: 1\r\nb: 2\r\n"
+    assert Head(*other).lines() == b"a: 3\r\nb: 4\r\n"
+    assert (one[0][1].number, other[0][1].number) == (5, 7)
+
+
+def test_fields_that_connection_names_are_the_connections_own() -> None:
+    """They neither pass on nor are found, and the same names without that option are."""
+    book = HeadBook()
+
+    named = Head(*book.read([b"connection: x-a, keep-alive", b"x-a: 1", b"x-b: 2"]))
+    plain = Head(*book.read([b"connection: keep-alive", b"x-a: 1", b"x-b: 2"]))
+
+    assert (named.find(b"x-a"), named.lines()) == (None, b"x-b: 2\r\n")
+    assert (plain.find(b"x-a"), plain.lines()) == (b"1", b"x-a: 1\r\nx-b: 2\r\n")
+    assert (plain.lines(frozenset((b"x-b",))), [field.name for field in named.headers]) == (b"x-a: 1\r\n", [b"x-b"])

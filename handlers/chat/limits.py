@@ -1,0 +1,62 @@
+"""How long a conversation and its answer may be."""
+
+from dataclasses import dataclass
+
+from handlers.chat.parameters import Parameters
+from handlers.engine.kv_cache import BLOCK, BlockPool
+from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.models.text import TextModel
+from handlers.settings import EngineSettings, SessionSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimits:
+    """What the model can read, what the settings allow, and what fits the pool of keys and values."""
+
+    engine: EngineSettings
+    session: SessionSettings
+    model: TextModel
+    pool: BlockPool
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return min(self.engine.max_context_tokens or self.model.max_context, self.model.max_context)
+
+    @property
+    def max_prompt(self) -> int:
+        """Tokens that leave room for an answer."""
+        return min(self.engine.max_prompt_tokens or self.max_context - 1, self.max_context - 1)
+
+    @property
+    def max_bytes(self) -> int:
+        """Device memory that the conversation and its answer may take."""
+        return min(self.pool.capacity_bytes, self.session.max_session_bytes or self.pool.capacity_bytes)
+
+    def max_prompt_beside_answer(self, wanted: int | None) -> int:
+        """Tokens of a prompt that leaves room for an answer of `wanted` tokens, or half of all room if that is less."""
+        room = min(self.max_context, self.max_bytes // self.pool.shape.block_bytes * BLOCK)
+        return min(self.max_prompt, room - min(wanted or self.engine.max_new_tokens, room // 2))
+
+    def max_new_tokens(self, num_prompt_tokens: int, parameters: Parameters) -> int:
+        """Of an answer to a prompt of this length. Raises ContextTooLong, InvalidRequest."""
+        if num_prompt_tokens > self.max_prompt:
+            raise ContextTooLong(
+                f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
+                "shorten it or open a new session"
+            )
+        wanted, longest = parameters.max_new_tokens or self.engine.max_new_tokens, self.engine.max_new_tokens_limit
+        if wanted > longest:
+            field = parameters.length_field
+            raise InvalidRequest(f"{field} must be at most {longest}, not {wanted}", param=field)
+        max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
+        limit, shape = self.max_bytes, self.pool.shape
+        if parameters.max_new_tokens is None:  # nobody asked for so long an answer
+            max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
+        num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
+        if num_bytes > limit:
+            raise ContextTooLong(
+                f"{num_prompt_tokens} tokens and an answer of {max_new_tokens} take {num_bytes} bytes of device "
+                f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
+            )
+        return max_new_tokens

@@ -1,0 +1,102 @@
+"""An instance's answer on its way to the client: its head, how its body is framed, and who rewrites it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from torchmoor.http.message import AnswerHead
+
+
+class Loss(Enum):
+    """How an instance failed a request."""
+
+    UNREACHABLE = "unreachable"  # no connection: the request was never sent
+    RESET = "reset"  # the connection ended, or what came was not HTTP
+    TIMEOUT = "timeout"
+
+
+class Encoder(Protocol):
+    """Rewrites an answer's body as it passes. Every method may return b"" for "nothing to send"."""
+
+    def encode(self, piece: bytes) -> bytes:
+        """One received piece."""
+        ...
+
+    def finish(self) -> bytes:
+        """What is still to be sent after the last piece."""
+        ...
+
+    def fail(self, loss: Loss) -> bytes | None:
+        """The end of an answer that broke off; None if the form has no way to say so."""
+        ...
+
+
+class AnsweredConnection(Protocol):
+    """The client's connection, as far as an answer's framing depends on it."""
+
+    keep_alive: bool
+    is_http10: bool
+
+
+class Answer:
+    """How an instance's answer is told to the client.
+
+    head: status line and header lines, each with its line end, without those that frame the body.
+    encoder: None passes the body through as it is.
+    """
+
+    __slots__ = ("encoder", "_head", "_is_chunked")
+
+    def __init__(self, head: bytes, encoder: Encoder | None = None) -> None:
+        self.encoder = encoder
+        self._head = head  # b"" once it is written
+        self._is_chunked = False
+
+    def begin(self, head: AnswerHead, client: AnsweredConnection) -> None:
+        """Finish the head, now that it is known what is answered to whom; may end the client's keep-alive."""
+        framing = b""
+        if head.status in _WITHOUT_BODY:
+            pass
+        elif head.layout.length is not None and self.encoder is None:
+            framing = head.fields[head.layout.length].line
+        elif client.is_http10:
+            client.keep_alive = False
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+            self._is_chunked = True
+        close = b"" if client.keep_alive else b"connection: close\r\n"
+        self._head = b"%b%b%b\r\n" % (self._head, framing, close)
+
+    def render(self, piece: bytes) -> bytes:
+        """A piece as it goes to the client: through the encoder, framed, behind the head if that is still to come."""
+        if self.encoder is not None and piece:
+            piece = self.encoder.encode(piece)
+        if self._is_chunked and piece:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        return self._after_head(piece)
+
+    def render_last(self, piece: bytes) -> bytes:
+        """The last piece of a whole answer, and its end."""
+        encoder = self.encoder
+        if encoder is not None:
+            piece = (encoder.encode(piece) if piece else b"") + encoder.finish()
+        return self._after_head(self._end(piece) if self._is_chunked else piece)
+
+    def render_failure(self, loss: Loss) -> bytes | None:
+        """The end of an answer that broke off; None if its form cannot say so, and must not look whole."""
+        tail = self.encoder.fail(loss) if self.encoder is not None else None
+        return None if tail is None else self._after_head(self._end(tail) if self._is_chunked else tail)
+
+    def _end(self, piece: bytes) -> bytes:
+        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
+
+    def _after_head(self, piece: bytes) -> bytes:
+        head = self._head
+        if not head:
+            return piece
+        self._head = b""
+        return head + piece
+
+
+_WITHOUT_BODY = frozenset((204, 304))
