@@ -1,6 +1,6 @@
 """What it costs a proxy process that others count beside it: CPU time a request, without a network.
 
-    python benchmarks/routing_shared.py
+python benchmarks/routing_shared.py
 """
 
 import os

@@ -95,6 +95,8 @@ class Process:
                 await self._live()
             except OSError as error:
                 self._failure = str(error)
+            except Exception:  # whatever one process says must not end the care for it
+                logger.exception("proxy process misunderstood row=%d", self.row)
             if not self.first.done():
                 self.first.set_exception(LaunchError(self._failure or "a proxy process ended while starting"))
                 return
