@@ -156,11 +156,14 @@ class SharedCounts:
                         self._count_elsewhere(place, change)
 
     def _changed_slots(self, start: int, seen: int, number: int) -> list[int]:
-        behind = (number - seen) & _MASK
-        if behind >= RING:
-            return list(self._places)
+        """The slots of the changes from seen to number; all of them if the ring has been written over meanwhile."""
         cells, ring = self._cells, start + _RING
-        return [cells[ring + (seen + step) % RING] for step in range(behind)]
+        behind = (number - seen) & _MASK
+        if behind < RING:
+            slots = [cells[ring + (seen + step) % RING] for step in range(behind)]
+            if (cells[start] - seen) & _MASK < RING:
+                return slots
+        return list(self._places)
 
     @staticmethod
     def _count_elsewhere(place: _Place, change: int) -> None:

@@ -1,7 +1,11 @@
 """Counts of several processes in one map, and what waits in each; here the processes are objects."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,6 +18,7 @@ from torchmoor.replicas.waiting import WaitingElsewhere
 from torchmoor.settings import EndpointSettings, VariantSettings
 
 NAMES = ("a", "b")
+ROOT = Path(__file__).parents[4]
 
 
 class Side:
@@ -135,6 +140,40 @@ def test_more_instances_than_slots_are_refused(make: Callable[[int | None], Side
     """The map has a bound."""
     with pytest.raises(ConfigError, match=str(MAX_SLOTS)):
         make(0).add("c", MAX_SLOTS)
+
+
+def hammer(file: int, row: int, num_changes: int) -> None:
+    """A process that begins and ends requests as fast as it can, looks at the others, and ends with one at `b`."""
+    side, rng = Side(file, row, 3), Random(row)
+    held = []
+    for _ in range(num_changes):
+        held.append(side[rng.choice(NAMES)].lease())
+        if len(held) > 5:
+            held.pop(rng.randrange(5)).release()
+        side.counts.refresh()
+    for lease in held:
+        lease.release()
+    side["b"].lease()
+
+
+def test_no_change_is_lost_between_processes_that_never_wait_for_one_another(
+    file: int, make: Callable[[int | None], Side]
+) -> None:
+    """However they run into each other, each knows in the end what all the others have outstanding."""
+    reader = make(0)
+    script = (
+        "import sys; from tests.unit.torchmoor.fleet.test_shared_counts import hammer; hammer(*map(int, sys.argv[1:]))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, str(file), str(row), "10000"], cwd=ROOT, pass_fds=[file])
+        for row in (1, 2)
+    ]
+    while any(process.poll() is None for process in processes):
+        assert all(0 <= reader[name].elsewhere <= 12 for name in NAMES)
+        reader.counts.refresh()
+
+    assert [process.returncode for process in processes] == [0, 0]
+    assert reader.seen == (0, 2)
 
 
 class Clock:
