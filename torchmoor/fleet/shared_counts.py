@@ -93,10 +93,11 @@ class SharedCounts:
             raise ConfigError(f"several processes count at most {MAX_SLOTS} instances together")
         place = self._places[slot] = _Place(instance, instance.on_load)
         self._slots[instance.name] = slot
-        cells = self._cells
         for row in self._others:
-            row.last[slot] = cells[row.start + _COUNTS + slot]
-            self._count_elsewhere(place, row.last[slot])
+            count = row.last[slot] = self._cells[row.start + _COUNTS + slot]
+            instance.elsewhere += count
+            instance.outstanding += count
+        place.update(instance)
         if self._own is not None:
             instance.on_load = self._make_writer(slot, self._own, instance.on_load)
 
@@ -148,12 +149,12 @@ class SharedCounts:
             counts, last = start + _COUNTS, row.last
             for slot in self._changed_slots(start, seen, number):
                 place = places.get(slot)
-                if place is not None:
-                    count = cells[counts + slot]
-                    change = count - last[slot]
-                    if change:
-                        last[slot] = count
-                        self._count_elsewhere(place, change)
+                if place is not None and (change := cells[counts + slot] - last[slot]):
+                    last[slot] += change
+                    instance = place.instance
+                    instance.elsewhere += change
+                    instance.outstanding += change
+                    place.update(instance)
 
     def _changed_slots(self, start: int, seen: int, number: int) -> list[int]:
         """The slots of the changes from seen to number; all of them if the ring has been written over meanwhile."""
@@ -164,13 +165,6 @@ class SharedCounts:
             if (cells[start] - seen) & _MASK < RING:
                 return slots
         return list(self._places)
-
-    @staticmethod
-    def _count_elsewhere(place: _Place, change: int) -> None:
-        instance = place.instance
-        instance.elsewhere += change
-        instance.outstanding += change
-        place.update(instance)
 
     def clear(self, row: int) -> None:
         """A process has died: nothing of what it counted is outstanding any more. For the parent only."""
