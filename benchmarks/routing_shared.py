@@ -19,9 +19,9 @@ NUM_REQUESTS = 10_000
 
 
 def time_to_share(processes: int, instances: int = 20) -> float:
-    """Median CPU microseconds of choosing, counting and counting out one request in one process of several, equally busy.
+    """Median CPU microseconds of choosing, counting and counting out one request in one process of several.
 
-    Each of the others begins and ends a request between two of this one's. One process has no map.
+    All are equally busy: each of the others begins and ends a request between two of this one's. One has no map.
     """
     file = SharedCounts.make_file(processes)
     sides = []
