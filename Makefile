@@ -10,7 +10,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check bench archives clean
+.PHONY: help setup clients demo test test-gpu fuzz check bench archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -31,6 +31,14 @@ $(VENV)/.ready: $(VENV)/bin/python requirements.txt setup.py
 	  || $(BIN)/pip install --disable-pip-version-check --progress-bar off --index-url $(TORCH_CPU_INDEX) torch==$(TORCH)
 	$(BIN)/pip install -q --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+# A virtual environment of its own, so that no pin of the rest gives way to what these want.
+clients: .venv-clients/.ready  ## the SageMaker SDK and LangChain, whose tests are skipped without them
+
+.venv-clients/.ready: requirements-clients.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv .venv-clients
+	.venv-clients/bin/pip install -q --disable-pip-version-check -r requirements-clients.txt
 	@touch $@
 
 # build_archives.py itself knows what is up to date. Without network there is no llm.mar, which is said; llava.mar is.
@@ -56,11 +64,15 @@ test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA buil
 	  || { echo "make: torch finds no GPU; its CUDA build: $(BIN)/pip install --force-reinstall --index-url https://download.pytorch.org/whl/cu130 torch==$(TORCH)" >&2; exit 1; }
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+SECONDS ?= 60
+fuzz: setup  ## look for bytes that the HTTP parts misunderstand: make fuzz [SECONDS=60], for each of three targets
+	for target in requests answers connections; do $(BIN)/python -m tests.fuzz $$target $(SECONDS) || exit 1; done
+
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }
 	@test -n "$(filter $(NAME),$(BENCHMARKS))" || { echo "make: there is no benchmark $(NAME), but: $(BENCHMARKS)" >&2; exit 1; }
 	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
 
 clean:  ## remove what was built; the set-up too
-	rm -rf $(VENV) model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-clients model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
@@ -193,7 +194,68 @@ def routing(result: dict[str, Any]) -> Chart:
     return Chart("P99 latency over real HTTP; the mark is one central queue, simulated", subtitle, bars)
 
 
-CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {"engine": engine, "followup": followup, "routing": routing}
+def proxy(result: dict[str, Any]) -> Chart:
+    """Processor time a request of each proxy; the goals are parts of the peers' in the same run."""
+    rows = {row["arm"]: row for row in result["rows"] if row["request_us"] is not None}
+    goal = min(
+        part * rows[peer]["request_us"]
+        for peer, part in {"nginx": 1.5, "vllm-router": 0.45, "sglang-router": 0.33}.items()
+        if peer in rows
+    )
+    bars = [
+        Bar(
+            arm,
+            row["request_us"],
+            row["least_us"],
+            row["most_us"],
+            arm == "torchmoor",
+            f"{row['request_us']:.0f} us" + (f", {row['per_s']:,.0f}/s" if row["per_s"] is not None else ""),
+            goal if arm == "torchmoor" else None,
+        )
+        for arm, row in sorted(rows.items(), key=lambda item: item[1]["request_us"])
+    ]
+    settings = result["settings"]
+    subtitle = (
+        f"1 KB POST of a session, {settings['connections']} connections, {settings['backends']} backends, one thread "
+        f"of each proxy; median of {settings['rounds']} rounds, {result['date']}"
+    )
+    return Chart("Processor time a request", subtitle, bars)
+
+
+FAULTS = {"kill": "SIGKILL of the JVM", "worker": "SIGKILL of the worker", "hang": "SIGSTOP of the JVM"}
+
+
+def failover(result: dict[str, Any]) -> Chart:
+    """How long an instance that failed is still chosen, and the slowest turn of any conversation meanwhile."""
+    bars = []
+    for fault, label in FAULTS.items():
+        rows = [row for row in result["rows"] if row["fault"] == fault]
+        found = [row["detect_s"] for row in rows if row["detect_s"] is not None]
+        if found:
+            bars.append(_times(f"{label}: noticed", found, is_ours=True, goal=1.0 if fault == "kill" else None))
+        for key, when in (("slowest_before_s", "before"), ("slowest_after_s", "after")):
+            bars.append(_times(f"slowest turn {when}", [row[key] for row in rows], is_ours=when == "after"))
+    settings = result["settings"]
+    subtitle = (
+        f"one of {settings['instances']} TorchServe instances fails under {settings['sessions']} conversations; "
+        f"sessions lost {result['ratios']['sessions_lost']}, turns lost {result['ratios']['turns_lost']}; "
+        f"{result['date']}"
+    )
+    return Chart("Until a failed instance gets no more requests, and what clients notice", subtitle, bars)
+
+
+def _times(label: str, seconds: Sequence[float], *, is_ours: bool, goal: float | None = None) -> Bar:
+    middle = median(seconds)
+    return Bar(label, middle, min(seconds), max(seconds), is_ours, f"{middle:.2f} s", goal)
+
+
+CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {
+    "engine": engine,
+    "failover": failover,
+    "followup": followup,
+    "proxy": proxy,
+    "routing": routing,
+}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import ssl
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -14,7 +15,6 @@ from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
@@ -39,6 +39,7 @@ class AdminServer:
         *,
         token: str = "",
         refresh: Callable[[], Awaitable[None]],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """refresh: brings what is shown up to date, where that takes asking other processes."""
         self.port = port
@@ -49,6 +50,7 @@ class AdminServer:
         self._host = host
         self._token = token.encode()
         self._refresh = refresh
+        self._tls = tls
         app = web.Application(middlewares=[self._check_token] if token else [])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
@@ -59,7 +61,7 @@ class AdminServer:
 
     async def __aenter__(self) -> AdminServer:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
+        site = web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -101,6 +103,7 @@ class AdminServer:
                 "management_port": instance.management_port,
                 "metrics_port": instance.metrics_port,
                 "state": instance.state.value,
+                "is_drained": self._registry.is_drained(instance.name),
                 "outstanding": instance.outstanding,
                 "capacity": instance.capacity,
                 "session_room": instance.session_room,
@@ -114,17 +117,18 @@ class AdminServer:
         return web.json_response({"instances": rows})
 
     async def _drain(self, request: web.Request) -> web.Response:
-        """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over."""
-        return await self._move(request, (InstanceState.READY, InstanceState.DRAINING), InstanceState.DRAINING)
+        """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.
+
+        In whatever state it is, and also after it was started again, until a resume.
+        """
+        return await self._move(request, self._registry.drain, is_end=False)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        """End a drain: the instance is asked whether it is ready, and gets work again."""
-        return await self._move(request, (InstanceState.DRAINING,), InstanceState.STARTING)
+        """End a drain: an instance that is well gets work again."""
+        return await self._move(request, self._registry.resume, is_end=True)
 
-    async def _move(
-        self, request: web.Request, expected: tuple[InstanceState, ...], state: InstanceState
-    ) -> web.Response:
-        """Change an instance's state, and answer with it and with how many requests it still works on."""
+    async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
+        """Drain or resume an instance; answers with its state and with how many requests it still works on."""
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             return web.json_response({"error": f"A page of {origin} may not do this."}, status=403)
@@ -132,13 +136,11 @@ class AdminServer:
         instance = self._registry.find(name)
         if instance is None:
             return web.json_response({"error": f"There is no instance {name!r}; see GET /instances."}, status=404)
-        if instance.state not in expected:
-            wanted = " or ".join(item.value for item in expected)
-            message = f"Instance {name!r} is {instance.state.value}, and must be {wanted} for that."
-            return web.json_response({"error": message}, status=409)
-        self._registry.set_state(name, state)
+        if is_end and not self._registry.is_drained(name):
+            return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
+        move(name)
         await self._refresh()
-        return web.json_response({"name": name, "state": state.value, "outstanding": instance.outstanding})
+        return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
 
 
 def _token_of(request: web.Request) -> bytes:

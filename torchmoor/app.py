@@ -10,14 +10,14 @@ from random import Random
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
-from torchmoor.data_plane import DataPlane
+from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.session_room import SessionRooms
 from torchmoor.metrics import MetricsCollector
-from torchmoor.settings import ListenSettings, ProxySettings
+from torchmoor.settings import Credentials, ListenSettings, ProxySettings
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Proxy(DataPlane):
     ) -> None:
         super().__init__(settings, registry, self._suspect, rng=rng, wall=wall)
         self.admin_port = settings.listen.admin_port
+        self.admin_tls = make_tls(settings.listen.admin_tls_certificate, settings.listen.admin_tls_key)
         self.health = HealthChecker(registry, settings.health, self.recovery.tick)
         self.session_rooms = SessionRooms(registry, settings.health)
         self._settings = settings
@@ -63,6 +64,7 @@ class Proxy(DataPlane):
                 listen.admin_host,
                 listen.admin_port,
                 token=token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=_is_up_to_date,
             )
             await stack.enter_async_context(admin)
@@ -77,6 +79,23 @@ class Proxy(DataPlane):
     ) -> None:
         await self._stack.aclose()
         logger.info("proxy stopped")
+
+    # Front, for torchmoor.reload
+
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        check_replaceable(self._settings.credentials, credentials)
+        self.take_credentials(credentials)
+
+    def reload_tls(self) -> None:
+        """Take renewed certificates for the connections to come; if one is no good, the old one stays."""
+        super().reload_tls()
+        if self.admin_tls is not None:
+            reload_tls(self.admin_tls)
+
+    def is_idle(self, instance: Instance) -> bool:
+        """True if an instance that drains has nothing to do any more."""
+        return not instance.outstanding
 
     @property
     def runtime_url(self) -> str:
@@ -100,7 +119,7 @@ def runtime_url(listen: ListenSettings, port: int) -> str:
 
 def admin_url(listen: ListenSettings, port: int) -> str:
     """The admin plane's address."""
-    return _url("http", listen.admin_host, port)
+    return _url("https" if listen.admin_tls_certificate else "http", listen.admin_host, port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

@@ -12,6 +12,8 @@ from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
+from torchmoor.fleet.launcher import DEFAULT_CAPACITY
+from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
@@ -82,6 +84,17 @@ def main() -> None:
     help="How an instance is chosen for requests that belong to no session.",
 )
 @click.option(
+    "--capacity",
+    type=click.IntRange(1, 100_000),
+    help=f"Requests that an instance is sent at a time (default: {DEFAULT_CAPACITY}).",
+)
+@click.option(
+    "--late-binding",
+    is_flag=True,
+    help="Requests beyond the capacity wait at the proxy for whichever instance is free first, instead of being "
+    "refused; only as good as --capacity, which it needs (docs/routing.md).",
+)
+@click.option(
     "--allow-image-host",
     multiple=True,
     metavar="HOST",
@@ -118,6 +131,8 @@ def up(
     run_dir: Path | None,
     journal: str | None,
     strategy: str,
+    capacity: int | None,
+    late_binding: bool,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
     processes: int,
@@ -133,10 +148,13 @@ def up(
       torchmoor up --endpoint llava --endpoint llm
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
+      torchmoor up --capacity 8 --late-binding    one queue before all instances
       torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
     """
     import uvloop
 
+    if late_binding and capacity is None:
+        raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -161,6 +179,8 @@ def up(
         run_dir=None if run_dir is None else run_dir.resolve(),
         journal=journal,
         strategy=strategy,
+        capacity=capacity or DEFAULT_CAPACITY,
+        is_late_binding=late_binding,
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
@@ -185,8 +205,9 @@ def up(
 @click.option(
     "--processes", type=click.IntRange(1, 64), help="Proxy processes that share the port (default: what the file says)."
 )
+@click.option("--check", is_flag=True, help="Say whether the file and all that it names can be served, and end.")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(config: Path, no_auth: bool, processes: int | None, log_level: str) -> None:
+def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_level: str) -> None:
     """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
 
     One line of JSON on standard output says where it listens. Session ids are verified with the keys in
@@ -196,6 +217,7 @@ def serve(config: Path, no_auth: bool, processes: int | None, log_level: str) ->
     Examples:
       torchmoor serve --config torchmoor.yaml
       torchmoor serve --config torchmoor.yaml --processes 4
+      torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
     """
     import uvloop
 
@@ -203,11 +225,18 @@ def serve(config: Path, no_auth: bool, processes: int | None, log_level: str) ->
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
+        if check:
+            click.echo(check_config(config, processes=processes, is_open=no_auth, warn=_report_warning))
+            return
         uvloop.run(run_serve(config, processes=processes, is_open=no_auth, announce=click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _report_warning(line: str) -> None:
+    click.echo(f"Warning: {line}", err=True)
 
 
 def _default_store() -> Path:

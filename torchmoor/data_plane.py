@@ -29,7 +29,7 @@ from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
-from torchmoor.settings import ProxySettings
+from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class DataPlane:
             keep_alive_timeout_s=limits.keep_alive_timeout_s,
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
-        self.tls = make_tls(settings)
+        self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
         self._listen = listen
         registry.listen(self._on_change)
@@ -106,14 +106,15 @@ class DataPlane:
         self.port = await self.server.start(self._listen.host, port, tls, is_shared=is_shared)
         stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
 
+    def take_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these."""
+        if self.gate is not None:
+            self.gate.take(credentials)
+
     def reload_tls(self) -> None:
-        """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
+        """Read the certificate again, if there is one."""
         if self.tls is not None:
-            try:
-                self.tls.reload()
-                logger.info("certificate read again")
-            except ConfigError as error:
-                logger.error("the old certificate stays in use: %s", error)
+            reload_tls(self.tls)
 
     def _on_change(self, instance: Instance) -> None:
         """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.
@@ -133,7 +134,21 @@ class DataPlane:
             instance.close_idle()
 
 
-def make_tls(settings: ProxySettings) -> Tls | None:
-    """The certificate, if there is to be one. Raises ConfigError if it is no good."""
-    listen = settings.listen
-    return Tls(Path(listen.tls_certificate), Path(listen.tls_key)) if listen.tls_certificate else None
+def make_tls(certificate: str, key: str) -> Tls | None:
+    """The two as connections use them; None without. Raises ConfigError if they are no good."""
+    return Tls(Path(certificate), Path(key)) if certificate else None
+
+
+def reload_tls(tls: Tls) -> None:
+    """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
+    try:
+        tls.reload()
+        logger.info("certificate read again")
+    except ConfigError as error:
+        logger.error("the old certificate stays in use: %s", error)
+
+
+def check_replaceable(old: Credentials, new: Credentials) -> None:
+    """Raise ConfigError if these cannot come in the place of those while requests run."""
+    if new.guards_data != old.guards_data or new.admin_token != old.admin_token:
+        raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")

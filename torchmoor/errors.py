@@ -8,7 +8,9 @@ TorchmoorError
     |-- UnknownOperation     404
     |-- ValidationError      400
     |   |-- UnknownEndpoint
-    |   `-- UnknownVariant
+    |   |-- UnknownVariant
+    |   `-- WrongModel       OpenAI's `model` names no endpoint
+    |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
     |   |-- MissingCredentials
     |   |-- UnrecognizedClient
@@ -21,6 +23,10 @@ TorchmoorError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_NAMES_TOLD = 20  # in one message
 
 
 class TorchmoorError(Exception):
@@ -76,6 +82,22 @@ class UnknownVariant(ValidationError):
 
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(f"Variant {name} not found for endpoint {endpoint}.")
+
+
+class WrongModel(ValidationError):
+    """An OpenAI request's `model` is missing, or cannot be the name of an endpoint."""
+
+
+class UnknownModel(WrongModel):
+    """No endpoint has the name that `model` gives; the message lists those that there are."""
+
+    status = 404
+    kind = "model_not_found"  # their word, which some clients look for
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_TOLD])
+        more = f" and {len(known) - MAX_NAMES_TOLD} more (GET /v1/models)" if len(known) > MAX_NAMES_TOLD else ""
+        super().__init__(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
 
 
 class AccessDenied(ApiError):

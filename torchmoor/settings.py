@@ -45,6 +45,8 @@ class ListenSettings:
     admin_port: int = 9080
     tls_certificate: str = ""  # PEM file, with those that sign it; "": the data plane is plain HTTP
     tls_key: str = ""  # PEM file without a password
+    admin_tls_certificate: str = ""  # the admin plane's own; "": it is plain HTTP
+    admin_tls_key: str = ""
     processes: int = 1  # that share the data plane's port; one carries about 30,000 requests a second
 
     def __post_init__(self) -> None:
@@ -52,8 +54,10 @@ class ListenSettings:
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
         _require_range("listen.processes", self.processes, 1, 64)
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ConfigError("listen.tls_certificate and listen.tls_key must be given together")
+        for prefix in ("", "admin_"):
+            pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
+            if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
+                raise ConfigError(f"listen.{pair[0]} and listen.{pair[1]} must be given together")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +67,11 @@ class LimitSettings:
     max_header_bytes: int = 16_384
     max_body_bytes: int = 6 * MIB
     max_passthrough_body_bytes: int = 64 * MIB
+    max_unrouted_body_bytes: int = 8 * MIB  # held until OpenAI's `model` is found, where there are several endpoints
     max_connections: int = 10_000
     max_replay_body_bytes: int = 2 * MIB  # a body up to this size is kept until its answer begins
     max_replay_total_bytes: int = 64 * MIB  # over all requests in flight; beyond it none is kept
-    max_waiting_bytes: int = 64 * MIB  # of bodies that wait for an instance, over all endpoints
+    max_waiting_bytes: int = 64 * MIB  # of bodies that wait for an instance or for their `model`, over all endpoints
     max_error_body_bytes: int = 65_536  # of an instance's error answer, read to name the cause
     header_timeout_s: float = 10.0  # from a request's first byte to the end of its head
     body_timeout_s: float = 60.0  # from there to the end of its body
@@ -99,6 +104,7 @@ class HealthSettings:
     starting_interval_s: float = 0.25  # while an instance is not ready, or has not answered the last probe
     ready_interval_s: float = 1.0
     probe_timeout_s: float = 1.5
+    worker_timeout_s: float = 2.0  # of the question that its handler's worker answers itself
     status_interval_s: float = 5.0  # between questions for an instance's session room
     max_status_per_s: float = 20.0  # over all instances: with many of them each is asked less often
     unanswered_before_down: int = 3  # a busy instance may be slow to answer, and moving its sessions costs

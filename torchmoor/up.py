@@ -23,7 +23,14 @@ from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
 from torchmoor.replicas.fleet import make_front
-from torchmoor.settings import EndpointSettings, ListenSettings, ProxySettings, SessionSettings, VariantSettings
+from torchmoor.settings import (
+    EndpointSettings,
+    LateBindingSettings,
+    ListenSettings,
+    ProxySettings,
+    SessionSettings,
+    VariantSettings,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +54,8 @@ class UpOptions:
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
     strategy: str
+    capacity: int  # requests that an instance is sent at a time
+    is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
@@ -63,7 +72,11 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     settings = ProxySettings(
         endpoints=tuple(
-            EndpointSettings(name=name, variants=(VariantSettings(model=name, routing_strategy=options.strategy),))
+            EndpointSettings(
+                name=name,
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                late_binding=LateBindingSettings() if options.is_late_binding else None,
+            )
             for name in options.endpoints
         ),
         listen=options.listen,
@@ -79,6 +92,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         ),
         run_dir=run_dir,
         start_timeout_s=options.start_timeout_s,
+        capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))

@@ -76,6 +76,7 @@ class Stage:
         variants: tuple[VariantSettings, ...] = (),
         late_binding: LateBindingSettings | None = None,
         homes: Mapping[str, str] | None = None,  # the variants of instances, where there are several
+        endpoints: Mapping[str, str] | None = None,  # the endpoints of instances, where not all are of llava
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
         are_journaled: bool = False,
@@ -86,10 +87,14 @@ class Stage:
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
         models = {variant.name: variant.model for variant in variants}
+        self._endpoints = {name: (endpoints or {}).get(name, "llava") for name in names}
         self._homes = {name: (homes or {}).get(name, variants[0].name) for name in names}
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
-            endpoints=(EndpointSettings(name="llava", variants=variants, late_binding=late_binding),),
+            endpoints=tuple(
+                EndpointSettings(name=name, variants=variants, late_binding=late_binding)
+                for name in dict.fromkeys(self._endpoints.values())
+            ),
             listen=listen,
             limits=limits or LimitSettings(),
             timeouts=timeouts or TimeoutSettings(sweep_interval_s=0.02),
@@ -153,7 +158,7 @@ class Stage:
             self.registry.add(
                 Instance(
                     name=fake.name,
-                    endpoint="llava",
+                    endpoint=self._endpoints[fake.name],
                     variant=self._homes[fake.name],
                     model=self._models[fake.name],
                     port=fake.port,

@@ -128,7 +128,8 @@ class Gate:
 class FakeInstance:
     """Answers with `behave`, remembers what it received, and counts the connections that it came on.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names.
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; the status operation
+    with `on_status`, unless a test says otherwise as by a model that does not know it.
     """
 
     name: str
@@ -137,6 +138,7 @@ class FakeInstance:
     cancels: list[Received] = field(default_factory=list)  # cancel operations, which are not among `received`
     cancelled: list[str] = field(default_factory=list)  # the ids that they named
     on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
+    on_status: Behaviour = field(default_factory=lambda: answering(404))
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
@@ -173,6 +175,9 @@ class FakeInstance:
                     break
                 if request.path == "/ping":
                     await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
+                    continue
+                if request.headers.get("x-torchmoor-operation") == "status":
+                    await self.on_status(request, Wire(reader, writer))
                     continue
                 if request.headers.get("x-torchmoor-operation") == "cancel":
                     self.cancelled += json.loads(request.body)["request_ids"]

@@ -440,6 +440,22 @@ def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tu
         assert str(sock.version()) >= "TLSv1.2"
 
 
+def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
+    make_stage: MakeStage, certificates: list[tuple[Path, Path]]
+) -> None:
+    """Its token must not cross a network in clear; the data plane has its own certificate, or none."""
+    certificate, key = map(str, certificates[0])
+    stage = make_stage(
+        listen=replace(LISTEN, admin_tls_certificate=certificate, admin_tls_key=key),
+        credentials=Credentials(admin_token="admin-token-0123456789"),
+    )
+    bearer = {"Authorization": "Bearer admin-token-0123456789"}
+
+    assert stage.proxy.admin_url.startswith("https://")
+    answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=10)
+    assert answer.status_code == 200
+
+
 def test_a_renewed_certificate_is_taken_without_a_restart(
     make_stage: MakeStage, certificates: list[tuple[Path, Path]], tmp_path: Path
 ) -> None:

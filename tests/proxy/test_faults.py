@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
 from torchmoor.fleet.breaker import BreakerState
-from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.worker_status import MAX_TRIES
 from torchmoor.routing.sessions import place_of
 from torchmoor.settings import HealthSettings, RecoverySettings, TimeoutSettings
 
@@ -235,15 +236,98 @@ def test_last_instance_serves_its_sessions_while_it_drains(make_stage: Callable[
 
 
 def test_drains_that_make_no_sense_are_refused(stage: Stage) -> None:
-    """An unknown instance, one that is down, and the end of a drain that is none."""
+    """An unknown instance, and the end of a drain that is none."""
     assert admin(stage, "POST", "/instances/x/drain")[0] == 404
+    assert admin(stage, "POST", "/instances/x/resume")[0] == 404
     assert admin(stage, "POST", "/instances/a/resume")[0] == 409
 
-    async def stop() -> None:
-        stage.registry.set_state("a", InstanceState.DOWN)
 
-    stage.run(stop())
-    assert admin(stage, "POST", "/instances/a/drain")[0] == 409
+def test_drain_outlives_the_instance_and_ends_by_word_only(make_stage: Callable[..., Stage]) -> None:
+    """A drained instance is probed, is down while it is, and comes back drained under its name until it is resumed."""
+    stage = make_stage(health=OFTEN)
+
+    async def start_again() -> None:
+        await stage.a.start()
+        old = stage.instance("a")
+        stage.registry.add(Instance(name="a", endpoint="llava", model="llava", port=old.port))
+
+    assert admin(stage, "POST", "/instances/a/drain")[0] == 200
+    stage.run(stage.a.stop())
+    stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
+    stage.run(start_again())
+    stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
+
+    assert instance_of(read_answer(invoke(stage))) == "b"
+    assert admin(stage, "POST", "/instances/a/resume") == (200, {"name": "a", "state": "ready", "outstanding": 0})
+    assert stage.instance("a").is_ready
+
+
+def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: Callable[..., Stage]) -> None:
+    """An operator need not wait for it."""
+    stage = make_stage(health=OFTEN)
+    stage.run(stage.a.stop())
+    stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the probe that finds it gone")
+
+    assert admin(stage, "POST", "/instances/a/drain") == (200, {"name": "a", "state": "down", "outstanding": 0})
+
+    stage.run(stage.a.start())
+    stage.until(lambda: stage.instance("a").state is InstanceState.DRAINING, "its return")
+
+
+def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Stage]) -> None:
+    """Its probes stay good; the status operation, which it has answered before, says otherwise."""
+    stage = make_stage(health=replace(OFTEN, worker_timeout_s=0.2))
+    status = answering(body=b'{"instance": "a", "sessions": {}}')
+    seen: list[Received] = []
+
+    async def answer(request: Received, wire: Wire) -> None:
+        seen.append(request)
+        await status(request, wire)
+
+    async def hang(request: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    async def fill_up(request: Received, wire: Wire) -> None:
+        """As TorchServe does whose queue is full of questions."""
+        seen.append(request)
+        await wire.answer(503)
+
+    stage.a.on_status = answer
+    stage.until(lambda: len(seen) > 1, "two questions")
+    assert (seen[0].method, seen[0].path) == ("POST", "/predictions/llava")
+
+    stage.a.on_status = hang
+    stage.until(lambda: stage.instance("a").state is InstanceState.DOWN, "the silence is noticed")
+    assert instance_of(read_answer(invoke(stage))) == "b"
+    stage.a.on_status = fill_up
+    num_seen = len(seen)
+    stage.until(lambda: len(seen) > num_seen + 1, "more questions")
+    assert stage.instance("a").state is InstanceState.DOWN
+    stage.a.on_status = answer
+    stage.until(lambda: stage.instance("a").is_ready, "its return")
+
+
+def test_model_that_knows_no_status_is_asked_a_few_times_only(make_stage: Callable[..., Stage]) -> None:
+    """It may have to work for each question, and is judged by its probes."""
+    stage = make_stage(health=OFTEN)
+    asked: list[Received] = []
+    probes = 0
+
+    async def refuse(request: Received, wire: Wire) -> None:
+        asked.append(request)
+        await wire.answer(500)
+
+    def is_over() -> bool:
+        nonlocal probes
+        probes += not stage.proxy.health.is_probing
+        return probes > 50
+
+    stage.a.on_status = stage.b.on_status = refuse
+    stage.until(is_over, "many probes")
+
+    assert len(asked) <= 2 * MAX_TRIES
+    assert stage.instance("a").is_ready
+    assert stage.instance("b").is_ready
 
 
 def test_page_of_elsewhere_cannot_drain(stage: Stage) -> None:

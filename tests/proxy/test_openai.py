@@ -9,14 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.heads import make_request
 from tests.proxy.conftest import Stage, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.api.application import Api
-from torchmoor.app import Proxy
 from torchmoor.fleet.instance import InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, TimeoutSettings, VariantSettings
+from torchmoor.settings import LimitSettings, TimeoutSettings
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
@@ -196,24 +192,6 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
     status, _, answer = call(stage, path, body)
 
     assert (status, answer["error"]["code"]) == (404, code)
-
-
-def test_plain_path_needs_a_single_endpoint() -> None:
-    """With several the body would decide, and the proxy does not read it: the error names the paths to use."""
-    settings = ProxySettings(
-        endpoints=tuple(EndpointSettings(name=name, variants=(VariantSettings(model=name),)) for name in ("a1", "b2"))
-    )
-    api = Api(Proxy(settings, Registry(settings.endpoints)).gateway)
-
-    def ask(method: bytes, path: bytes) -> Any:
-        return api.handle(make_request(method, path, handler=api.find_handler(method, path)))
-
-    refused = ask(b"POST", b"/v1/chat/completions")
-    listed = ask(b"GET", b"/v1/models")
-
-    assert refused.status == 400
-    assert "/endpoints/b2/openai/v1" in json.loads(refused.body)["error"]["message"]
-    assert [model["id"] for model in json.loads(listed.body)["data"]] == ["a1", "b2"]
 
 
 def test_body_limit(make_stage: Callable[..., Stage]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from tests.proxy.fake_instance import Received, Wire
-from tests.proxy.replicas import Holding, serving, write_config
+from tests.proxy.replicas import Holding, read, serving, write_config
 from tests.waiting import wait_until
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
@@ -92,7 +92,7 @@ def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.Mo
 
 def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it said for a reason, and without a process left."""
-    monkeypatch.setattr(process_module.Assignment, "to_text", lambda self: "nonsense")
+    monkeypatch.setattr(process_module, "to_text", lambda settings: "nonsense")
 
     with pytest.raises(process_module.LaunchError, match="while starting"):
         run_with_fleet(Registry(SETTINGS.endpoints), lambda fleet, loop: None)
@@ -125,3 +125,37 @@ def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding:
             connection.close()
 
     assert len(holding.fakes["a"].received) == before
+
+
+def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holding, tmp_path: Path) -> None:
+    """An instance that is taken out ends what any process has sent there; the one that came instead gets the rest."""
+    path = tmp_path / "torchmoor.yaml"
+    tokens = tmp_path / "keys"
+
+    def write(token: str, name: str) -> None:
+        tokens.write_text(f"token alice {token}\n")
+        tokens.chmod(0o600)
+        write_config(path, {"chat": [holding.fakes[name]]}, access={"keys_file": str(tokens)})
+
+    def who_answers(token: str) -> str:
+        connection = served.send(Authorization=f"Bearer {token}")
+        answer = connection.getresponse()
+        body = answer.read().decode()
+        connection.close()
+        return body if answer.status == 200 else str(answer.status)
+
+    write("first-token-of-alice", "a")
+    with serving(path, 3) as served:
+        holding.hold()
+        running = [served.send(Authorization="Bearer first-token-of-alice") for _ in range(6)]
+        wait_until(lambda: holding.num_held == 6, "the instance has them")
+        write("second-token-of-alice", "b")
+
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served.instances().get("b", {}).get("state") == "ready", "the new instance is known")
+        holding.release()
+
+        assert [read(connection) for connection in running] == ["a"] * 6
+        wait_until(lambda: "a" not in served.instances(), "the old one has left")
+        assert {who_answers("second-token-of-alice") for _ in range(12)} == {"b"}
+        assert {who_answers("first-token-of-alice") for _ in range(12)} == {"403"}

@@ -13,6 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ import boto3
 import pytest
 import yaml
 from botocore.config import Config
+from click.testing import CliRunner
 
 from tests.proxy.conftest import KEY, make_session_id
-from tests.proxy.fake_instance import FakeInstance
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering
+from tests.waiting import wait_until
+from torchmoor.cli import main
 
 DEADLINE_S = 20.0
 
@@ -121,19 +126,40 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         ({"listen": {"tls_certificate": "a.pem", "tls_key": "/nowhere/key"}}, "cannot read /nowhere/key"),
     ],
 )
+@pytest.mark.parametrize("is_check", [False, True])
 def test_what_is_wrong_is_told_before_anything_listens(
-    fakes: list[FakeInstance], tmp_path: Path, changes: dict[str, Any], message: str
+    fakes: list[FakeInstance], tmp_path: Path, changes: dict[str, Any], message: str, is_check: bool
 ) -> None:
-    """Exit status 1, one line on standard error, nothing on standard output."""
+    """Exit status 1, one line on standard error, nothing on standard output; the same when it is only checked."""
     path = write_config(tmp_path / "torchmoor.yaml", fakes, **changes)
 
-    result = subprocess.run(
-        command("--config", str(path)), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+    result = CliRunner().invoke(main, ["serve", "--config", str(path), *(["--check"] if is_check else [])])
 
-    assert (result.returncode, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
+    fakes: list[FakeInstance], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens: the port may be in use by the proxy that runs."""
+    monkeypatch.delenv("TORCHMOOR_SESSION_KEYS", raising=False)
+    path = write_config(tmp_path / "torchmoor.yaml", fakes, listen={"port": fakes[0].port, "admin_port": 0})
+    content = yaml.safe_load(path.read_text())
+    del content["Instances"][1]
+    incomplete = tmp_path / "incomplete.yaml"
+    incomplete.write_text(yaml.safe_dump(content))
+
+    warned = CliRunner().invoke(main, ["serve", "--config", str(incomplete), "--check"])
+    monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", f"k1:{KEY.hex()}")
+    good = CliRunner().invoke(main, ["serve", "--config", str(path), "--check"])
+
+    assert json.loads(warned.stdout) == {"ok": True, "endpoints": {"chat": {"va": ["a"], "vb": []}}}
+    assert "TORCHMOOR_SESSION_KEYS is not set: every session id will be refused" in warned.stderr
+    assert "variant vb of endpoint chat has no instance: add one to Instances" in warned.stderr
+    assert (good.exit_code, good.stderr) == (0, "")
+    assert json.loads(good.stdout)["endpoints"] == {"chat": {"va": ["a"], "vb": ["b"]}}
 
 
 def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> None:
@@ -147,3 +173,106 @@ def test_taken_port_is_an_error(fakes: list[FakeInstance], tmp_path: Path) -> No
     assert (result.returncode, result.stdout) == (1, "")
     assert "cannot listen" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@contextmanager
+def serving(path: Path, log: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The process, and where it serves; its standard error goes to the log."""
+    environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"}
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command("--config", str(path)), stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def hang_up(process: subprocess.Popen[str], log: Path, message: str) -> None:
+    """Have the file read again; returns when a new line of the log says so."""
+    num_lines = len(log.read_text().splitlines())
+    process.send_signal(signal.SIGHUP)
+    wait_until(
+        lambda: any(message in line for line in log.read_text().splitlines()[num_lines:]),
+        f"{message!r} is logged",
+        deadline_s=DEADLINE_S,
+    )
+
+
+def invoke(where: dict[str, Any], token: str) -> tuple[int, str]:
+    """Status, and which instance answered."""
+    request = urllib.request.Request(
+        f"{where['runtime']}/endpoints/chat/invocations", b"{}", {"Authorization": f"Bearer {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.headers["X-Torchmoor-Instance"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, ""
+
+
+def states(where: dict[str, Any]) -> dict[str, str]:
+    with urllib.request.urlopen(f"{where['admin']}/instances", timeout=5) as answer:
+        return {instance["name"]: instance["state"] for instance in json.load(answer)["instances"]}
+
+
+def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[FakeInstance], tmp_path: Path) -> None:
+    """An instance comes and another goes, which first ends what it is doing; an old token ends; a file that is wrong,
+    or changes what is fixed at the start, is told in the log and changes nothing."""
+    a = fakes[0]
+    keys, path, log = tmp_path / "keys", tmp_path / "torchmoor.yaml", tmp_path / "log"
+    old, new = "old-token-of-alice", "new-token-of-alice"
+
+    def write(names: str, token: str, **changes: Any) -> None:
+        keys.write_text(f"token alice {token}\n")
+        keys.chmod(0o600)
+        variants = [{"VariantName": "v", "ModelName": "llava"}]
+        endpoint = {"EndpointConfig": {"EndpointConfigName": "chat", "ProductionVariants": variants}}
+        instances = [{"name": fake.name, "port": fake.port} for fake in fakes if fake.name in names]
+        access = {"access": {"keys_file": str(keys)}}
+        write_config(path, fakes, Endpoints=[endpoint], Instances=instances, **access, **changes)
+
+    write("a", old)
+    with serving(path, log) as (process, where):
+        wait_until(lambda: states(where) == {"a": "ready"}, "a is ready", deadline_s=DEADLINE_S)
+        a.behave = hold = Held()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(invoke, where, old)
+            hold.wait_reached()
+
+            write("b", new)
+            hang_up(process, log, "configuration read again")
+            wait_until(
+                lambda: states(where) == {"a": "draining", "b": "ready"}, "b comes, a goes", deadline_s=DEADLINE_S
+            )
+            assert invoke(where, new) == (200, "b")
+            assert invoke(where, old)[0] == 403
+            hold.open()
+            assert running.result(DEADLINE_S) == (200, "a")
+        wait_until(lambda: states(where) == {"b": "ready"}, "a is gone", deadline_s=DEADLINE_S)
+
+        write("a", old, limits={"max_conections": 5})
+        hang_up(process, log, "limits: unknown key 'max_conections'")
+        write("a", old, limits={"max_connections": 5})
+        hang_up(process, log, "a change of limits needs a restart")
+        assert states(where) == {"b": "ready"}
+        assert invoke(where, new) == (200, "b")
+
+        a.behave = answering()
+        write("ab", new)
+        hang_up(process, log, "configuration read again")
+        wait_until(lambda: states(where) == {"a": "ready", "b": "ready"}, "a is back", deadline_s=DEADLINE_S)
+
+
+class Held(Gate):
+    """Answers once the test says so."""
+
+    async def __call__(self, request: Received, wire: Wire) -> None:
+        await self.pass_through()
+        await wire.answer()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from botocore.exceptions import BotoCoreError, EventStreamError
+from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStreamError
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
@@ -117,6 +117,22 @@ def test_handlers_late_error_is_a_model_stream_error(stage: Stage, tail: list[by
     assert b"".join(text) == b"some text"
     assert caught.value.response["Error"]["Code"] == "ModelStreamError"
     assert "InternalError: boom" in caught.value.response["Error"]["Message"]
+
+
+@pytest.mark.parametrize("tail", [[b"some text" + mark("boom")], [b"some text", mark("boom")[:9], mark("boom")[9:]]])
+def test_handlers_late_error_is_one_for_who_did_not_ask_for_a_stream(stage: Stage, tail: list[bytes]) -> None:
+    """InvokeEndpoint of what the handler streams: the body ends too early, which every client takes for a failure."""
+    stage.a.behave = stage.b.behave = streaming(tail)
+
+    with pytest.raises(ConnectionClosedError):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+
+def test_text_without_an_error_is_whole_for_who_did_not_ask_for_a_stream(stage: Stage) -> None:
+    """Also with the byte in it."""
+    stage.a.behave = stage.b.behave = streaming([b"some ", b"te\x1ext"])
+
+    assert stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")["Body"].read() == b"some te\x1ext"
 
 
 def test_mark_in_another_content_type_is_data(stage: Stage) -> None:

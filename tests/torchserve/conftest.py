@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import boto3
 import pytest
 import requests
 from botocore.config import Config
+
+from tests.torchserve.drawings import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,3 +120,26 @@ def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "--instances", "2", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
     ) as running:
         yield running
+
+
+@pytest.fixture
+def picture_server() -> Iterator[str]:
+    """A web server with a picture and a text; anything else is not found."""
+    files = {"/circle.png": draw("circle", "red"), "/text.png": b"no picture at all"}
+
+    class Files(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = files.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import requests
 
@@ -118,6 +119,20 @@ def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
 
     wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
     assert turns(small)["cancelled"] == before["cancelled"] + 1
+
+
+def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
+    """The client's own way to stop an answer."""
+    before = turns(small)
+    endless: Any = {"max_tokens": 1500, "temperature": 1e6, "seed": 6, "model": "llava"}
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with openai.OpenAI(base_url=small.runtime + "/v1", api_key="any", timeout=60, max_retries=0) as gpt:
+        with gpt.chat.completions.create(messages=messages, stream=True, **endless) as stream:
+            next(stream)
+        wait_until(lambda: turns(small)["in_progress"] == 0, "the stream's end")
+
+    after = turns(small)
+    assert (after["cancelled"], after["finished"]) == (before["cancelled"] + 1, before["finished"])
 
 
 def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> None:

@@ -84,8 +84,28 @@ def test_sessions_survive_the_death_of_their_worker(archives: Path, tmp_path: Pa
         again = open_session(client, image=data_url(draw("square", "blue")))
         assert "blue" in again.ask("What color is the square?")
 
+        hung, *_ = fleet.holders(again.id)
+        stop_and_go(fleet, run_dir, hung, again)
+
     assert processes_below(run_dir) == []
     assert not run_dir.exists()
+
+
+def stop_and_go(fleet: Fleet, run_dir: Path, hung: str, chat: Chat) -> None:
+    """SIGSTOP of the Python worker behind a TorchServe that goes on saying it is READY: a turn that is sent there is
+    answered elsewhere, once the worker's silence is noticed; after SIGCONT the instance serves again."""
+    workers = worker_pids(run_dir, hung)
+    assert workers
+    try:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        assert "blue" in chat.ask("What color is the square?")
+        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: hung in ready_instances(fleet), "the worker is back", **PATIENTLY)
+    assert "blue" in ask_until_answered(chat, "What color is the square?")
 
 
 def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_path: Path) -> None:

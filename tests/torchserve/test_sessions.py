@@ -3,9 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -213,28 +211,6 @@ def test_image_is_fetched_from_an_allowed_address(client: Any, picture_server: s
 
     assert "red" in chat.ask("What color is the circle?")
     chat.close()
-
-
-@pytest.fixture
-def picture_server() -> Iterator[str]:
-    """A web server with one picture."""
-
-    class Pictures(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = draw("circle", "red") if self.path == "/circle.png" else b""
-            self.send_response(200 if body else 404)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.parametrize(

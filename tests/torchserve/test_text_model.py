@@ -2,28 +2,34 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
+import openai
 import pytest
+import requests
 from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
 
 pytestmark = pytest.mark.torchserve
 
 
 @pytest.fixture(scope="module")
 def two_endpoints(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One instance that sees, one that only reads."""
+    """One instance that sees, one that only reads; each takes one request at a time, and the others wait."""
     if not (archives / "llm.mar").is_file():
         reason = "there is no llm.mar: make archives downloads SmolLM2 for it"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     folder = tmp_path_factory.mktemp("two-endpoints")
-    arguments = ("--endpoint", "llava", "--endpoint", "llm")
+    arguments = ("--endpoint", "llava", "--endpoint", "llm", "--capacity", "1", "--late-binding")
     with run_fleet(*arguments, run_dir=folder / "run", log=folder / "up.log") as running:
         yield running
 
@@ -77,6 +83,49 @@ def test_sessions_belong_to_their_endpoint(two_endpoints: Fleet) -> None:
         ask(client, "llava", session, "What color is the circle?")
 
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+
+
+def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) -> None:
+    """One base URL: pictures and streams for the one that sees, text for the other, a list for anything else."""
+    see = [{"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}]
+    seeing: Any = [{"role": "user", "content": [*see, {"type": "text", "text": "What color is the circle?"}]}]
+    asking: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+    with openai.OpenAI(base_url=two_endpoints.runtime + "/v1", api_key="any", timeout=90, max_retries=0) as gpt:
+        models = [model.id for model in gpt.models.list()]
+        stream = gpt.chat.completions.create(model="llava", messages=seeing, stream=True)
+        seen = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        answer = gpt.chat.completions.create(model="llm", messages=asking, max_tokens=40)
+        with pytest.raises(openai.NotFoundError, match=r"There is: `llava`, `llm`\.") as unknown:
+            gpt.chat.completions.create(model="gpt-5", messages=asking)
+        with pytest.raises(openai.BadRequestError, match="text only"):
+            gpt.chat.completions.create(model="llm", messages=seeing)
+
+    assert models == ["llava", "llm"]
+    assert seen == "The circle is red."
+    assert (answer.model, answer.choices[0].message.content) == ("llm", "The capital of France is Paris.")
+    assert unknown.value.code == "model_not_found"
+
+
+def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet) -> None:
+    """Late binding by the command line: all of them are answered, one after another."""
+    body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 32}})
+    together = Barrier(6)
+
+    def ask_once(client: Any) -> Any:
+        together.wait(60)
+        answer = client.invoke_endpoint(EndpointName="llm", ContentType="application/json", Body=body)
+        return json.loads(answer["Body"].read())[0]["generated_text"]
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(ask_once, [two_endpoints.client() for _ in range(6)]))
+
+    assert len(answers) == 6
+    assert all("Paris" in answer for answer in answers)
+    assert {instance["capacity"] for instance in two_endpoints.instances()} == {1}
+    numbers = requests.get(f"{two_endpoints.admin}/metrics", timeout=30).text
+    [waited] = re.findall(r'^QueueLatency_count\{endpoint="llm".*\} (.+)$', numbers, re.MULTILINE)
+    assert float(waited) >= 1
 
 
 def test_the_command_line_talks_to_a_text_model(two_endpoints: Fleet) -> None:

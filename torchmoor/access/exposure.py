@@ -31,6 +31,8 @@ def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open:
             f"the admin plane on {listen.admin_host} needs a token: TORCHMOOR_ADMIN_TOKEN, or a line `admin TOKEN` in "
             "the keys' file"
         )
+    if not is_loopback(listen.admin_host) and not listen.admin_tls_certificate:
+        logger.warning("the admin token crosses the network in clear: set listen.admin_tls_certificate and its key")
 
 
 def is_loopback(host: str) -> bool:

@@ -71,7 +71,15 @@ class Gate:
         self.num_held_bytes = 0
         self.num_denied: Counter[str] = Counter()
         self._settings = settings
-        self._sigv4 = SigV4(credentials.keys, region=settings.region, clock_skew_s=settings.clock_skew_s, wall=wall)
+        self._wall = wall
+        self.take(credentials)
+
+    def take(self, credentials: Credentials) -> None:
+        """Judge by these from now on. A request that was admitted before is still judged by those of its time."""
+        settings = self._settings
+        self._sigv4 = SigV4(
+            credentials.keys, region=settings.region, clock_skew_s=settings.clock_skew_s, wall=self._wall
+        )
         self._key_principals = {key_id: principal_of("key", key_id) for key_id in credentials.keys}
         # Looked up by hash, so that the time it takes says nothing about how much of a token was right.
         self._token_principals = {

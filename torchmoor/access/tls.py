@@ -1,4 +1,4 @@
-"""TLS of the data plane."""
+"""TLS of the two planes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmoor.errors import ConfigError
 
 
 class Tls:
-    """The data plane's certificate and key, which can be read again while the server runs."""
+    """A plane's certificate and key, which can be read again while the server runs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises ConfigError."""
@@ -33,4 +33,4 @@ class Tls:
 
 
 def _no_password() -> str:
-    raise ConfigError("listen.tls_key must be a key without a password")
+    raise ConfigError("listen.tls_key and listen.admin_tls_key must be keys without a password")

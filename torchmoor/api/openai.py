@@ -1,9 +1,9 @@
-"""OpenAI's chat completions, for each endpoint and, where there is only one, without its name.
+"""OpenAI's chat completions, for each endpoint by its path and for all of them by the body's `model`.
 
 POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions
 GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
 
-The body is the instance's to read. A model's name is its endpoint's.
+A model's name is its endpoint's. The body is the instance's to read, but for that name where there are several.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from torchmoor.api.by_model import ByModel
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
 from torchmoor.api.replies import unknown_operation
@@ -25,11 +26,12 @@ from torchmoor.errors import (
     ModelError,
     ServiceUnavailable,
     UnknownEndpoint,
-    ValidationError,
+    UnknownModel,
+    WrongModel,
 )
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http.answer import Answer
-from torchmoor.http.call import Deadlines
+from torchmoor.http.call import Call, Deadlines
 from torchmoor.http.message import AnswerHead, Reply, Request
 
 PREFIX = b"/v1/"
@@ -53,9 +55,11 @@ class OpenAIApi:
         settings = gateway.settings
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
-        deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._deadlines = Deadlines(
+            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
+        )
         self._operations = {
-            endpoint.name: Operation(gateway, endpoint, deadlines, self._max_body_bytes)
+            endpoint.name: Operation(gateway, endpoint, self._deadlines, self._max_body_bytes)
             for endpoint in gateway.registry.endpoints()
         }
 
@@ -64,8 +68,8 @@ class OpenAIApi:
         """True if a path is this dialect's."""
         return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
 
-    def handle(self, request: Request, request_id: bytes) -> Invocation | Reply:
-        """The invocation for a request, the models, or why there is neither."""
+    def handle(self, request: Request, request_id: bytes) -> Call | Reply:
+        """The call for a request, the models, or why there is neither."""
         if request.path.startswith(PREFIX):
             name, operation = None, request.path[len(PREFIX) :]
         else:
@@ -74,7 +78,7 @@ class OpenAIApi:
         try:
             endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
             if operation == _CHAT and request.method == b"POST":
-                return self._complete(request, request_id, endpoints)
+                return self._choose(request, request_id, endpoints)
             if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
                 wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
                 return _models([endpoint.name for endpoint in endpoints], wanted)
@@ -82,15 +86,31 @@ class OpenAIApi:
         except ApiError as error:
             return openai_error(error, request_id)
 
-    def _complete(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Invocation:
-        if len(endpoints) > 1:  # the name is in the body, which passes by unread
-            paths = ", ".join(f"/endpoints/{endpoint.name}/openai/v1" for endpoint in endpoints[:8])
-            raise ValidationError(f"There are several endpoints; use the base URL of one: {paths}")
-        [endpoint] = endpoints
+    def _choose(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Call:
+        """The invocation of the only endpoint, or of the one that the body will name."""
+        if len(endpoints) == 1:
+            return self._complete(request, request_id, endpoints[0])
+        self._check_length(request)
+
+        def complete(model: str) -> Call:
+            for endpoint in endpoints:
+                if endpoint.name == model:
+                    return self._complete(request, request_id, endpoint)
+            raise UnknownModel(model, [endpoint.name for endpoint in endpoints])
+
+        return ByModel(
+            self._gateway,
+            request,
+            max_body_bytes=self._max_body_bytes,
+            deadlines=self._deadlines,
+            make=complete,
+            say=lambda error: openai_error(error, request_id),
+        )
+
+    def _complete(self, request: Request, request_id: bytes, endpoint: Endpoint) -> Call:
         try:
             check_members(request.layout)
-            if (request.content_length or 0) > self._max_body_bytes:
-                raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
+            self._check_length(request)
             dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
             metrics = self._gateway.first_dispatcher(endpoint).metrics
@@ -100,6 +120,10 @@ class OpenAIApi:
         return OpenAIInvocation(
             self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
         )
+
+    def _check_length(self, request: Request) -> None:
+        if (request.content_length or 0) > self._max_body_bytes:
+            raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
 
 
 class OpenAIInvocation(Invocation):
@@ -162,14 +186,14 @@ class OpenAIInvocation(Invocation):
 
 
 def _models(names: list[str], wanted: str) -> Reply:
-    """The list of models, or the one that is wanted. Raises UnknownEndpoint."""
+    """The list of models, or the one that is wanted. Raises UnknownModel."""
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
     if not wanted:
         return _json(200, {"object": "list", "data": models})
     for model in models:
         if model["id"] == wanted:
             return _json(200, model)
-    raise UnknownEndpoint(wanted[:64])
+    raise UnknownModel(wanted, names)
 
 
 def _with_status(error: ApiError, status: int) -> ApiError:
@@ -185,8 +209,10 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
     if isinstance(error, AccessDenied):
         error, code = _with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
         fields = ((b"www-authenticate", b"Bearer"),)
-    if isinstance(error, UnknownEndpoint):  # their word, which some clients look for
-        error, code, param = _with_status(error, 404), "model_not_found", "model"
+    if isinstance(error, UnknownEndpoint):
+        error, code = _with_status(error, UnknownModel.status), UnknownModel.kind
+    if isinstance(error, UnknownEndpoint | WrongModel):
+        param = "model"
     if isinstance(error, ServiceUnavailable):
         fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)

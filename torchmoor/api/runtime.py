@@ -19,14 +19,16 @@ from torchmoor.api.invocation import (
     body_too_large,
 )
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
-from torchmoor.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
+    NOT_THERE,
     SAGEMAKER_ACCEPT,
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
     check_members,
+    not_there,
 )
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.registry import Endpoint
@@ -115,6 +117,8 @@ class RuntimeOperation(Operation):
             check_members(layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
+            if not NOT_THERE.keys().isdisjoint(layout.places):
+                raise not_there(endpoint.name, layout.places)
             if TARGET_MODEL in layout.places:
                 raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
@@ -152,7 +156,9 @@ class RuntimeInvocation(Invocation):
             self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
             self._retry_after = head.find(b"retry-after") or b""
             return None
-        return Answer(self._render_head(head.status_line, head, _UNTOLD))
+        told = self._render_head(head.status_line, head, _UNTOLD)
+        is_text_stream = head.layout.length is None and _is_text(head)
+        return Answer(told, TextPassEncoder() if is_text_stream else None)
 
     def _render_head(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> bytes:
         """The answer's head as this API has it; untold: what does not pass."""
@@ -215,12 +221,16 @@ class StreamInvocation(RuntimeInvocation):
             eventstream.CONTENT_TYPE,
             content_type,
         )
-        is_text = content_type.lower().startswith(b"text/plain")
-        return Answer(told, TextPartEncoder() if is_text else PartEncoder())
+        return Answer(told, TextPartEncoder() if _is_text(head) else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
         self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+
+
+def _is_text(head: AnswerHead) -> bool:
+    """True of plain text, in which the handlers mark a late error."""
+    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
 def _message(text: str) -> str:

@@ -39,8 +39,8 @@ class PartEncoder:
         return stream_error("The instance ended the stream before the answer was complete.", _BROKEN)
 
 
-class TextPartEncoder(PartEncoder):
-    """PartEncoder for plain text, whose handler reports a late error as 0x1E and a JSON object at the very end.
+class _MarkedText:
+    """Plain text whose handler reports a late error as 0x1E and a JSON object at the very end.
 
     The object may arrive in several pieces, so everything from the mark on is held back.
     """
@@ -50,35 +50,70 @@ class TextPartEncoder(PartEncoder):
     def __init__(self) -> None:
         self._held = b""
 
-    def encode(self, piece: bytes) -> bytes:
-        """One received piece, one frame, up to the mark."""
+    def _hold(self, piece: bytes) -> bytes:
+        """Hold back what may be an error; returns what is text in any case."""
         if not self._held:
-            if ERROR_MARK not in piece:
-                return payload_part(piece)
             text, mark, rest = piece.partition(ERROR_MARK)
             self._held = mark + rest
-            return payload_part(text) if text else b""
+            return text
         self._held += piece
         if len(self._held) <= MAX_HELD_BYTES:
             return b""
         held, self._held = self._held, b""
-        return payload_part(held)
+        return held
+
+    def _take_held(self) -> tuple[bytes, str | None]:
+        """What was held back: text after all, or the handler's error."""
+        held, self._held = self._held, b""
+        try:
+            error = json.loads(held[1:])["error"]
+            return b"", f"{error['code']}: {error['message']}"
+        except (ValueError, KeyError, TypeError):
+            return held, None
+
+
+class TextPartEncoder(_MarkedText, PartEncoder):
+    """PartEncoder for plain text: a late error of the handler is a ModelStreamError."""
+
+    __slots__ = ()
+
+    def encode(self, piece: bytes) -> bytes:
+        """One received piece, one frame, up to the mark."""
+        if not self._held and ERROR_MARK not in piece:
+            return payload_part(piece)
+        text = self._hold(piece)
+        return payload_part(text) if text else b""
 
     def finish(self) -> bytes:
         """What was held back: the handler's error, or text after all."""
-        held, self._held = self._held, b""
-        if not held:
-            return b""
-        try:
-            error = json.loads(held[1:])["error"]
-            return stream_error(f"{error['code']}: {error['message']}", _BROKEN)
-        except (ValueError, KeyError, TypeError):
-            return payload_part(held)
+        text, error = self._take_held()
+        if error is not None:
+            return stream_error(error, _BROKEN)
+        return payload_part(text) if text else b""
 
     def fail(self, loss: Loss) -> bytes:
         """What was held back, then why the stream ends."""
         held = self.finish()
         return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)
+
+
+class TextPassEncoder(_MarkedText):
+    """Plain text that passes as it is: a late error of the handler breaks the connection, so that nobody takes the
+    text for the whole answer, nor the error for text."""
+
+    __slots__ = ()
+
+    def encode(self, piece: bytes) -> bytes:
+        """The piece itself, up to the mark."""
+        return piece if not self._held and ERROR_MARK not in piece else self._hold(piece)
+
+    def finish(self) -> bytes | None:
+        """What was held back, if it is text."""
+        text, error = self._take_held()
+        return text if error is None else None
+
+    def fail(self, loss: Loss) -> None:
+        """HTTP has no other way than to end too early."""
 
 
 class EventPassEncoder:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
 from torchmoor.http.fields import Note
 from torchmoor.http.head import Layout
 
-_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$"
-_PRINTABLE = rb"\A\S[\x20-\x7e]*\Z"
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
+_COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
+_SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of the request's shape: its API name and what its value must satisfy."""
+    """One member of the request's shape: its API name and what its value must satisfy.
+
+    told: the pattern in the words of the service model, which is Java's.
+    """
 
     name: str
     max_length: int
-    min_length: int = 0
-    pattern: re.Pattern[bytes] | None = None
+    min_length: int
+    pattern: re.Pattern[bytes]
+    told: str
 
     def find_problem(self, value: bytes) -> str | None:
         """Why the value is none for this member, in the words that the service uses."""
@@ -29,10 +35,8 @@ class Member:
             problem = f"have length less than or equal to {self.max_length}"
         elif len(value) < self.min_length:
             problem = f"have length greater than or equal to {self.min_length}"
-        elif self.pattern is not None and not self.pattern.fullmatch(value):
-            problem = f"satisfy regular expression pattern: {self.pattern.pattern.decode()}"
-        elif not value.isascii():
-            problem = "be ASCII"
+        elif not self.pattern.fullmatch(value):
+            problem = f"satisfy regular expression pattern: {self.told}"
         if problem is None:
             return None
         shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
@@ -48,12 +52,16 @@ class Member:
             raise ValidationError(problem)
 
 
-def _named(name: str, max_length: int = 63) -> Member:
-    return Member(name, max_length, 0, re.compile(_NAME))
+def _named(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
+    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
 
 
 def _printable(name: str, max_length: int) -> Member:
-    return Member(name, max_length, 1, re.compile(_PRINTABLE))
+    return Member(name, max_length, 1, re.compile(rb"[\x21-\x7e][\x20-\x7e]*"), r"\A\S[\p{Print}]*\z")
+
+
+def _ascii(name: str) -> Member:
+    return Member(name, 1024, 0, re.compile(rb"[\x00-\x7f]*"), r"\p{ASCII}*")
 
 
 ENDPOINT_NAME = _named("endpointName")
@@ -64,26 +72,40 @@ TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
 PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
 SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
+_CONTAINER = _PREFIX + b"target-container-hostname"
+_EXPLANATIONS = _PREFIX + b"enable-explanations"
+_COMPONENT = _PREFIX + b"inference-component"
+
+# What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
+NOT_THERE = {
+    _CONTAINER: "has one container; leave TargetContainerHostname out.",
+    _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
+    _COMPONENT: "has no inference components; leave InferenceComponentName out.",
+}
 
 # Checked where it is verified, which is once for each id and not once for each request.
-SESSION_ID_MEMBER = Member("sessionId", 256, 0, re.compile(rb"^(NEW_SESSION)$|" + _NAME))
+SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
 
 MEMBERS: dict[bytes, Member] = {
-    b"content-type": Member("contentType", 1024),
-    b"accept": Member("accept", 1024),
-    SAGEMAKER_ACCEPT: Member("accept", 1024),
-    _PREFIX + b"custom-attributes": Member("customAttributes", 1024),
+    b"content-type": _ascii("contentType"),
+    b"accept": _ascii("accept"),
+    SAGEMAKER_ACCEPT: _ascii("accept"),
+    _PREFIX + b"custom-attributes": _ascii("customAttributes"),
     TARGET_MODEL: _printable("targetModel", 1024),
     TARGET_VARIANT: _named("targetVariant"),
-    _PREFIX + b"target-container-hostname": _named("targetContainerHostname"),
+    _CONTAINER: _named("targetContainerHostname"),
     INFERENCE_ID: _printable("inferenceId", 64),
-    _PREFIX + b"enable-explanations": Member("enableExplanations", 64, 1, re.compile(rb".+")),
-    _PREFIX + b"inference-component": Member(
-        "inferenceComponentName", 63, 0, re.compile(rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$")
-    ),
+    _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
+    _COMPONENT: _named("inferenceComponentName", pattern=_COMPONENT_NAME),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
 }
+
+
+def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
+    """The refusal of a request with one of NOT_THERE."""
+    [problem, *_] = [problem for name, problem in NOT_THERE.items() if name in members]
+    return ValidationError(f"Endpoint {endpoint} {problem}")
 
 
 # Never sent on: credentials, what the proxy writes itself, what it owns.

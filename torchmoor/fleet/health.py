@@ -4,6 +4,9 @@ TorchServe's /ping says yes before the model is loaded and for minutes after a c
 in `GET /models/{model}` on the management port. An instance without one is asked /ping. A "no" counts at once, and so
 does a refused connection, behind which there is no process any more; no answer counts when it has come several times
 in a row, because moving an instance's sessions costs.
+
+TorchServe goes on calling a worker READY that hangs. So an instance whose handler is one of ours is asked for its
+status too, by an operation that the worker answers beside its work (`worker_status`).
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ import aiohttp
 
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.worker_status import WorkerStatus
 from torchmoor.settings import HealthSettings
 
 logger = logging.getLogger(__name__)
+
+_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
 
 class HealthChecker:
@@ -34,6 +40,7 @@ class HealthChecker:
         self._on_tick = on_tick
         self._next_probe: dict[str, float] = {}
         self._unanswered: dict[str, int] = {}
+        self._workers: dict[str, WorkerStatus] = {}
         self._probes: set[asyncio.Task[None]] = set()
         self._probing: set[str] = set()
         self._loop_task: asyncio.Task[None] | None = None
@@ -76,9 +83,10 @@ class HealthChecker:
         for gone in [name for name in self._next_probe if name not in names]:
             del self._next_probe[gone]
             self._unanswered.pop(gone, None)
+            self._workers.pop(gone, None)
         for instance in instances:
             is_due = (
-                instance.state is not InstanceState.READY
+                instance.state not in _UP
                 or self._next_probe.get(instance.name, 0.0) <= now
                 or self._unanswered.get(instance.name, 0) > 0
             )
@@ -88,11 +96,11 @@ class HealthChecker:
 
     def suspect(self, instance: Instance) -> None:
         """Something speaks against an instance: ask it now."""
-        if instance.state is InstanceState.READY and self._client is not None:
+        if instance.state in _UP and self._client is not None:
             self._start_probe(instance)
 
     def _start_probe(self, instance: Instance) -> None:
-        if instance.state is InstanceState.DRAINING or instance.name in self._probing:
+        if instance.name in self._probing:
             return
         self._probing.add(instance.name)
         task = asyncio.create_task(self._probe(instance))
@@ -102,6 +110,8 @@ class HealthChecker:
     async def _probe(self, instance: Instance) -> None:
         try:
             is_ready = await self.ask(instance)
+            if is_ready and self._registry.find(instance.name) is instance:
+                is_ready = await self._ask_worker(instance)
         finally:
             self._probing.discard(instance.name)
         if self._registry.find(instance.name) is not instance:
@@ -110,9 +120,7 @@ class HealthChecker:
         self._unanswered[instance.name] = unanswered
         if is_ready and instance.state in (InstanceState.STARTING, InstanceState.DOWN):
             self._registry.set_state(instance.name, InstanceState.READY)
-        elif instance.state is InstanceState.READY and (
-            is_ready is False or unanswered >= self._settings.unanswered_before_down
-        ):
+        elif instance.state in _UP and (is_ready is False or unanswered >= self._settings.unanswered_before_down):
             self._registry.set_state(instance.name, InstanceState.DOWN)
 
     async def ask(self, instance: Instance) -> bool | None:
@@ -131,6 +139,14 @@ class HealthChecker:
             return None
         except ValueError:
             return False
+
+    async def _ask_worker(self, instance: Instance) -> bool | None:
+        """True unless the worker of a handler of ours does not answer; None if it does not."""
+        assert self._client is not None
+        worker = self._workers.get(instance.name)
+        if worker is None or worker.instance is not instance:
+            worker = self._workers[instance.name] = WorkerStatus(instance, self._settings.worker_timeout_s)
+        return True if await worker.answers(self._client) else None
 
 
 def _has_ready_worker(description: object) -> bool:

@@ -16,7 +16,7 @@ from torchmoor.settings import ALL_TRAFFIC, RecoverySettings
 
 
 class InstanceState(Enum):
-    """STARTING -> READY <-> DOWN; DRAINING is set by an operator and only an operator ends it."""
+    """STARTING -> READY <-> DOWN, as probes find it; DRAINING instead of READY while an operator wants that."""
 
     STARTING = "starting"
     READY = "ready"

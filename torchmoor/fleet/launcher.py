@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
+DEFAULT_CAPACITY = 100  # below the handlers' own limit
 NUM_LOG_LINES = 15
 NUM_REMOVERS = 8  # threads that delete what an instance leaves
 
@@ -51,7 +52,7 @@ class LauncherSettings:
     start_timeout_s: float = 180.0  # from the start of an instance to its model being ready
     down_timeout_s: float = 90.0  # an instance that is down for longer is restarted as a whole
     stop_grace_s: float = 10.0
-    capacity: int = 100  # requests that the proxy sends to an instance at a time; below the handler's own limit
+    capacity: int = DEFAULT_CAPACITY  # requests that the proxy sends to an instance at a time
     min_backoff_s: float = 1.0  # before a dead instance is started again; doubled each time
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for so long starts with the shortest back-off again
@@ -212,7 +213,7 @@ class Launcher:
         """Raises LaunchError, with the end of the log, if the instance dies or takes too long."""
         loop = asyncio.get_running_loop()
         began = reported = loop.time()
-        while self._state(spec.name) is not InstanceState.READY:
+        while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
             await asyncio.sleep(POLL_S)
             now = loop.time()
             if self._processes[spec.name].returncode is not None:

@@ -62,11 +62,15 @@ class Endpoint:
 
 
 class Registry:
-    """All endpoints and instances. Endpoints are fixed at the start, instances come and go."""
+    """All endpoints and instances. Endpoints are fixed at the start, instances come and go.
+
+    A drain belongs to the instance's name: it stays through crashes and restarts until the operator ends it.
+    """
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
         self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
         self._instances: dict[str, Instance] = {}
+        self._drained: set[str] = set()  # names that an operator has given: no more than there were instances
         self._listeners: list[Callable[[Instance], None]] = []
 
     def listen(self, listener: Callable[[Instance], None]) -> None:
@@ -123,6 +127,7 @@ class Registry:
         if instance.name in self._instances:
             self.remove(instance.name)
         self._instances[instance.name] = instance
+        instance.state = self._as_wished(instance, instance.state)
         endpoint.instances.append(instance)
         variant.pool.add(instance)
         instance.on_load = variant.pool.update
@@ -141,11 +146,17 @@ class Registry:
         self._tell(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
 
+    def dismiss(self, name: str) -> None:
+        """Forget an instance for good: another one of that name is not drained. Raises UnknownInstance."""
+        self.remove(name)
+        self._drained.discard(name)
+
     def set_state(self, name: str, state: InstanceState) -> None:
-        """What a probe, the launcher or an operator learnt. Raises UnknownInstance."""
+        """What a probe or the launcher learnt. Raises UnknownInstance."""
         instance = self._instances.get(name)
         if instance is None:
             raise UnknownInstance(name)
+        state = self._as_wished(instance, state)
         if instance.state is state:
             return
         logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
@@ -154,6 +165,32 @@ class Registry:
             instance.session_room = None
             instance.close_idle()
         self.refresh(instance)
+
+    def drain(self, name: str) -> None:
+        """Send an instance nothing new, also after it was down or started again. Raises UnknownInstance."""
+        if name not in self._instances:
+            raise UnknownInstance(name)
+        self._drained.add(name)
+        self.set_state(name, self._instances[name].state)
+
+    def resume(self, name: str) -> None:
+        """End a drain. Raises UnknownInstance."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        self._drained.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
+
+    def is_drained(self, name: str) -> bool:
+        """True from a drain to its end, whatever the instance's state."""
+        return name in self._drained
+
+    def _as_wished(self, instance: Instance, state: InstanceState) -> InstanceState:
+        """What a state is with the operator's word: a drained instance that could serve is draining."""
+        if state is InstanceState.READY and instance.name in self._drained:
+            return InstanceState.DRAINING
+        return state
 
     def refresh(self, instance: Instance) -> None:
         """What routing reads of an instance has changed: tell everybody."""

@@ -23,8 +23,8 @@ class Encoder(Protocol):
         """One received piece."""
         ...
 
-    def finish(self) -> bytes:
-        """What is still to be sent after the last piece."""
+    def finish(self) -> bytes | None:
+        """What is still to be sent after the last piece; None if that said that the answer failed."""
         ...
 
     def fail(self, loss: Loss) -> bytes | None:
@@ -76,11 +76,15 @@ class Answer:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         return self._after_head(piece)
 
-    def render_last(self, piece: bytes) -> bytes:
-        """The last piece of a whole answer, and its end."""
+    def render_last(self, piece: bytes) -> bytes | None:
+        """The last piece of a whole answer, and its end; None if the answer is a failure and must not look whole."""
         encoder = self.encoder
         if encoder is not None:
-            piece = (encoder.encode(piece) if piece else b"") + encoder.finish()
+            piece = encoder.encode(piece) if piece else b""
+            tail = encoder.finish()
+            if tail is None:
+                return None
+            piece += tail
         return self._after_head(self._end(piece) if self._is_chunked else piece)
 
     def render_failure(self, loss: Loss) -> bytes | None:

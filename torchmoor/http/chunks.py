@@ -16,7 +16,9 @@ from enum import Enum
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[\t\x20!#-\x5b\x5d-\x7e]*"))?)*')
-_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
+# RFC 9110 6.5.1: none that frames a message; whoever merged it with the head would read another message.
+_FRAMING = rb"(?!(?i:transfer-encoding|content-length|host):)"
+_TRAILER = re.compile(_FRAMING + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 _CRLF = b"\r\n"
 
 

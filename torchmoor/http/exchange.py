@@ -295,7 +295,11 @@ class Exchange:
             self._has_piece = True
             self.call.on_first_piece()
         if is_complete:
-            self.client.write(answer.render_last(piece))
+            last = answer.render_last(piece)
+            if last is None:
+                self._abort(_ANSWERED)
+                return
+            self.client.write(last)
             self._finish(_ANSWERED)
             return
         data = answer.render(piece)

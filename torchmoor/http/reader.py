@@ -21,7 +21,9 @@ MAX_URL_BYTES = 8_192
 MAX_KNOWN_LINES = 1024
 
 _END = b"\r\n\r\n"
+_LINE_ENDS = b"\r\n"
 _LINE = re.compile(rb"(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) ([\x21-\xff]+) HTTP/1\.([01])")
+_ORIGIN = re.compile(rb"https?://[A-Za-z0-9._\-:\[\]]+(?=/|\Z)", re.IGNORECASE)
 _BEGINNING = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -43,10 +45,10 @@ class RequestLines(dict[bytes, RequestLine]):
             raise BadMessage(400, "Not a valid HTTP request.")
         url = match[2]
         if not url.startswith(b"/"):
-            scheme, _, rest = url.partition(b"://")
-            if scheme.lower() not in (b"http", b"https"):
+            origin = _ORIGIN.match(url)
+            if origin is None:
                 raise BadMessage(400, "The request's target must be a path.")
-            url = b"/" + rest.partition(b"/")[2]
+            url = b"/" + url[origin.end() :].removeprefix(b"/")
         if len(url) > MAX_URL_BYTES:
             raise BadMessage(414, "The request's target is too long.")
         if not url.isascii() or b"\x7f" in url:
@@ -156,8 +158,8 @@ class RequestReader:
         """Returns what follows the head and, if the whole body is there, what follows that."""
         if self._head:
             data = self._head + data
-        if data.startswith(b"\r\n"):  # RFC 9112 2.2: line ends before a request are let through
-            data = data.lstrip(b"\r\n")
+        if data[0] in _LINE_ENDS:  # RFC 9112 2.2: before a request they are let through
+            data = data.lstrip(_LINE_ENDS)
         end = data.find(_END)
         if end < 0 or end > self._max_header_bytes:
             self._hold(data)

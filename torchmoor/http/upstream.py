@@ -226,8 +226,10 @@ class UpstreamConnection(asyncio.Protocol):
             status = answer_line.status
             if status >= 200:
                 break
-            if status == 101:
-                raise BadMessage(502, "Nobody asked for another protocol.")
+            _, layout = self._known.heads.read(lines)
+            has_body = layout.is_chunked or layout.length is not None
+            if status == 101 or answer_line.is_http10 or has_body:
+                raise BadMessage(502, "Not an interim answer, or one to a change of protocol that nobody asked for.")
         fields, layout = self._known.heads.read(lines)
         head = AnswerHead(answer_line, fields, layout)
         self._can_reuse = not (answer_line.is_http10 or b"close" in layout.options)

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from torchmoor.admin import AdminServer
 from torchmoor.app import Proxy, admin_url, runtime_url
-from torchmoor.data_plane import make_tls
+from torchmoor.data_plane import check_replaceable, make_tls, reload_tls
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -28,10 +28,11 @@ from torchmoor.replicas.port import reserve
 from torchmoor.replicas.process import Process
 from torchmoor.replicas.share import share_of
 from torchmoor.replicas.totals import Totals
-from torchmoor.settings import ProxySettings
+from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
 
+_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 REPORT_TIMEOUT_S = 1.0  # a scrape waits no longer for a process; then it has that one's last report
 
 
@@ -47,10 +48,12 @@ class ReplicaFleet:
             raise ConfigError("listen.processes must be 1 here: more than one need Linux")
         if sum(len(endpoint.variants) for endpoint in settings.endpoints) > MAX_VARIANTS:
             raise ConfigError(f"listen.processes must be 1 with more than {MAX_VARIANTS} variants")
-        make_tls(settings)  # each process reads it for itself; here only to refuse it at once
+        listen = settings.listen
+        make_tls(listen.tls_certificate, listen.tls_key)  # each process reads it; here only to refuse it at once
+        self.admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
         self.registry = registry
-        self.port = settings.listen.port
-        self.admin_port = settings.listen.admin_port
+        self.port = listen.port
+        self.admin_port = listen.admin_port
         self.totals = Totals(registry)
         self.processes: list[Process] = []
         self.health = HealthChecker(registry, settings.health, self._on_tick)
@@ -80,6 +83,7 @@ class ReplicaFleet:
                 listen.admin_host,
                 listen.admin_port,
                 token=self._settings.credentials.admin_token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
             )
             await stack.enter_async_context(admin)
@@ -146,9 +150,28 @@ class ReplicaFleet:
         """Where the admin plane listens."""
         return admin_url(self._settings.listen, self.admin_port)
 
+    # Front, for torchmoor.reload
+
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Have every process judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        check_replaceable(self._settings.credentials, credentials)
+        for process in self.processes:
+            process.take_credentials(credentials)
+
     def reload_tls(self) -> None:
         """Have every process take a renewed certificate for the connections to come."""
         self._tell("reload_tls")
+        if self.admin_tls is not None:
+            reload_tls(self.admin_tls)
+
+    def is_idle(self, instance: Instance) -> bool:
+        """True if every process has heard that an instance drains, and none has anything outstanding there."""
+        if self._counts is None or self.totals.is_in_use(instance.name):
+            return False
+        self._counts.refresh()
+        return not instance.outstanding
+
+    # Numbers
 
     async def refresh(self) -> None:
         """Ask every process for its numbers, and add them up."""
@@ -214,7 +237,7 @@ class ReplicaFleet:
             return
         match message["kind"]:
             case "down":
-                if instance.state is InstanceState.READY and instance.port == message["port"]:
+                if instance.state in _UP and instance.port == message["port"]:
                     self.registry.set_state(instance.name, InstanceState.DOWN)
             case "suspect":
                 self.health.suspect(instance)

@@ -1,6 +1,7 @@
 """What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
 
-Parent to process: assign (first), instance, removed, room, breaker, listen, report, reload_tls, stop.
+Parent to process: assign (first), instance, removed, room, breaker, listen, report, credentials, reload_tls,
+stop.
 Process to parent: ready, failed, down, suspect, breaker, report.
 Either notices the other's end by the end of the socket, however it came.
 """
@@ -13,7 +14,7 @@ import json
 import pickle
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from torchmoor.fleet.instance import Instance
@@ -78,14 +79,15 @@ class Assignment:
     uses_counts: bool
     log_level: int
 
-    def to_text(self) -> str:
-        """For the wire. Pickled: it goes from a parent to its own child, on a socket that nobody else has."""
-        return base64.b64encode(pickle.dumps({item.name: getattr(self, item.name) for item in fields(self)})).decode()
 
-    @classmethod
-    def from_text(cls, text: str) -> Assignment:
-        """What to_text made."""
-        return cls(**pickle.loads(base64.b64decode(text)))
+def to_text(settings: object) -> str:
+    """Settings for the wire. Pickled: they go from a parent to its own child, on a socket that nobody else has."""
+    return base64.b64encode(pickle.dumps(settings)).decode()
+
+
+def from_text(text: str) -> Any:
+    """What to_text made."""
+    return pickle.loads(base64.b64decode(text))
 
 
 _FACTS = ("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port", "capacity")

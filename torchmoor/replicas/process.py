@@ -7,11 +7,13 @@ import logging
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from torchmoor.data_plane import ERRAND_GRACE_S, STOP_GRACE_S
 from torchmoor.errors import LaunchError
-from torchmoor.replicas.link import Assignment, Link, Message
+from torchmoor.replicas.link import Assignment, Link, Message, to_text
+from torchmoor.settings import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,12 @@ class Process:
         """Tell it something, if it runs."""
         if self._link is not None:
             self._link.send(kind, **members)
+
+    def take_credentials(self, credentials: Credentials) -> None:
+        """Let it, and who comes after it, judge requests by these."""
+        settings = replace(self._assignment.settings, credentials=credentials)
+        self._assignment = replace(self._assignment, settings=settings)
+        self.send("credentials", credentials=to_text(credentials))
 
     async def stop(self) -> None:
         """Let what it does end, and end it."""
@@ -128,7 +136,7 @@ class Process:
         self._heard_at = asyncio.get_running_loop().time()
         watching = asyncio.create_task(self._watch(process, link))
         try:
-            link.send("assign", assignment=assignment.to_text())
+            link.send("assign", assignment=to_text(assignment))
             self._listener.on_started(self)
             link.send("listen")
             if self._is_stopping:

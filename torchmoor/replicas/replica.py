@@ -24,7 +24,7 @@ from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.shared_counts import SharedCounts
-from torchmoor.replicas.link import Assignment, Link, Message
+from torchmoor.replicas.link import Assignment, Link, Message, from_text
 from torchmoor.replicas.totals import make_report
 from torchmoor.replicas.waiting import WaitingElsewhere
 
@@ -84,6 +84,8 @@ class Replica:
                 self._link.send("ready")
             case "report":
                 self._report()
+            case "credentials":
+                self._plane.take_credentials(from_text(message["credentials"]))
             case "reload_tls":
                 self._plane.reload_tls()
             case _:
@@ -187,7 +189,7 @@ async def run(own: socket.socket) -> None:
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the parent passes on what it means
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent got it as well
     try:
-        replica = Replica(Assignment.from_text(first["assignment"]), link)
+        replica = Replica(from_text(first["assignment"]), link)
         replica.start()
     except (TorchmoorError, OSError) as error:
         link.send("failed", error=str(error))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.fleet.breaker import BreakerState
+from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.metrics import InvocationMetrics
 
@@ -68,6 +69,12 @@ class Totals:
         kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0} for total in variants]
         self._ended = [{"variants": kept, "denied": denied, "instances": {}}]
 
+    def is_in_use(self, name: str) -> bool:
+        """True if a process may send new work to an instance, as far as its last report tells."""
+        ready = InstanceState.READY.value
+        reports = (report["instances"].get(name) for report in self._running.values())
+        return any(found is not None and found["state"] == ready for found in reports)
+
     def compute(self) -> None:
         """Bring `variants`, `denied` and what the registry's instances show up to date."""
         reports = [*self._ended, *self._running.values()]
@@ -98,6 +105,7 @@ def make_report(registry: Registry, dispatchers: Iterable[Dispatcher], denied: d
         "denied": dict(denied),
         "instances": {
             instance.name: {
+                "state": instance.state.value,
                 "breaker": instance.breaker.state.value,
                 "failures": instance.breaker.num_failures,
                 "share": instance.share,

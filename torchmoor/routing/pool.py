@@ -151,16 +151,16 @@ class Pool(Generic[C]):
         return None
 
     def find_random(self, rng: Random, excluded: frozenset[str] = frozenset()) -> C | None:
-        """Any open instance, each as likely as the others."""
+        """Any open instance, each as likely as the others, but one that comes back as much less as its share is."""
         instances: Sequence[C] = self._open
         for _ in range(MAX_RANDOM_TRIES):
             if not instances:
                 return None
             instance = instances[int(rng.random() * len(instances))]
-            if instance.name not in excluded:
+            if instance.name not in excluded and (instance.share == 1.0 or rng.random() < instance.share):
                 return instance
         instances = [instance for instance in instances if instance.name not in excluded]
-        return rng.choice(instances) if instances else None
+        return rng.choices(instances, [instance.share for instance in instances])[0] if instances else None
 
     def walk(self, key: int) -> Iterator[C]:
         """Every instance once, in the order in which a 64-bit key prefers them.

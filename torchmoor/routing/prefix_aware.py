@@ -16,7 +16,8 @@ MAX_WALKED = 16  # instances looked at before the least loaded takes the request
 class PrefixAware:
     """The instance that the hash of the prefix prefers; above the threshold the next that it prefers.
 
-    All proxies agree without shared state: the order comes from the instances' names.
+    All proxies agree without shared state: the order comes from the instances' names. To an instance that comes back,
+    whose caches are empty, its prefixes return by and by: those whose place is below its share.
     """
 
     def __init__(self, *, prefix_length: int, concurrency_threshold: int) -> None:
@@ -29,10 +30,12 @@ class PrefixAware:
         if least is None:
             return None
         if least.outstanding < self._threshold:
-            for number, instance in enumerate(islice(pool.walk(self._key(request)), MAX_WALKED)):
+            key = self._key(request)
+            for number, instance in enumerate(islice(pool.walk(key), MAX_WALKED)):
                 if (
                     instance.outstanding < min(self._threshold, instance.capacity)
                     and instance.is_ready
+                    and (instance.share == 1.0 or _place_of(key) < instance.share)
                     and instance.name not in request.excluded
                 ):
                     return Pick(instance, REASON if number == 0 else OVERFLOW)
@@ -43,3 +46,11 @@ class PrefixAware:
         digest = blake2b(b"%d\n%b" % (len(request.prefix_id), request.prefix_id), digest_size=8)
         digest.update(request.prefix[: self.num_prefix_bytes])
         return int.from_bytes(digest.digest(), "big")
+
+
+def _place_of(key: int) -> float:
+    """A number from 0 to 1 that is the prefix's own, and independent of where it stands on the ring.
+
+    The golden ratio spreads keys that stand together (Knuth, "The Art of Computer Programming" 3, 6.4).
+    """
+    return (key * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) / (1 << 64)

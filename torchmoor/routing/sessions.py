@@ -115,4 +115,4 @@ def find_roomiest(pool: Pool[C], excluded: frozenset[str]) -> C | None:
     most = max(rooms.values())
     enough = most - most // 8
     roomy = [instance for instance in instances if rooms.get(instance.name, enough) >= enough]
-    return min(roomy, key=lambda instance: (instance.load, -rooms.get(instance.name, 0)))
+    return min(roomy, key=lambda instance: (instance.load, -rooms.get(instance.name, most + 1)))

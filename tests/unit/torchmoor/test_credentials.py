@@ -143,12 +143,21 @@ def test_tokens_in_clear_are_warned_of(caplog: pytest.LogCaptureFixture) -> None
 
     check_exposure(ListenSettings(host="0.0.0.0"), Credentials(tokens={"alice": TOKEN}), is_open=False)
     assert "in clear" in caplog.text
+    caplog.clear()
+    check_exposure(ListenSettings(admin_host="0.0.0.0"), ADMIN, is_open=False)
+    assert "admin token crosses the network in clear" in caplog.text
+    caplog.clear()
+    own = ListenSettings(admin_host="0.0.0.0", admin_tls_certificate="cert.pem", admin_tls_key="key.pem")
+    check_exposure(own, ADMIN, is_open=False)
+    assert caplog.text == ""
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     """A certificate without its key; a bound that no body fits in."""
     with pytest.raises(ConfigError, match="together"):
         ListenSettings(tls_certificate="cert.pem")
+    with pytest.raises(ConfigError, match=r"admin_tls_key must be given together"):
+        ListenSettings(admin_tls_certificate="cert.pem")
     with pytest.raises(ConfigError, match="max_unverified_bytes"):
         AccessSettings(max_unverified_bytes=10)
     with pytest.raises(ConfigError, match="clock_skew_s"):

@@ -12,7 +12,7 @@ from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.metrics import InvocationMetrics
 from torchmoor.replicas.fleet import make_front
-from torchmoor.replicas.link import Assignment
+from torchmoor.replicas.link import Assignment, from_text, to_text
 from torchmoor.replicas.port import reserve
 from torchmoor.replicas.share import share_of
 from torchmoor.replicas.totals import Report, Totals
@@ -44,7 +44,7 @@ def report(
     return {
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting}],
         "denied": {"InvalidSignature": invocations},
-        "instances": {"chat-0": {"breaker": breaker, "failures": 2, "share": share, "idle": 1}},
+        "instances": {"chat-0": {"state": "ready", "breaker": breaker, "failures": 2, "share": share, "idle": 1}},
         "opening": [],
     }
 
@@ -98,7 +98,7 @@ def test_assignment_survives_the_wire() -> None:
         settings=SETTINGS, port=1, row=0, num_rows=2, counts=3, wakers=(4, 5), uses_counts=True, log_level=30
     )
 
-    assert Assignment.from_text(given.to_text()) == given
+    assert from_text(to_text(given)) == given
 
 
 def test_number_of_processes_is_a_setting() -> None:

@@ -56,6 +56,14 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
     assert not (tmp_path / "run").exists()
 
 
+def test_late_binding_asks_for_a_capacity() -> None:
+    """With one that nothing reaches it would do nothing, and nobody would notice."""
+    result = invoke("up", "--late-binding")
+
+    assert result.exit_code == 2
+    assert "--late-binding needs --capacity" in result.stderr
+
+
 def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     """A fresh clone has no archives."""
     result = invoke("up", "--port", "0", "--admin-port", "0", "--model-store", str(tmp_path))

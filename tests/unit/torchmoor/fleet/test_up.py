@@ -38,6 +38,8 @@ def options(tmp_path: Path) -> UpOptions:
         run_dir=tmp_path / "run",
         journal=None,
         strategy="RANDOM",
+        capacity=100,
+        is_late_binding=False,
         allowed_image_hosts=(),
         start_timeout_s=60,
         is_open=False,

@@ -60,7 +60,53 @@ def test_least_outstanding_takes_the_least_loaded() -> None:
     assert pick == (instances[1], "least-outstanding-requests")
 
 
+@pytest.mark.parametrize("strategy", [LeastOutstanding(), RandomChoice(Random(1)), prefix_aware(64), kv_aware()])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_strategies_give_an_instance_that_comes_back_its_share(strategy: Strategy, share: float) -> None:
+    """About as much less than the others get as its share says, however requests are chosen; alone it gets all."""
+    others = [FakeCandidate(f"i{index}", capacity=64) for index in range(3)]
+    instances = [FakeCandidate("back", share=share, capacity=64), *others]
+    pool, taken = pool_of(*instances), Counter[str]()
+
+    running: list[FakeCandidate] = []
+    for number in range(2000):
+        pick = strategy.choose(RouteRequest(prefix=b"prompt %d" % number), pool)
+        assert pick is not None
+        change(pool, pick.instance, outstanding=pick.instance.outstanding + 1)
+        taken[pick.instance.name] += 1
+        running.append(pick.instance)
+        if len(running) > 20:
+            ended = running.pop(0)
+            change(pool, ended, outstanding=ended.outstanding - 1)
+
+    usual = sum(taken[other.name] for other in others) / 3
+    assert 0 < taken["back"] < usual * share * 1.6
+    pick = strategy.choose(RouteRequest(prefix=b"prompt"), pool_of(FakeCandidate("back", share=share)))
+    assert pick is not None
+    assert pick.instance.name == "back"
+
+
 # PREFIX_AWARE
+
+
+def test_prefix_returns_to_its_instance_once_and_for_all_as_the_share_grows() -> None:
+    """Prefixes come back by and by; one that is back does not leave again, and in the end all are."""
+    instances = named(3)
+    pool, strategy = pool_of(*instances), prefix_aware(threshold=9)
+    requests = [RouteRequest(prefix=b"prompt %d" % number) for number in range(300)]
+
+    def owned() -> set[int]:
+        picks = [strategy.choose(request, pool) for request in requests]
+        return {number for number, pick in enumerate(picks) if pick is not None and pick.instance is instances[0]}
+
+    usual, before = owned(), set[int]()
+    for share in (0.1, 0.4, 0.7, 1.0):
+        change(pool, instances[0], share=share)
+        now = owned()
+        assert before <= now <= usual
+        assert abs(len(now) / len(usual) - share) < 0.2
+        before = now
+    assert before == usual
 
 
 def test_same_prefix_goes_to_the_same_instance_whatever_follows_it() -> None:
@@ -345,6 +391,8 @@ def test_new_session_goes_to_the_most_room_then_the_fewest_outstanding() -> None
 def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> None:
     """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
     known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
+    assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
+    known.outstanding = 0
     assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
     assert find_roomiest(pool_of(unknown), NOBODY) is None
     assert find_roomiest(pool_of(), NOBODY) is None

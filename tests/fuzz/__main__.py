@@ -1,0 +1,43 @@
+"""Fuzzes what reads HTTP, guided by coverage: `make fuzz [SECONDS=60]`
+
+    python -m tests.fuzz requests [SECONDS] [libFuzzer's options]
+
+TARGET is requests, answers or connections, the modules beside this one. It begins with the inputs in corpus/TARGET
+and keeps what it learns in .fuzz/TARGET, which git does not know. An input that breaks a rule is written to
+.fuzz/TARGET-crash-...; put it into corpus/TARGET under a name that says what it shows, and `make test` keeps it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import atheris
+
+TARGETS = ("requests", "answers", "connections")
+CORPUS = Path(__file__).parent / "corpus"
+LEARNT = Path(".fuzz")
+
+
+def main() -> None:
+    name, seconds, *options = [*sys.argv[1:], "60"] if len(sys.argv) == 2 else sys.argv[1:] or ["", ""]
+    if name not in TARGETS or not seconds.isdigit():
+        raise SystemExit(f"say what to fuzz, of {', '.join(TARGETS)}, and for how many seconds")
+    learnt = LEARNT / name
+    learnt.mkdir(parents=True, exist_ok=True)
+    with atheris.instrument_imports(include=["torchmoor.http", "torchmoor.api"]):
+        check = import_module(f"tests.fuzz.{name}").check
+    options = [
+        f"-max_total_time={seconds}",
+        "-max_len=1500",
+        "-timeout=10",
+        f"-artifact_prefix={LEARNT}/{name}-",
+        *options,
+    ]
+    atheris.Setup([sys.argv[0], *options, str(learnt), str(CORPUS / name)], check)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

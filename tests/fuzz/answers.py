@@ -1,0 +1,103 @@
+"""UpstreamConnection against llhttp: an answer is what llhttp makes of it, or lost; the connection is kept only after
+one that ended where nothing follows."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import httptools
+
+from tests.fuzz.llhttp import CUT, Answers
+from torchmoor.http.call import Loss
+from torchmoor.http.message import AnswerHead
+from torchmoor.http.sweeper import Sweeper
+from torchmoor.http.upstream import KnownAnswers, UpstreamConnection
+
+
+class Target:
+    """Where the connection goes, and comes back to."""
+
+    name, host, port = "a", "127.0.0.1", 1
+
+    def __init__(self) -> None:
+        self.idle: list[Any] = []
+
+
+class Transport(asyncio.Transport):
+    """Remembers whether it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+class Receiver:
+    """Remembers one answer, and lets go of the connection when it is over."""
+
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self.connection = connection
+        self.head: list[Any] | None = None
+        self.body = b""
+        self.is_complete = self.is_lost = False
+        connection.take(self)
+
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        assert self.head is None
+        self.head = [head.status, [(field.name, field.value) for field in head.headers]]
+        self.on_answer_piece(piece, is_complete=is_complete)
+
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        assert self.head is not None
+        assert (self.is_complete, self.is_lost) == (False, False)
+        self.body += piece
+        if is_complete:
+            self.is_complete = True
+            self.connection.release(can_reuse=True)
+
+    def on_lost(self, loss: Loss) -> None:
+        assert (self.is_complete, self.is_lost) == (False, False)
+        self.is_lost = True
+
+    def on_upstream_write_paused(self, is_paused: bool) -> None:
+        raise AssertionError
+
+
+def check(data: bytes) -> None:
+    """Any bytes in any pieces, then the end of the connection."""
+    pieces = data.split(CUT)
+    data = b"".join(pieces)
+    connection = UpstreamConnection(Target(), Sweeper(1.0), KnownAnswers(), max_header_bytes=2_000, idle_timeout_s=1.0)
+    transport = Transport()
+    connection.connection_made(transport)
+    receiver = Receiver(connection)
+    for piece in filter(None, pieces):
+        if transport.is_closed:
+            break
+        connection.data_received(piece)
+    is_kept = receiver.is_complete and not transport.is_closed
+    if not transport.is_closed:
+        connection.eof_received()
+    connection.connection_lost(None)
+
+    assert receiver.is_complete != receiver.is_lost
+    assert connection.target.idle == []
+    if not receiver.is_complete:
+        return
+    oracle = Answers()
+    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+        oracle.parser.feed_data(data)
+    at = next((at for at, (status, *_) in enumerate(oracle.heads) if status and status >= 200), None)
+    assert at is not None, oracle.heads
+    status, _, fields = oracle.heads[at]
+    assert [status, fields] == receiver.head, (oracle.heads, receiver.head)
+    assert oracle.bodies[at] == receiver.body, (oracle.bodies, receiver.body)
+    if is_kept:
+        assert oracle.num_complete == len(oracle.heads) == at + 1, oracle.heads

@@ -1,0 +1,356 @@
+"""The whole data plane between transports of our own: a client that does anything, instances that answer anything.
+
+An input is a script: after each 0xFE a letter says what happens, and the bytes that follow are what is received.
+
+    c DATA   the client sends         s DATA   the instance that was connected to last sends
+    e l      it half-closes, leaves   E L      it half-closes, is gone
+    p r      it takes no more, more   P R      it takes no more, more
+    t        its deadline passes      x        the next connection to an instance is refused
+    a        from now on instances answer each request by themselves, with a digest of the body that came
+
+What must hold, whatever happens: no exception comes out of a callback; what instances get is HTTP for llhttp; what the
+client gets is well-formed answers to its requests, in order, the last perhaps cut short by a broken connection; an
+instance's answer reaches nobody but the client whose body it digests; at the end no lease, task or kept byte is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+import httptools
+
+from tests.fuzz.llhttp import CUT, Answers, Requests
+from torchmoor.app import Proxy
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.http.client import ClientConnection
+from torchmoor.http.message import Request
+from torchmoor.http.upstream import UpstreamConnection
+from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, VariantSettings
+
+SETTINGS = ProxySettings(
+    endpoints=(EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),),
+    limits=LimitSettings(max_header_bytes=1_000, max_body_bytes=600, max_passthrough_body_bytes=800),
+)
+TOKEN = re.compile(rb"<[0-9a-f]{32}>")
+OTHER = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nthe other"
+_HEAD = re.compile(
+    rb"HTTP/1\.1 ([1-5][0-9][0-9]) [\t\x20-\x7e\x80-\xff]*\r\n((?:[!-9;-~]+:[\t\x20-\x7e\x80-\xff]*\r\n)*)\r\n"
+)
+_LENGTH = re.compile(rb"(?:^|\r\n)content-length: *([0-9]+) *\r\n", re.IGNORECASE)
+_CHUNKED = re.compile(rb"(?:^|\r\n)transfer-encoding: *chunked *\r\n", re.IGNORECASE)
+
+
+class Faults(logging.Handler):
+    """What was logged as a fault is raised at the end of the script."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(logging.Formatter().format(record))
+
+
+FAULTS = Faults()
+logging.getLogger("torchmoor").addHandler(FAULTS)
+logging.getLogger("torchmoor").propagate = False
+logging.getLogger("torchmoor").setLevel(logging.ERROR)
+
+
+def token_of(body: bytes) -> bytes:
+    """What an instance that answers by itself makes of a body."""
+    return b"<%b>" % blake2b(body, digest_size=16).hexdigest().encode()
+
+
+class Transport(asyncio.Transport):
+    """Keeps asyncio's promises: nothing is told after the end, nothing while reading is paused."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written = bytearray()
+        self.is_aborted = self.is_reading_paused = False
+        self._is_closing = self._is_lost = self._has_eof = self._is_write_paused = False
+        self._held: list[bytes] = []  # what was received while reading was paused
+        protocol.connection_made(self)
+
+    # What protocols use
+
+    def write(self, data: bytes) -> None:
+        assert not self._has_eof, "write() after write_eof()"
+        if not self._is_closing:
+            self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self._has_eof = True
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            asyncio.get_running_loop().call_soon(self.lose)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.close()
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+        asyncio.get_running_loop().call_soon(self._give)
+
+    # What happens
+
+    def receive(self, data: bytes) -> None:
+        if data:
+            self._held.append(data)
+            self._give()
+
+    def _give(self) -> None:
+        while self._held and not (self._is_closing or self.is_reading_paused):
+            self.protocol.data_received(self._held.pop(0))
+
+    def receive_eof(self) -> None:
+        if not (self._is_closing or self._held) and not self.protocol.eof_received():
+            self.close()
+
+    def lose(self) -> None:
+        self._is_closing = True
+        if not self._is_lost:
+            self._is_lost = True
+            self.protocol.connection_lost(None)
+
+    def pause_writing(self, is_paused: bool) -> None:
+        if self._is_write_paused is not is_paused and not self._is_closing:
+            self._is_write_paused = is_paused
+            if is_paused:
+                self.protocol.pause_writing()
+            else:
+                self.protocol.resume_writing()
+
+
+class InstanceEnd(Transport):
+    """An instance's end of a connection: reads with llhttp what it is sent."""
+
+    def __init__(self, stage: Stage, protocol: UpstreamConnection) -> None:
+        self._stage = stage
+        self.requests = Requests()
+        self.num_answered = 0
+        super().__init__(protocol)
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        self.requests.parser.feed_data(data)  # raises unless it is HTTP
+        if self._stage.is_automatic:
+            asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self) -> None:
+        """Answer what has come whole."""
+        while self.num_answered < self.requests.num_complete:
+            body = token_of(self.requests.bodies[self.num_answered])
+            self.num_answered += 1
+            self.receive(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+
+class Client(ClientConnection):
+    """A client's connection whose accepted requests are remembered: method and body."""
+
+    __slots__ = ("accepted",)
+
+    def __init__(self, server: Any) -> None:
+        super().__init__(server)
+        self.accepted: list[list[bytes]] = []
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        self.accepted.append([request.method, piece])
+        super().on_request(request, piece, is_complete=is_complete)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self.accepted[-1][1] += piece
+        super().on_request_piece(piece, is_complete=is_complete)
+
+
+class Stage:
+    """A proxy that never listens, its two instances, and the clients that a script speaks for."""
+
+    def __init__(self) -> None:
+        self.is_automatic = self.refuses_next = False
+        self.ends: list[InstanceEnd] = []
+        self.registry = Registry(SETTINGS.endpoints)
+        for name in ("a", "b"):
+            self.registry.add(Instance(name=name, endpoint="llava", model="llava", port=1, state=InstanceState.READY))
+        self.proxy = Proxy(SETTINGS, self.registry, rng=Random(7))
+
+    def take_client(self) -> Transport:
+        return Transport(Client(self.proxy.server))
+
+    def check_clean(self) -> None:
+        """No lease, connection, task or kept byte."""
+        assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
+        assert self.proxy.budget.used_bytes == 0
+        assert self.proxy.errands.num_running == 0
+        assert not self.proxy.server.connections
+        self.proxy.gateway.dispatchers()[0].variant.pool.check_integrity()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """A loop whose connections are a stage's."""
+
+    stage: Stage
+
+    async def create_connection(self, factory: Any, *_: object, **__: object) -> Any:
+        await asyncio.sleep(0)
+        if self.stage.refuses_next:
+            self.stage.refuses_next = False
+            raise ConnectionRefusedError
+        end = InstanceEnd(self.stage, factory())
+        self.stage.ends.append(end)
+        return end, end.protocol
+
+
+async def turn(times: int = 4) -> None:
+    """Let the loop go on."""
+    for _ in range(times):
+        await asyncio.sleep(0)
+
+
+async def play(data: bytes) -> None:
+    """A script, then another client's request, then the end of everything."""
+    stage = LOOP.stage = Stage()
+    client = stage.take_client()
+    for step in data.split(CUT)[1:]:
+        what, received = step[:1], step[1:]
+        end = stage.ends[-1] if stage.ends else None
+        match what:
+            case b"c":
+                client.receive(received)
+            case b"e":
+                client.receive_eof()
+            case b"l":
+                client.lose()
+            case b"p" | b"r":
+                client.pause_writing(what == b"p")
+            case b"t" if not client.is_closing():
+                client.protocol.expire()  # type: ignore[attr-defined]
+            case b"x":
+                stage.refuses_next = True
+            case b"a":
+                stage.is_automatic = True
+            case b"s" if end is not None:
+                end.num_answered = end.requests.num_complete  # not by itself any more
+                end.receive(received)
+            case b"E" if end is not None:
+                end.receive_eof()
+            case b"L" if end is not None:
+                end.lose()
+            case b"P" | b"R" if end is not None:
+                end.pause_writing(what == b"P")
+        await turn()
+    stage.is_automatic, stage.refuses_next = True, False
+    other = stage.take_client()
+    other.receive(OTHER)
+    await turn(12)
+    check_answers(other)
+    if any(instance.is_ready for instance in stage.registry.instances()):
+        assert bytes(other.written).count(token_of(b"the other")) == 1, bytes(other.written)
+    check_answers(client)
+    for transport in (client, other):
+        transport.lose()
+    await turn(12)  # what the client no longer waits for is cancelled
+    await stage.proxy.errands.stop(grace_s=0)
+    for end in stage.ends:
+        end.lose()
+    await turn()
+    stage.check_clean()
+    assert len(asyncio.all_tasks()) == 1
+
+
+def check_answers(client: Transport) -> None:
+    """Well-formed answers, no more than requests, each with nobody's body but its own."""
+    accepted: list[list[bytes]] = client.protocol.accepted  # type: ignore[attr-defined]
+    given = list(
+        read_answers(bytes(client.written), [method for method, _ in accepted], is_open=not client.is_closing())
+    )
+    tokens = TOKEN.findall(bytes(client.written))
+    bodies = iter([token_of(body) for _, body in accepted])
+    assert all(token in bodies for token in tokens), (tokens, accepted)  # a subsequence: `in` moves the iterator on
+    if any(method == b"HEAD" for method, _ in accepted):
+        return  # whose answers llhttp cannot tell apart
+    oracle = Answers()
+    with suppress(httptools.HttpParserUpgrade):
+        oracle.parser.feed_data(bytes(client.written))
+    assert [head[0] for head in oracle.heads if head[0] != 100][: len(given)] == given
+
+
+def read_answers(data: bytes, methods: list[bytes], *, is_open: bool) -> Iterator[int]:
+    """Statuses of whole answers. Raises AssertionError unless the bytes are answers, with nothing behind a last one."""
+    at = 0
+    while data:
+        match = _HEAD.match(data)
+        assert match is not None, data
+        status, lines, data = int(match[1]), match[2], data[match.end() :]
+        if status == 100:
+            continue
+        assert status >= 200
+        method = methods[at] if at < len(methods) else b""
+        assert at <= len(methods), "more answers than requests, and one for what is none"
+        at += 1
+        lengths, is_chunked = _LENGTH.findall(lines), bool(_CHUNKED.search(lines))
+        assert len(lengths) + is_chunked <= 1, lines
+        if method == b"HEAD" or status in (204, 304):
+            yield status
+        elif lengths:
+            is_whole = len(data) >= int(lengths[0])
+            data = data[int(lengths[0]) :]
+            if is_whole:
+                yield status
+        elif is_chunked:
+            is_whole, data = skip_chunks(data)
+            if is_whole:
+                yield status
+        else:  # to the end of the connection, for HTTP/1.0
+            yield status
+            return
+
+
+def skip_chunks(data: bytes) -> tuple[bool, bytes]:
+    """Whether a chunked body has ended, and what follows it."""
+    while data:
+        size, end, data = data.partition(b"\r\n")
+        if not end:
+            break
+        assert re.fullmatch(rb"[0-9a-f]+", size), size
+        if not int(size, 16):
+            assert data[:2] == b"\r\n"
+            return True, data[2:]
+        chunk, data = data[: int(size, 16) + 2], data[int(size, 16) + 2 :]
+        assert len(chunk) < int(size, 16) + 2 or chunk.endswith(b"\r\n")
+    return False, b""
+
+
+LOOP = Loop()
+
+
+def check(data: bytes) -> None:
+    """Play a script; what went wrong out of sight counts too."""
+    broken: list[dict[str, Any]] = []
+    FAULTS.seen.clear()
+    LOOP.set_exception_handler(lambda loop, context: broken.append(context))
+    LOOP.run_until_complete(play(data))
+
+    assert (FAULTS.seen, broken) == ([], [])

@@ -1,0 +1,86 @@
+"""RequestReader against llhttp: it may refuse more, and never understands otherwise."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import httptools
+
+from tests.fuzz.llhttp import CUT, Requests
+from torchmoor.http.fields import BadMessage
+from torchmoor.http.message import Request
+from torchmoor.http.reader import Known, RequestReader
+
+MAX_HEADER_BYTES = 2_000
+
+
+class Listener:
+    """Remembers requests, and deals with each at once."""
+
+    def __init__(self) -> None:
+        self.heads: list[tuple[bytes, bytes, list[tuple[bytes, bytes]]]] = []
+        self.bodies: list[bytes] = []
+        self.num_complete = 0
+        self.reader = RequestReader(self, Known(), MAX_HEADER_BYTES)
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        url = request.path + (b"?" + request.query if request.query else b"")
+        self.heads.append((request.method, url, [(field.name, field.value) for field in request.headers]))
+        self.bodies.append(b"")
+        self.on_request_piece(piece, is_complete=is_complete)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        self.bodies[-1] += piece
+        if is_complete:
+            self.num_complete += 1
+            if self.reader.keep_alive:
+                self.reader.expect_next()
+
+
+def read(pieces: list[bytes]) -> tuple[Listener, BadMessage | None]:
+    """What is read of the pieces, and what is wrong with them; nothing else may be raised."""
+    listener = Listener()
+    try:
+        for piece in pieces:
+            listener.reader.feed(piece)
+    except BadMessage as error:
+        return listener, error
+    return listener, None
+
+
+def compare(data: bytes, listener: Listener) -> None:
+    """Whatever we take for whole requests llhttp takes for the same ones, field by field and byte by byte."""
+    num = listener.num_complete
+    if not num:
+        return
+    oracle = Requests()
+    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+        oracle.parser.feed_data(data)
+
+    assert oracle.num_complete >= num, (oracle.num_complete, num)
+    heads = [(method, _path_of(url), fields) for method, url, fields in oracle.heads[:num]]
+    assert heads == listener.heads[:num], (heads, listener.heads)
+    assert oracle.bodies[:num] == listener.bodies[:num], (oracle.bodies, listener.bodies)
+
+
+def _path_of(url: bytes) -> bytes:
+    """What we make of a target: a path, without an origin before it, without a question mark that asks nothing."""
+    if not url.startswith(b"/"):
+        url = b"/" + url.partition(b"://")[2].partition(b"/")[2]
+    path, _, query = url.partition(b"?")
+    return path + (b"?" + query if query else b"")
+
+
+def check(data: bytes) -> None:
+    """Any bytes in any pieces."""
+    pieces = data.split(CUT)
+    data = b"".join(pieces)
+    in_pieces, bad_in_pieces = read(pieces)
+    whole, bad = read([data])
+
+    compare(data, in_pieces)
+    num = whole.num_complete
+    assert (in_pieces.num_complete, in_pieces.heads[:num]) == (num, whole.heads[:num])
+    assert in_pieces.bodies[:num] == whole.bodies[:num]
+    assert (bad is None) == (bad_in_pieces is None), (bad, bad_in_pieces)
+    assert bad is None or 400 <= bad.status < 600

@@ -1,0 +1,211 @@
+"""OpenAI's paths without an endpoint, before several: the body's `model` decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+import requests
+
+from tests.proxy.conftest import Stage, replace
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
+from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
+from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
+from torchmoor.settings import LateBindingSettings, LimitSettings, TimeoutSettings
+
+PATH = "/v1/chat/completions"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+TWO: Any = {"endpoints": {"a": "sees", "b": "talks"}}
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage]) -> Stage:
+    """Two endpoints of one instance each."""
+    return make_stage(**TWO)
+
+
+def told(error: openai.APIStatusError) -> tuple[Any, ...]:
+    return error.status_code, error.type, error.param, error.code
+
+
+def test_openais_client_is_served_by_the_endpoint_of_its_model(stage: Stage) -> None:
+    """Whole and streamed; its body, which names the model last, arrives as it was sent."""
+    stage.a.behave = answering(body=b'{"id": "1", "choices": [], "model": "sees"}')
+    stage.b.behave = streaming([chunk({"content": "hi"}), b"data: [DONE]\n\n"], "text/event-stream")
+    gpt = client(stage)
+
+    whole = gpt.chat.completions.create(model="sees", messages=MESSAGES)
+    stream = gpt.chat.completions.create(model="talks", messages=MESSAGES, stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in stream)
+
+    assert (whole.model, text) == ("sees", "hi")
+    [whole_seen], [stream_seen] = stage.a.received, stage.b.received
+    assert json.loads(whole_seen.body) == {"messages": MESSAGES, "model": "sees"}
+    assert stream_seen.headers["x-torchmoor-endpoint"] == "talks"
+    assert int(stream_seen.headers["content-length"]) == len(stream_seen.body)
+
+
+def test_unknown_model_is_told_what_there_is(stage: Stage) -> None:
+    """OpenAI's 404, for a completion and for the model itself."""
+    gpt = client(stage)
+
+    with pytest.raises(openai.NotFoundError, match=r"`gpt-5` does not exist\. There is: `sees`, `talks`") as completing:
+        gpt.chat.completions.create(model="gpt-5", messages=MESSAGES)
+    with pytest.raises(openai.NotFoundError, match="There is: `sees`, `talks`") as looking:
+        gpt.models.retrieve("gpt-5")
+
+    assert told(completing.value) == told(looking.value) == (404, "invalid_request_error", "model", "model_not_found")
+    assert [model.id for model in gpt.models.list()] == ["sees", "talks"]
+    assert stage.a.received + stage.b.received == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"messages": [{"model": "sees"}]}'])
+def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
+    """400, and the field to blame."""
+    status, _, answer = call(stage, PATH, body)
+
+    assert (status, answer["error"]["param"]) == (400, "model")
+    assert "several endpoints" in answer["error"]["message"]
+
+
+def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
+    """The same checks as on an endpoint's own path."""
+    variant = {"X-Amzn-SageMaker-Target-Variant": "other"}
+
+    status, _, answer = call(stage, PATH, b'{"model": "sees"}', **variant)
+
+    assert (status, "Variant other not found for endpoint sees" in answer["error"]["message"]) == (400, True)
+
+
+def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stage]) -> None:
+    """Before it, it is found however long the body is; beyond it, the error says what to do."""
+    stage = make_stage(limits=replace(LimitSettings(), max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
+    pad = "x" * 3_000_000
+    first = json.dumps({"model": "talks", "pad": pad}).encode()
+
+    found, headers, _ = call(stage, PATH, first)
+    lost, _, answer = call(stage, PATH, json.dumps({"pad": pad, "model": "talks"}).encode())
+
+    assert (found, headers["x-torchmoor-instance"], stage.b.received[0].body) == (200, "b", first)
+    assert lost == 400
+    assert "first 1000 bytes" in answer["error"]["message"]
+    assert "/endpoints/NAME/openai/v1" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 44", b"Transfer-Encoding: chunked"])
+def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: bytes) -> None:
+    """While one body is awaited there is no room for another; when its client leaves there is again."""
+    limits = replace(LimitSettings(), max_unrouted_body_bytes=50, max_waiting_bytes=60)
+    stage = make_stage(limits=limits, **TWO)
+    body = b'{"model": "sees", "pad": "xxxxxxxxxxxxxxxxx"}'
+
+    with stage.socket() as slow:
+        slow.sendall(HEAD + framing + b"\r\n\r\n")
+        stage.until(lambda: stage.proxy.gateway.waiting_bytes.used_bytes >= 44, "the first is held")
+        refused, headers, _ = call(stage, PATH, body)
+    stage.until(lambda: stage.proxy.gateway.waiting_bytes.used_bytes == 0, "the first is forgotten")
+    served, _, _ = call(stage, PATH, body)
+
+    assert (refused, headers["retry-after"], served) == (503, "1", 200)
+
+
+def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_stage: Callable[..., Stage]) -> None:
+    """The refusal waits for the signature, and the gate keeps none of the body's bytes."""
+    limits = replace(LimitSettings(), max_waiting_bytes=10)
+    stage = make_stage(limits=limits, credentials=CREDENTIALS, **TWO)
+
+    good = signed(stage, b'{"model": "sees"}', path=PATH)
+    answers = [
+        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=10)
+        for data in (b'{"model": "sees"}', b'{"model": "oops"}')
+    ]
+
+    assert [answer.status_code for answer in answers] == [503, 401]
+
+
+def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
+    """413, announced or not, before and after the endpoint is known."""
+    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=40), **TWO)
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+    announced, _, _ = call(stage, PATH, bytes(41))
+    unannounced = stage.raw(chunked + b"29\r\n" + bytes(41))
+
+    assert (announced, unannounced[:12]) == (413, b"HTTP/1.1 413")
+
+
+def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
+    """504 for the one; for the other the instance is told, and its lease is given back."""
+    stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
+    gate = Gate()
+
+    async def silent(request: Received, wire: Wire) -> None:
+        gate.reached.set()
+        await wire.until_closed()
+
+    behave(stage, silent)
+
+    with pytest.raises(openai.InternalServerError) as caught:
+        client(stage).chat.completions.create(model="sees", messages=MESSAGES)
+    assert caught.value.status_code == 504
+    gate.reached.clear()
+    with stage.socket() as leaving:
+        leaving.sendall(HEAD + b'Content-Length: 18\r\n\r\n{"model": "talks"}')
+        gate.wait_reached()
+    stage.until(lambda: stage.b.cancelled, "the cancel operation")
+
+
+def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callable[..., Stage]) -> None:
+    """With the whole body, which was held anyway."""
+    stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "sees", "c": "talks"})
+
+    async def dying(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.a.behave = dying
+    for _ in range(2):
+        status, headers, _ = call(stage, PATH, b'{"model": "sees"}')
+        assert (status, headers["x-torchmoor-instance"]) == (200, "b")
+
+
+def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stage]) -> None:
+    """Late binding: its queue is its endpoint's, and the other one is not held up."""
+    stage = make_stage(capacity=1, late_binding=LateBindingSettings(), **TWO)
+    gate = Gate()
+
+    async def slow(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    stage.a.behave = slow
+    first, second = stage.http(), stage.http()
+    first.request("POST", PATH, b'{"model": "sees"}')
+    gate.wait_reached()
+    second.request("POST", PATH, b'{"model": "sees"}')
+    stage.until(lambda: sum(d.num_waiting for d in stage.proxy.gateway.dispatchers()) == 1, "the second waits")
+
+    other, _, _ = call(stage, PATH, b'{"model": "talks"}')
+    gate.open()
+
+    assert [first.getresponse().status, second.getresponse().status, other] == [200, 200, 200]
+
+
+def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callable[..., Stage]) -> None:
+    """A caller without the secret hears nothing of what models there are; the others are served."""
+    stage = make_stage(credentials=CREDENTIALS, **TWO)
+
+    good = signed(stage, b'{"model": "sees"}', path=PATH)
+    answers = [
+        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=10)
+        for data in (b'{"model": "sees"}', b'{"model": "oops"}')
+    ]
+    gpt = client(stage).with_options(api_key=TOKEN)
+    with pytest.raises(openai.NotFoundError, match="There is: `sees`"):
+        gpt.chat.completions.create(model="gpt-5", messages=MESSAGES)
+
+    assert [answer.status_code for answer in answers] == [200, 401]
+    assert "sees" not in answers[1].text
+    assert [seen.body for seen in stage.a.received] == [b'{"model": "sees"}']

@@ -1,0 +1,82 @@
+"""What README.md and docs/runtime-api.md show is run as it stands there, but for the address."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.test_sdk_clients import require_clients
+
+pytestmark = pytest.mark.torchserve
+README = ROOT / "README.md"
+RUNTIME_API = ROOT / "docs" / "runtime-api.md"
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
+def run(fleet: Fleet, program: str, script: str) -> str:
+    """What a script writes, run beside README.md against the fleet."""
+    address = fleet.runtime.removeprefix("http://")
+    script = re.sub(r"(localhost|127\.0\.0\.1):8080", address, script)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))}
+    done = subprocess.run(
+        [program, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment
+    )
+    assert done.returncode == 0, f"{script}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def shell(fleet: Fleet, script: str) -> str:
+    return run(fleet, "bash", "set -euo pipefail\n" + script.replace("curl ", "curl --fail -sS "))
+
+
+def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
+    """Streams of every dialect, and a session."""
+    inputs, chat, session = (shell(fleet, block) for block in blocks(RUNTIME_API, "sh"))
+
+    assert '"generated_text":"' in inputs
+    assert '" red"' in chat
+    assert chat.endswith("data: [DONE]\n\n")
+    assert session.startswith("The circle is red.data:{")
+    assert session.count('"generated_text":"The circle is red."') == 2
+
+
+def test_python_of_the_api_works(fleet: Fleet) -> None:
+    """boto3's client, OpenAI's and Hugging Face's; the SageMaker SDK's in its own environment."""
+    connect, predict, ask = blocks(RUNTIME_API, "python")
+
+    answer, _, streamed = run(fleet, sys.executable, connect + ask).partition("\n")
+
+    assert answer
+    assert streamed
+    assert run(fleet, str(require_clients()), predict)
+
+
+def test_python_of_the_readme_works(fleet: Fleet) -> None:
+    """A session with boto3, and OpenAI's client."""
+    boto3_session, openai_chat = blocks(README, "python")
+
+    answers = run(fleet, sys.executable, f"{boto3_session}\nprint()\n{openai_chat}").split("\n")
+
+    assert answers[0] == "The image shows a red circle in the center."
+    assert answers[1]
+
+
+def test_curl_of_the_readme_works(fleet: Fleet) -> None:
+    """TorchServe's own path, here through the proxy, which passes it on."""
+    [block] = [block for block in blocks(README, "console") if "$ curl" in block]
+    opening, asking = re.findall(r"^\$ (curl.*\n(?: +.*\n)*)", block, re.MULTILINE)
+
+    session = json.loads(shell(fleet, opening))["session_id"]
+    answer = shell(fleet, re.sub(r"ts-seq-[\w-]+\.\.\.", session, asking))
+
+    assert f"\n{answer}\n" in block

@@ -1,0 +1,75 @@
+"""Clients above boto3, from a virtual environment of their own (make clients), against real TorchServe instances."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import missing
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_sessions import SAMPLES
+
+pytestmark = pytest.mark.torchserve
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+CLIENTS = ROOT / "tests" / "torchserve" / "clients"
+
+
+def require_clients() -> Path:
+    """The Python that has the clients."""
+    if not PYTHON.exists():
+        missing("the clients are not installed; run make clients")
+    return PYTHON
+
+
+def run(script: str, *arguments: str) -> Any:
+    """The line of JSON that a client's script prints."""
+    done = subprocess.run(
+        [require_clients(), CLIENTS / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
+    """Predictor with initial_args, variants, ids and attributes; both of its stream iterators; its errors."""
+    told = run("sagemaker_predictor.py", fleet.runtime, str(SAMPLES / "red_circle.png"))
+
+    assert told["opened"].startswith("ts-seq-")
+    assert told["asked"] == {"response_text": "The circle is red."}
+    assert "circle" in told["bytes"]
+    events = [json.loads(line.removeprefix("data:")) for line in told["lines"] if line]
+    assert told["whole"] == [{"generated_text": events[-1]["generated_text"]}]
+    assert "red" in events[-1]["generated_text"]
+    assert told["closed"] == {"success": True}
+    assert "was closed" in told["after"]
+    assert told["model_error"].startswith("ModelError: Received client error (400) from primary")
+    for call, member in (
+        ("target_model", "TargetModel"),
+        ("variant", "Variant Other"),
+        ("component", "InferenceComponentName"),
+        ("hostname", "TargetContainerHostname"),
+    ):
+        assert told[call].startswith("ValidationError: "), (call, told[call])
+        assert member in told[call]
+
+
+def test_langchain_completes_and_streams(fleet: Fleet) -> None:
+    """SagemakerEndpoint with a content handler for TGI's form, as its documentation has it."""
+    picture = data_url(draw("circle", "red"))
+    told = run(
+        "langchain_endpoint.py",
+        fleet.runtime,
+        f"<s><|user|>![]({picture})What color is the circle?<|end|><|assistant|>",
+    )
+
+    assert "red" in told["whole"]
+    assert "".join(told["pieces"]) == told["whole"]
+    assert len(told["pieces"]) > 1
