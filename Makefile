@@ -42,8 +42,9 @@ clients: .venv-clients/.ready  ## the SageMaker SDK and LangChain, whose tests a
 	@touch $@
 
 # build_archives.py itself knows what is up to date. Without network there is no llm.mar, which is said; llava.mar is.
-archives: setup  ## build model_store/*.mar; the first time, SmolLM2 is downloaded (93 MB) and converted
+archives: setup  ## build model_store/*.mar; the first time, SmolLM2 (93 MB) and MiniLM (84 MB) are downloaded
 	@$(BIN)/python scripts/make_smollm2.py --optional
+	@$(BIN)/python scripts/make_minilm.py --optional
 	@$(BIN)/python scripts/build_archives.py
 
 demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a picture

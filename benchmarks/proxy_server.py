@@ -34,13 +34,18 @@ KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"
 HOP_BY_HOP = ("host", "connection", "keep-alive", "transfer-encoding", "content-length")
 
 
-async def serve_torchmoor(port: int, upstreams: list[int]) -> None:
-    settings = ProxySettings(
+def settings_of(port: int) -> ProxySettings:
+    """Everything as it is by default, for one endpoint with signed sessions."""
+    return ProxySettings(
         endpoints=(EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),)),),
         listen=ListenSettings(port=port, admin_port=0),
         limits=LimitSettings(max_passthrough_body_bytes=256 * MIB),
         sessions=SessionSettings(keys={KEY_ID: KEY}),
     )
+
+
+def registry_of(settings: ProxySettings, upstreams: list[int]) -> Registry:
+    """An instance for each port, ready."""
     registry = Registry(settings.endpoints)
     for number, upstream in enumerate(upstreams):
         registry.add(
@@ -53,7 +58,12 @@ async def serve_torchmoor(port: int, upstreams: list[int]) -> None:
                 state=InstanceState.READY,
             )
         )
-    async with Proxy(settings, registry):
+    return registry
+
+
+async def serve_torchmoor(port: int, upstreams: list[int]) -> None:
+    settings = settings_of(port)
+    async with Proxy(settings, registry_of(settings, upstreams)):
         await asyncio.Event().wait()
 
 

@@ -4,9 +4,10 @@ HandlerError
  +- BadInput: InvalidJson, InvalidRequest, ContextTooLong, SessionIdMismatch
  +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
- +- NoRoom: Overloaded, OutOfMemory
+ +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
  +- TurnTimedOut
  +- ClientGone
+ +- ModelFailed: ModelUnknown, ModelLoaded, ModelLoading, LoadStopped, SourceUnavailable, ModelBroken (LoadTimedOut)
  +- TurnConflict
  +- JournalUnavailable
  +- InternalError
@@ -152,6 +153,12 @@ class OutOfMemory(NoRoom):
     status = 507
 
 
+class OutOfDisk(NoRoom):
+    """The disk that models are unpacked on has no room for this one."""
+
+    status = 507
+
+
 class TurnTimedOut(HandlerError):
     """The turn was not finished before its deadline."""
 
@@ -162,6 +169,54 @@ class ClientGone(HandlerError):
     """The client left, or the proxy cancelled the request: usually nobody reads this."""
 
     status = 499
+
+
+class ModelFailed(HandlerError):
+    """One of many models cannot be used."""
+
+
+class ModelUnknown(ModelFailed):
+    """There is no model of this name where models come from; or none is loaded, where that was asked."""
+
+    status = 404
+
+
+class ModelBroken(ModelFailed):
+    """The model is there, but cannot be unpacked or loaded; the message has the reason."""
+
+    status = 424
+    version = ""  # of the model, if it came to one
+
+
+class ModelLoaded(ModelFailed):
+    """The model was to be loaded and is loaded already."""
+
+    status = 409
+
+
+class ModelLoading(ModelFailed):
+    """The model is not ready yet; the load goes on, so that a later request finds it."""
+
+    status = 429
+    retry_after_s = 5
+
+
+class LoadTimedOut(ModelBroken):
+    """A load took longer than it may."""
+
+
+class LoadStopped(ModelFailed):
+    """A load was given up because the worker ends."""
+
+    status = 503
+    retry_after_s = 1
+
+
+class SourceUnavailable(ModelFailed):
+    """The place where models come from cannot be read now, so nobody knows whether the model is there."""
+
+    status = 503
+    retry_after_s = 5
 
 
 class TurnConflict(HandlerError):

@@ -1,4 +1,4 @@
-"""A worker's metrics: one table, and the thread that gives them to TorchServe.
+"""A worker's metrics: a table for each archive, and the thread that gives them to TorchServe.
 
 TorchServe takes a worker's metrics from lines on its standard output, one a value, and serves them on its metrics
 port (docs/decisions/0011-cancel-and-metrics.md). So nothing is said a token or a step: once an interval, what has
@@ -37,7 +37,7 @@ class Metric:
     label: tuple[str, tuple[str, ...]] | None = None
 
 
-METRICS = (
+CHAT_METRICS = (
     Metric("sessions_open", GAUGE, "count", "Sessions that are open.", ("sessions", "open")),
     Metric("sessions_max", GAUGE, "count", "Sessions that may be open at once.", ("sessions", "max")),
     Metric(
@@ -98,6 +98,46 @@ METRICS = (
     Metric("inter_token_seconds", HISTOGRAM, "s", "An answer's mean time from token to token.", ("inter_token",)),
 )
 
+_TIERS = ("device", "host", "disk")
+
+MANY_METRICS = (
+    Metric(
+        "models",
+        GAUGE,
+        "count",
+        "Models by where they are: LoadedModelCount is those on the device and the host.",
+        ("models",),
+        ("Tier", (*_TIERS, "loading", "broken")),
+    ),
+    Metric("model_bytes", GAUGE, "B", "Bytes that models take, by tier.", ("memory",), ("Tier", _TIERS)),
+    Metric("model_capacity_bytes", GAUGE, "B", "What they may take.", ("capacity",), ("Tier", _TIERS)),
+    Metric(
+        "model_events_total",
+        COUNTER,
+        "count",
+        "Requests that found their model on the device (ModelCacheHit) or not, loads, moves between device and host, "
+        "evictions, failed loads.",
+        ("events",),
+        ("Event", ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")),
+    ),
+    Metric(
+        "model_requests_total",
+        COUNTER,
+        "count",
+        "Requests that ended; a refused one did not get its model.",
+        ("requests",),
+        ("Outcome", ("answered", "refused", "failed", "cancelled")),
+    ),
+    Metric("model_waiting_requests", GAUGE, "count", "Requests that wait for their model.", ("waiting",)),
+    Metric(
+        "model_download_seconds", HISTOGRAM, "s", "ModelDownloadingTime: from the source to the disk.", ("download",)
+    ),
+    Metric("model_load_seconds", HISTOGRAM, "s", "ModelLoadingTime: from the disk to memory.", ("load",)),
+    Metric("model_unload_seconds", HISTOGRAM, "s", "ModelUnloadingTime: out of memory.", ("unload",)),
+    Metric("model_wait_seconds", HISTOGRAM, "s", "ModelLoadingWaitTime: how long they waited.", ("wait",)),
+    Metric("model_latency_seconds", HISTOGRAM, "s", "From a request's arrival to its whole answer.", ("latency",)),
+)
+
 
 class Sink(Protocol):
     """A metric of TorchServe's, as its cache gives it."""
@@ -125,11 +165,12 @@ class MetricsPublisher:
         model_name: str,
         numbers: Callable[[], Mapping[str, Any]],
         drain: Callable[[str], Sequence[float]],
+        table: Sequence[Metric] = CHAT_METRICS,
     ) -> None:
         self._model_name = model_name
         self._numbers = numbers
         self._drain = drain
-        self._sinks = {metric: self._make_sink(cache, metric) for metric in METRICS}
+        self._sinks = {metric: self._make_sink(cache, metric) for metric in table}
         self._told: dict[tuple[str, str], int] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)

@@ -169,6 +169,68 @@ class JournalSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ManySettings:
+    """Many models in one worker: where they come from, and how much room each tier has (docs/many-models.md)."""
+
+    source: str = "models"  # a directory, absolute or relative to the archive, or s3://bucket/prefix
+    cache_dir: str = "~/.cache/torchmoor/many"  # unpacked archives; each worker of a host takes a folder of its own
+    url_roots: tuple[str, ...] = ("/opt/ml/models",)  # models loaded by name and url lie below one of these
+    cache: str = "enabled"  # disabled: a model is dropped when the requests that wait for it are answered
+    device_bytes: int = 0  # models on the device; 0: 0.8 of a GPU's memory, half of the host's on a CPU
+    host_bytes: int = 4 << 30  # models that had to leave a GPU; unused on a CPU, where the device is the host
+    disk_bytes: int = 50 << 30  # unpacked archives
+    count_mapped: bool = True  # mapped weights count like private memory, although the kernel may drop their pages
+    pinned: tuple[str, ...] = ()  # loaded at the start, never evicted
+    prewarmed: tuple[str, ...] = ()  # loaded at the start
+    refresh_s: float = 10.0  # how often models in memory are compared with their source
+    broken_s: float = 60.0  # how long a broken model is remembered, unless it is replaced
+    hold_s: float = 55.0  # how long a request waits for its model; then 429, and the load goes on
+    load_timeout_s: float = 360.0  # of a model's download with its unpacking, and again of its loading
+    room_timeout_s: float = 30.0  # how long a load waits for memory that requests are using
+    num_loaders: int = 2  # models loaded at once
+    num_downloads: int = 4  # models looked up, downloaded and unpacked at once
+    max_waiting: int = 1024  # requests that wait for models
+    max_loading: int = 256  # models that are being loaded or wait for it
+    max_archive_bytes: int = 20 << 30  # of one archive, as it is stored
+    max_unpacked_bytes: int = 40 << 30  # of one model's files
+    max_files: int = 2000  # of one model
+    max_ratio: float = 200.0  # of an archive's unpacked size to its own
+    connect_timeout_s: float = 5.0  # to S3
+    read_timeout_s: float = 30.0  # between two pieces
+    allow_torchscript: bool = False  # TorchScript models can run any code: only for archives that you trust
+    allow_pickle: bool = False  # so can pickled weights
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            raise ConfigError("handler.many.source must not be empty")
+        if self.cache not in ("enabled", "disabled"):
+            raise ConfigError(f"handler.many.cache must be enabled or disabled, not {self.cache!r}")
+        _positive("many", self, "disk_bytes", "refresh_s", "hold_s", "load_timeout_s", "room_timeout_s", "num_loaders")
+        _positive("many", self, "num_downloads", "max_waiting", "max_loading", "max_archive_bytes")
+        _positive("many", self, "max_unpacked_bytes", "max_files", "max_ratio", "connect_timeout_s", "read_timeout_s")
+        _not_negative("many", self, "device_bytes", "host_bytes", "broken_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """What the models of many.mar do with requests: classify, embed, answer, generate (docs/many-models.md)."""
+
+    num_threads: int = 1  # batches of all models that are computed at once
+    threads_per_batch: int = 1  # of torch, for one batch on a CPU
+    prepare_threads: int = 2  # requests read and tokenized at once
+    max_rows: int = 32  # inputs in one batch
+    max_tokens: int = 16_384  # in one batch, padding included
+    max_inputs: int = 256  # in one request
+    max_chars: int = 500_000  # of one input, checked before it is tokenized
+    max_waiting: int = 4096  # inputs that wait for one model
+    max_shared: int = 64  # templates, tokenizers and image processors that are kept for other models
+    kv_tokens: int = 8192  # positions in the KV cache of each model that generates text
+
+    def __post_init__(self) -> None:
+        _positive("tasks", self, *(f.name for f in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     model: ModelSettings = field(default_factory=ModelSettings)
     session: SessionSettings = field(default_factory=SessionSettings)
@@ -177,6 +239,8 @@ class HandlerSettings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     pump: PumpSettings = field(default_factory=PumpSettings)
     journal: JournalSettings = field(default_factory=JournalSettings)
+    many: ManySettings = field(default_factory=ManySettings)
+    tasks: TaskSettings = field(default_factory=TaskSettings)
 
 
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:

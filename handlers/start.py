@@ -22,7 +22,7 @@ from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings import SessionSettings, load_settings
+from handlers.settings import PumpSettings, SessionSettings, load_settings
 
 logger = logging.getLogger(__name__)
 DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -38,12 +38,7 @@ def start_chat(
     """
     told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
     settings = load_settings(told, environ)
-    num_rows = config.get("batchSize", 1)
-    if num_rows <= settings.pump.max_in_flight:
-        raise ConfigError(
-            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
-            f"{settings.pump.max_in_flight}: what is beyond it would wait unseen in TorchServe"
-        )
+    check_batch_size(config, settings.pump)
     device = choose_device(gpu_id)
     torch.set_num_threads(settings.engine.num_threads)
     checkpoint = find_checkpoint(settings.model, archive, environ)
@@ -60,6 +55,16 @@ def start_chat(
     service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
+
+
+def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
+    """Raise ConfigError unless TorchServe hands over more rows than the pump takes."""
+    num_rows = config.get("batchSize", 1)
+    if num_rows <= settings.max_in_flight:
+        raise ConfigError(
+            f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
+            f"{settings.max_in_flight}: what is beyond it would wait unseen in TorchServe"
+        )
 
 
 def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:

@@ -19,11 +19,11 @@ NOT_SERVED = {"samples", "README.md"}  # what a checkpoint's folder has beside t
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What goes into one .mar: an entry file, a model-config, a checkpoint directory."""
+    """What goes into one .mar: an entry file, a model-config, a checkpoint directory if it serves only one."""
 
     name: str
     entry: str
-    checkpoint: str  # below the models directory
+    checkpoint: str | None  # below the models directory
     made_by: str | None = None  # the script that makes the checkpoint, where it is not in the repository
 
     @property
@@ -38,17 +38,19 @@ class Archive:
 ARCHIVES = (
     Archive("llava", "chat_entry.py", "tiny-llava"),
     Archive("llm", "chat_entry.py", "smollm2", made_by="scripts/make_smollm2.py"),
+    Archive("many", "many_entry.py", None),
 )
 
 
-def contents(archive: Archive, checkpoint: Path) -> dict[str, Path]:
+def contents(archive: Archive, checkpoint: Path | None) -> dict[str, Path]:
     """The files that keep their folders inside the archive, by their names there."""
     code = {
         f"handlers/{path.relative_to(ROOT / 'handlers').as_posix()}": path
         for path in (ROOT / "handlers").rglob("*")
         if path.is_file() and not {"__pycache__", "configs"} & set(path.parts) and path != archive.entry_file
     }
-    weights = {f"model/{path.name}": path for path in checkpoint.iterdir() if path.name not in NOT_SERVED}
+    given = [] if checkpoint is None else checkpoint.iterdir()
+    weights = {f"model/{path.name}": path for path in given if path.name not in NOT_SERVED}
     return {**code, **weights}
 
 
@@ -100,10 +102,10 @@ def main() -> None:
     for archive in ARCHIVES:
         if options.only is not None and archive.name not in options.only:
             continue
-        checkpoint = (options.models_dir / archive.checkpoint).resolve()
+        checkpoint = None if archive.checkpoint is None else (options.models_dir / archive.checkpoint).resolve()
         target = options.model_store / f"{archive.name}.mar"
         shown = target.resolve().relative_to(Path.cwd()) if target.resolve().is_relative_to(Path.cwd()) else target
-        if not (checkpoint / "config.json").is_file():
+        if checkpoint is not None and not (checkpoint / "config.json").is_file():
             hint = f"; {archive.made_by} makes it" if archive.made_by else ""
             reason = f"{shown} is not built: there is no checkpoint in {checkpoint}{hint}"
             if options.only is not None or archive.made_by is None:

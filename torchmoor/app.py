@@ -10,13 +10,15 @@ from random import Random
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_models import ModelsAdmin
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
-from torchmoor.fleet.session_room import SessionRooms
+from torchmoor.fleet.status import StatusPoller
 from torchmoor.metrics import MetricsCollector
+from torchmoor.model_metrics import ModelMetricsCollector
 from torchmoor.settings import Credentials, ListenSettings, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Proxy(DataPlane):
         self.admin_port = settings.listen.admin_port
         self.admin_tls = make_tls(settings.listen.admin_tls_certificate, settings.listen.admin_tls_key)
         self.health = HealthChecker(registry, settings.health, self.recovery.tick)
-        self.session_rooms = SessionRooms(registry, settings.health)
+        self.status = StatusPoller(registry, settings.health, self.operations)
         self._settings = settings
         self._stack = AsyncExitStack()
 
@@ -51,9 +53,9 @@ class Proxy(DataPlane):
     async def __aenter__(self) -> Proxy:
         listen = self._settings.listen
         async with AsyncExitStack() as stack:
-            self.start(stack)
+            await self.start(stack)
             await stack.enter_async_context(self.health)
-            await stack.enter_async_context(self.session_rooms)
+            await stack.enter_async_context(self.status)
             collector = MetricsCollector(self.registry, self.gateway.dispatchers(), self.num_denied)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
@@ -61,6 +63,7 @@ class Proxy(DataPlane):
                 self.registry,
                 collector,
                 scraper,
+                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers())),
                 listen.admin_host,
                 listen.admin_port,
                 token=token,

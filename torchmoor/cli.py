@@ -13,6 +13,7 @@ from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
+from torchmoor.package import package as make_package
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
@@ -77,6 +78,12 @@ def main() -> None:
     f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
 )
 @click.option(
+    "--models",
+    metavar="DIR|S3URL",
+    default="",
+    help="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.",
+)
+@click.option(
     "--strategy",
     type=click.Choice(ROUTING_STRATEGIES),
     default=ROUTING_STRATEGIES[0],
@@ -130,6 +137,7 @@ def up(
     model_store: Path | None,
     run_dir: Path | None,
     journal: str | None,
+    models: str,
     strategy: str,
     capacity: int | None,
     late_binding: bool,
@@ -146,6 +154,7 @@ def up(
     Examples:
       torchmoor up --instances 2
       torchmoor up --endpoint llava --endpoint llm
+      torchmoor up --endpoint many --models ./models
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
       torchmoor up --capacity 8 --late-binding    one queue before all instances
@@ -184,6 +193,7 @@ def up(
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
+        models=models,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
@@ -237,6 +247,43 @@ def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_l
 
 def _report_warning(line: str) -> None:
     click.echo(f"Warning: {line}", err=True)
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="NAME.tar.gz or NAME.mar (default: the directory's name with .tar.gz, here).",
+)
+@click.option("--allow-pickle", is_flag=True, help="Take pickled weights, too: they can run code when they are loaded.")
+def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
+    """Make a model archive of DIRECTORY, a checkpoint as save_pretrained writes it, for an endpoint of many models.
+
+    Only what serving needs goes in, so what was left out is listed. The same files give the same bytes.
+
+    \b
+    Examples:
+      torchmoor package ./minilm
+      torchmoor package ./minilm -o models/minilm-007.tar.gz
+    """
+    target = output or Path(f"{directory.resolve().name}.tar.gz")
+    bar = click.progressbar(length=1, label="torchmoor: packaging", file=sys.stderr)
+
+    def report(done: int, total: int) -> None:
+        bar.length = max(total, 1)
+        bar.update(done - bar.pos)
+
+    try:
+        with bar:
+            made = make_package(directory, target, allow_pickle=allow_pickle, report=report)
+    except TorchmoorError as error:
+        raise click.ClickException(str(error)) from error
+    for name in made.left_out:
+        click.echo(f"torchmoor: left out {name}", err=True)
+    click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
 
 
 def _default_store() -> Path:

@@ -24,12 +24,14 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance
 from torchmoor.settings import (
     AccessSettings,
+    ContainerSettings,
     EndpointSettings,
     HealthSettings,
     KvAwareSettings,
     LateBindingSettings,
     LimitSettings,
     ListenSettings,
+    MultiModelSettings,
     PrefixAwareSettings,
     ProxySettings,
     RecoverySettings,
@@ -72,12 +74,17 @@ _GROUPS = {
     "health": HealthSettings,
     "recovery": RecoverySettings,
     "access": AccessSettings,
+    "container": ContainerSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
     "str": ((str,), "text"),
     "bool": ((bool,), "true or false"),
+}
+_KEYS_OF_ENDPOINT = {
+    *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
+    *("late_binding", "kv_aware", "multi_model"),
 }
 _INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
@@ -182,7 +189,7 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
 
 
 def _read_endpoint(entry: object, where: str) -> EndpointSettings:
-    values = _mapping(entry, where, {"EndpointName", "EndpointConfig", "late_binding", "kv_aware"})
+    values = _mapping(entry, where, _KEYS_OF_ENDPOINT)
     config = values.get("EndpointConfig")
     check_endpoint_config(config, f"{where}.EndpointConfig")
     assert isinstance(config, Mapping)  # just checked
@@ -200,7 +207,31 @@ def _read_endpoint(entry: object, where: str) -> EndpointSettings:
         late_binding=None
         if late_binding is None
         else read_group(LateBindingSettings, late_binding, f"{where}.late_binding"),
+        multi_model=_read_multi_model(values, where),
     )
+
+
+def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettings | None:
+    """What CreateModel says of a container with many models. Where they are is for the instances to know."""
+    if "MultiModelConfig" not in values:
+        for key in ("ModelDataUrl", "multi_model"):
+            if key in values:
+                raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
+        return None
+    config = _mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
+    setting = config.get("ModelCacheSetting", "Enabled")
+    if setting not in ("Enabled", "Disabled"):
+        raise ConfigError(
+            f"{where}.MultiModelConfig.ModelCacheSetting must be Enabled or Disabled (in quotes), not {setting!r}"
+        )
+    if "ModelDataUrl" in values:
+        logger.warning(
+            "without effect here, set TORCHMOOR_HANDLER_MANY_SOURCE of the instances key=%s.ModelDataUrl", where
+        )
+    if setting == "Disabled":
+        logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
+    group = dict(_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"}))
+    return read_group(MultiModelSettings, {**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
 
 
 def _read_variant(variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings) -> VariantSettings:

@@ -20,11 +20,12 @@ from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Registry
 from torchmoor.http.client import ClientLimits
+from torchmoor.http.delivery import ExchangeMeans
 from torchmoor.http.errand import Errands
-from torchmoor.http.exchange import ExchangeMeans
 from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
@@ -66,6 +67,7 @@ class DataPlane:
             idle_timeout_s=timeouts.pool_idle_timeout_s,
             max_header_bytes=4 * limits.max_header_bytes,
         )
+        self.operations = Operations()
         self.recovery = Recovery(registry, settings.recovery)
         self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         self.gateway = Gateway(settings, registry, rng or Random(), Cancellations(self.errands), self.recovery, suspect)
@@ -84,7 +86,7 @@ class DataPlane:
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
-        self.server = HttpServer(Api(self.gateway, self.gate), means, self.sweeper, client_limits)
+        self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
         self._listen = listen
         registry.listen(self._on_change)
 
@@ -93,12 +95,13 @@ class DataPlane:
         """Requests refused for their credentials, by kind of error."""
         return {} if self.gate is None else self.gate.num_denied
 
-    def start(self, stack: AsyncExitStack) -> None:
+    async def start(self, stack: AsyncExitStack) -> None:
         """Everything but the listener; stops with the stack."""
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)
         stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
+        await stack.enter_async_context(self.operations)
 
     async def listen(self, stack: AsyncExitStack, *, port: int, is_shared: bool = False) -> None:
         """Take connections until the stack is closed; then what runs may end. is_shared: with other processes."""

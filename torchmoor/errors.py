@@ -9,6 +9,8 @@ TorchmoorError
     |-- ValidationError      400
     |   |-- UnknownEndpoint
     |   |-- UnknownVariant
+    |   |-- MissingTargetModel
+    |   |-- UnexpectedTargetModel
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
@@ -17,7 +19,7 @@ TorchmoorError
     |   |-- IncompleteSignature
     |   `-- InvalidSignature
     |-- ModelError           424, with what the model answered
-    |-- ModelNotReady        429
+    |-- ModelNotReady        429, with Retry-After
     |-- InternalFailure      500
     `-- ServiceUnavailable   503, with Retry-After
 """
@@ -50,6 +52,7 @@ class ApiError(TorchmoorError):
 
     status = 500
     kind = "InternalFailure"
+    retry_after_s: int | None = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -82,6 +85,23 @@ class UnknownVariant(ValidationError):
 
     def __init__(self, name: str, endpoint: str) -> None:
         super().__init__(f"Variant {name} not found for endpoint {endpoint}.")
+
+
+class MissingTargetModel(ValidationError):
+    """A request to an endpoint with many models names none."""
+
+    def __init__(self, endpoint: str, request_id: str) -> None:
+        super().__init__(
+            f"Request {request_id} is missing a target model header: endpoint {endpoint} has many models, and the "
+            "parameter TargetModel (X-Amzn-SageMaker-Target-Model) says which one is meant."
+        )
+
+
+class UnexpectedTargetModel(ValidationError):
+    """A request names one of many models where there is one. The words are the service's."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(f"Endpoint {endpoint} is not a multi-model endpoint and does not support target model header.")
 
 
 class WrongModel(ValidationError):
@@ -157,6 +177,10 @@ class ModelNotReady(ApiError):
 
     status = 429
     kind = "ModelNotReadyException"
+
+    def __init__(self, message: str, *, retry_after_s: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class InternalFailure(ApiError):

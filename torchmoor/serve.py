@@ -15,6 +15,7 @@ from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
+from torchmoor.many import read_container
 from torchmoor.reload import Reloader
 from torchmoor.replicas.fleet import make_front
 from torchmoor.up import SESSION_KEYS
@@ -57,7 +58,9 @@ def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     check_exposure(listen, credentials, is_open=is_open)
     if processes is not None:
         listen = replace(listen, processes=processes)
-    return replace(configuration, proxy=replace(configuration.proxy, credentials=credentials, listen=listen))
+    container = read_container(os.environ, configuration.proxy.container)
+    proxy = replace(configuration.proxy, credentials=credentials, listen=listen, container=container)
+    return replace(configuration, proxy=proxy)
 
 
 def make_registry(configuration: Configuration) -> Registry:

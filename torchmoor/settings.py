@@ -105,7 +105,8 @@ class HealthSettings:
     ready_interval_s: float = 1.0
     probe_timeout_s: float = 1.5
     worker_timeout_s: float = 2.0  # of the question that its handler's worker answers itself
-    status_interval_s: float = 5.0  # between questions for an instance's session room
+    status_interval_s: float = 5.0  # between questions for what an instance holds and has room for
+    busy_status_interval_s: float = 0.5  # the same while it loads one of many models
     max_status_per_s: float = 20.0  # over all instances: with many of them each is asked less often
     unanswered_before_down: int = 3  # a busy instance may be slow to answer, and moving its sessions costs
 
@@ -172,6 +173,31 @@ class LateBindingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MultiModelSettings:
+    """An endpoint whose requests name one of many models; how long they are held is the instances' setting."""
+
+    is_cached: bool = True  # AWS's ModelCacheSetting: models stay in memory after their requests
+    hot_outstanding: int = 16  # requests for a model at each of its holders; with more, another instance loads it too
+    max_models: int = 20_000  # remembered of each instance
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "multi_model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSettings:
+    """The operations on models of SageMaker's containers: /models, for the first endpoint."""
+
+    serves_models: bool = False  # AWS's SAGEMAKER_MULTI_MODEL
+    load_timeout_s: float = 360.0  # of a load, and of an unload
+    page_size: int = 100  # models in one page of their list
+    max_models: int = 10_000  # loaded at a time
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "container")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSettings:
     """One variant of an endpoint: the model that its instances serve, its share of traffic, how they are chosen."""
 
@@ -201,6 +227,7 @@ class EndpointSettings:
     name: str
     variants: tuple[VariantSettings, ...]
     late_binding: LateBindingSettings | None = None  # None: a request that no instance can take is refused at once
+    multi_model: MultiModelSettings | None = None  # None: its instances serve one model
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
@@ -317,9 +344,12 @@ class ProxySettings:
     sessions: SessionSettings = field(default_factory=SessionSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
     credentials: Credentials = field(default_factory=Credentials)
+    container: ContainerSettings = field(default_factory=ContainerSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:
         names = [endpoint.name for endpoint in self.endpoints]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"endpoints must be one or more of different names, not {names}")
+        if self.container.serves_models and self.endpoints[0].multi_model is None:
+            raise ConfigError(f"container.serves_models needs a multi-model endpoint, and {names[0]!r} has one model")

@@ -22,6 +22,7 @@ from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.many import MANY, plan_many, read_container
 from torchmoor.replicas.fleet import make_front
 from torchmoor.settings import (
     EndpointSettings,
@@ -59,6 +60,7 @@ class UpOptions:
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
+    models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -70,15 +72,18 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     credentials = read_credentials(os.environ, options.keys_file)
     check_exposure(options.listen, credentials, is_open=options.is_open)
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
+    many = plan_many(options.endpoints, options.models, os.environ)
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(
                 name=name,
                 variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
                 late_binding=LateBindingSettings() if options.is_late_binding else None,
+                multi_model=many.settings if name == MANY else None,
             )
             for name in options.endpoints
         ),
+        container=read_container(os.environ),
         listen=options.listen,
         credentials=credentials,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
@@ -96,7 +101,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
-    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **share_gpus(launches, os.environ)}
+    environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (

@@ -48,17 +48,25 @@ class Reply:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.request_id = ""
+        self.receipts: dict[str, str] = {}  # headers that the answer carries beside its writer's own
         self._deadline = math.inf
         self._wake = wake
         self._lock = threading.Lock()
         self._whole: Whole | None = None
         self._stream: _Stream | None = None
         self._on_cancel: list[Callable[[HandlerError], None]] = []
+        self._on_end: list[Callable[[], None]] = []
+        self._is_over = False
         self._cancelled: HandlerError | None = None
 
     @property
     def is_cancelled(self) -> bool:
         return self._cancelled is not None
+
+    @property
+    def status(self) -> int:
+        """Of the answer that is written: 200 of a stream, 0 as long as there is none."""
+        return self._whole.status if self._whole is not None else 200 if self._stream is not None else 0
 
     @property
     def is_streaming(self) -> bool:
@@ -82,6 +90,24 @@ class Reply:
             reason = self._cancelled
         if reason is not None:
             action(reason)
+
+    def on_end(self, action: Callable[[], None]) -> None:
+        """Called once when the answer is complete, has failed, or is no longer wanted; at once if that is so already.
+
+        It must return at once. Several may be given.
+        """
+        with self._lock:
+            if not self._is_over:
+                self._on_end.append(action)
+                return
+        action()
+
+    def _tell_end(self) -> None:
+        """Tell those who asked for the end, the first time only. Not under the lock."""
+        with self._lock:
+            actions, self._on_end, self._is_over = self._on_end, [], True
+        for action in actions:
+            action()
 
     def cancel(self, reason: HandlerError | None = None) -> None:
         """Nobody waits for the answer any more, even if it is ready; the first reason counts. Pump only."""
@@ -110,6 +136,7 @@ class Reply:
         self._wake()
         for action in actions:
             action(reason)
+        self._tell_end()
 
     def raise_if_cancelled(self) -> None:
         """Called by whoever works on the answer, between two parts of the work. Raises the reason."""
@@ -122,8 +149,9 @@ class Reply:
             if self._cancelled is not None:
                 return
             assert self._stream is None
-            self._whole = Whole(status, headers, body)
+            self._whole = Whole(status, {**headers, **self.receipts}, body)
         self._wake()
+        self._tell_end()
 
     def fail(self, error: HandlerError) -> None:
         """The whole answer is an error. A stream that has begun ends with an error in its own form instead."""
@@ -137,7 +165,7 @@ class Reply:
         """The answer is a stream. encode_error: how it says that it failed, should it come to that."""
         with self._lock:
             if self._cancelled is None:
-                self._stream = _Stream(headers, encode_error)
+                self._stream = _Stream({**headers, **self.receipts}, encode_error)
         self._wake()
 
     def write(self, data: bytes, is_end: bool = False) -> None:
@@ -151,6 +179,8 @@ class Reply:
             self._stream.buffer += data
             self._stream.is_ended = is_end
         self._wake()
+        if is_end:
+            self._tell_end()
 
     def has_news(self) -> bool:
         with self._lock:

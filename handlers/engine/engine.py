@@ -174,26 +174,16 @@ class Engine:
 
     def _isolate(self, batch: list[Work], error: Exception) -> None:
         """A step failed: find whose fault it was by running its parts alone, so that the others go on."""
-        is_device_lost = self._is_device_lost()
-        if is_device_lost:
+        is_lost = is_device_lost(self.runner.model.device)
+        if is_lost:
             logger.critical("device lost error=%s", error)
             self._guard(self._on_device_lost)
-        if is_device_lost or len(batch) == 1:
+        if is_lost or len(batch) == 1:
             for work in batch:
                 self._fail(work.sequence, error)
         else:
             for work in batch:
                 self._commit([work])
-
-    def _is_device_lost(self) -> bool:
-        """True if not even the simplest computation succeeds: an error of CUDA's that outlives its cause."""
-        try:
-            torch.ones(1, device=self.runner.model.device).add(1).cpu()
-        except torch.OutOfMemoryError:
-            return False
-        except RuntimeError:
-            return True
-        return False
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """This sequence cannot go on; the reason is in the log."""
@@ -249,3 +239,14 @@ class Engine:
             return self.call(lambda: self.runner.encode_image(pixels)).result()
         except torch.OutOfMemoryError as exc:
             raise OutOfMemory("the device ran out of memory while encoding this image") from exc
+
+
+def is_device_lost(device: torch.device) -> bool:
+    """True if not even the simplest computation succeeds: an error of CUDA's that outlives its cause."""
+    try:
+        torch.ones(1, device=device).add(1).cpu()
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError:
+        return True
+    return False

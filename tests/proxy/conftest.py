@@ -25,12 +25,14 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
     AccessSettings,
+    ContainerSettings,
     Credentials,
     EndpointSettings,
     HealthSettings,
     LateBindingSettings,
     LimitSettings,
     ListenSettings,
+    MultiModelSettings,
     ProxySettings,
     RecoverySettings,
     SessionSettings,
@@ -76,6 +78,9 @@ class Stage:
         variants: tuple[VariantSettings, ...] = (),
         late_binding: LateBindingSettings | None = None,
         homes: Mapping[str, str] | None = None,  # the variants of instances, where there are several
+        multi_model: MultiModelSettings | None = None,
+        container: ContainerSettings | None = None,
+        prepare: Callable[[Mapping[str, FakeInstance]], object] | None = None,  # before the proxy sees the instances
         endpoints: Mapping[str, str] | None = None,  # the endpoints of instances, where not all are of llava
         capacity: int = 64,
         names: tuple[str, ...] = ("a", "b"),
@@ -92,7 +97,7 @@ class Stage:
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
             endpoints=tuple(
-                EndpointSettings(name=name, variants=variants, late_binding=late_binding)
+                EndpointSettings(name=name, variants=variants, late_binding=late_binding, multi_model=multi_model)
                 for name in dict.fromkeys(self._endpoints.values())
             ),
             listen=listen,
@@ -103,10 +108,13 @@ class Stage:
             sessions=SessionSettings(keys={"k1": KEY}, are_journaled=are_journaled),
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
+            container=container or ContainerSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}
+        if prepare is not None:
+            prepare(self.instances)
         self._capacity = capacity
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -224,6 +232,10 @@ class Stage:
         for dispatcher in self.proxy.gateway.dispatchers():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
+            models = dispatcher.variant.models
+            if models is not None:
+                models.check_integrity()
+                assert models.num_outstanding == 0
         assert self.proxy.gateway.waiting_bytes.used_bytes == 0
         assert self.faults == []
 

@@ -128,8 +128,9 @@ class Gate:
 class FakeInstance:
     """Answers with `behave`, remembers what it received, and counts the connections that it came on.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; the status operation
-    with `on_status`, unless a test says otherwise as by a model that does not know it.
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; any other with
+    `on_operation` if there is one. Without it the status operation is answered with `on_status`: unless a test says
+    otherwise, as by a model that does not know it.
     """
 
     name: str
@@ -138,6 +139,7 @@ class FakeInstance:
     cancels: list[Received] = field(default_factory=list)  # cancel operations, which are not among `received`
     cancelled: list[str] = field(default_factory=list)  # the ids that they named
     on_cancel: Behaviour = field(default_factory=lambda: answering(body=b'{"cancelled": 1}'))
+    on_operation: Behaviour | None = None
     on_status: Behaviour = field(default_factory=lambda: answering(404))
     num_connections: int = 0
     num_open: int = 0
@@ -176,13 +178,16 @@ class FakeInstance:
                 if request.path == "/ping":
                     await Wire(reader, writer).answer(200, body=b'{"status": "Healthy"}')
                     continue
-                if request.headers.get("x-torchmoor-operation") == "status":
-                    await self.on_status(request, Wire(reader, writer))
-                    continue
                 if request.headers.get("x-torchmoor-operation") == "cancel":
                     self.cancelled += json.loads(request.body)["request_ids"]
                     self.cancels.append(request)
                     await self.on_cancel(request, Wire(reader, writer))
+                    continue
+                if self.on_operation is not None and "x-torchmoor-operation" in request.headers:
+                    await self.on_operation(request, Wire(reader, writer))
+                    continue
+                if request.headers.get("x-torchmoor-operation") == "status":
+                    await self.on_status(request, Wire(reader, writer))
                     continue
                 if not connection:  # one that carries more than probes and cancel operations
                     self.num_connections += 1

@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +102,22 @@ class Served:
         self.process = process
         self.port = int(where["runtime"].rpartition(":")[2])
         self.admin: str = where["admin"]
+        self._connections: list[http.client.HTTPConnection] = []
 
     def children(self) -> list[int]:
         """The proxy processes."""
         return children_of(self.process.pid)
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of its own; which process takes it is the kernel's choice."""
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        """A connection of its own, closed with the others; which process takes it is the kernel's choice."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        self._connections.append(connection)
+        return connection
+
+    def hang_up(self) -> None:
+        """Close whatever a test has left open, as one does that fails or whose process was killed."""
+        while self._connections:
+            self._connections.pop().close()
 
     def send(self, endpoint: str = "chat", **headers: str) -> http.client.HTTPConnection:
         """A request on a new connection, whose answer is not yet read."""
@@ -129,7 +137,11 @@ class Served:
         return sum(row["outstanding"] for row in self.instances().values())
 
     def move(self, name: str, verb: str) -> None:
-        url = f"{self.admin}/instances/{name}/{verb}"
+        self.post(f"instances/{name}/{verb}")
+
+    def post(self, path: str) -> None:
+        """An order for the admin plane; asserts that it is done."""
+        url = f"{self.admin}/{path}"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=TIMEOUT_S):
             pass
 
@@ -150,11 +162,15 @@ class Served:
 
 def read(connection: http.client.HTTPConnection) -> str:
     """The answer's body; asserts that it is good."""
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    assert answer.status == 200, body
+    status, body = read_any(connection)
+    assert status == 200, body
     return body
+
+
+def read_any(connection: http.client.HTTPConnection) -> tuple[int, str]:
+    """The answer's status and body, whatever they are; its connection is closed, even if none comes."""
+    with closing(connection), connection.getresponse() as answer:
+        return answer.status, answer.read().decode()
 
 
 @contextmanager
@@ -171,7 +187,9 @@ def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Ite
             wait_until(served.is_healthy, "every endpoint has a ready instance")
             yield served
         finally:
-            children = served.children() if served is not None else []
+            if served is not None:
+                children = served.children()
+                served.hang_up()
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT_S)
@@ -179,7 +197,7 @@ def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Ite
 
 
 def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **changes: Any) -> Path:
-    """A file with these endpoints' instances; `late` binds late, one request at a time."""
+    """A file with these endpoints' instances; `late` binds late, one request at a time; `many` has many models."""
     content = {
         "Endpoints": [
             {
@@ -194,6 +212,7 @@ def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **cha
                     ],
                 },
                 **({"late_binding": {"max_wait_s": 60.0}} if name == "late" else {}),
+                **({"MultiModelConfig": {"ModelCacheSetting": "Enabled"}} if name == "many" else {}),
             }
             for name in endpoints
         ],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import uvloop
 
 from tests.proxy.fake_instance import Received, Wire
-from tests.proxy.replicas import Holding, read, serving, write_config
+from tests.proxy.fake_many import FakeMany
+from tests.proxy.replicas import Holding, read, read_any, serving, write_config
 from tests.waiting import wait_until
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
@@ -53,11 +55,10 @@ def run_with_fleet(registry: Registry, work: Callable[[ReplicaFleet, asyncio.Abs
 def ask(port: int) -> str:
     """Who answers; "" if nobody does: of an instance that goes its requests may fail."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
-    answer = connection.getresponse()
-    body = answer.read().decode()
-    connection.close()
-    return body if answer.status == 200 else ""
+    with closing(connection):
+        connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+        status, body = read_any(connection)
+    return body if status == 200 else ""
 
 
 def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(holding: Holding) -> None:
@@ -121,8 +122,6 @@ def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding:
         before = len(holding.fakes["a"].received)
 
         assert {served.ask() for _ in range(16)} == {"b"}
-        with suppress(OSError):
-            connection.close()
 
     assert len(holding.fakes["a"].received) == before
 
@@ -138,11 +137,8 @@ def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holdi
         write_config(path, {"chat": [holding.fakes[name]]}, access={"keys_file": str(tokens)})
 
     def who_answers(token: str) -> str:
-        connection = served.send(Authorization=f"Bearer {token}")
-        answer = connection.getresponse()
-        body = answer.read().decode()
-        connection.close()
-        return body if answer.status == 200 else str(answer.status)
+        status, body = read_any(served.send(Authorization=f"Bearer {token}"))
+        return body if status == 200 else str(status)
 
     write("first-token-of-alice", "a")
     with serving(path, 3) as served:
@@ -159,3 +155,35 @@ def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holdi
         wait_until(lambda: "a" not in served.instances(), "the old one has left")
         assert {who_answers("second-token-of-alice") for _ in range(12)} == {"b"}
         assert {who_answers("first-token-of-alice") for _ in range(12)} == {"403"}
+
+
+def test_every_process_knows_which_instance_holds_which_model(holding: Holding, tmp_path: Path) -> None:
+    """By the instances' reports to the parent, by an operator's order, by what another process has asked for."""
+    reported = {"a": [f"a{number}" for number in range(6)], "b": [f"b{number}" for number in range(6)]}
+    source = {*reported["a"], *reported["b"], "ordered", *(f"cold{number}" for number in range(6))}
+    many = {
+        name: FakeMany(fake, source=source, tiers=dict.fromkeys(reported[name], "device"))
+        for name, fake in holding.fakes.items()
+    }
+    health = {"starting_interval_s": 0.05, "status_interval_s": 600.0, "busy_status_interval_s": 600.0}
+    path = write_config(tmp_path / "torchmoor.yaml", {"many": list(holding.fakes.values())}, health=health)
+    with serving(path, 3) as served:
+
+        def who_has(model: str) -> set[str]:
+            """The instances that serve a model, asked through all processes."""
+            fields = {"X-Amzn-SageMaker-Target-Model": model}
+            return {json.loads(served.ask("many", **fields))["instance"] for _ in range(6)}
+
+        wait_until(lambda: served.count("LoadedModelCount") == 12, "both instances have been asked")
+        served.instances()  # every process has answered after that, and so has heard of it
+        assert [who_has(model) for model in reported["a"]] == [{"a"}] * 6
+        assert [who_has(model) for model in reported["b"]] == [{"b"}] * 6
+        assert sum(each.num_loads for each in many.values()) == 0
+
+        busy = "a" if len(many["a"].tiers) > len(many["b"].tiers) else "b"
+        served.post(f"models/ordered/prewarm?instance={busy}")
+        served.instances()
+        assert who_has("ordered") == {busy}
+        assert [len(who_has(f"cold{number}")) for number in range(6)] == [1] * 6
+        assert sum(each.num_loads for each in many.values()) == 7
+        assert served.count("ModelInvocations") == 6 * 19

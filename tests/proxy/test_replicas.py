@@ -48,6 +48,7 @@ def served(shared: Served, holding: Holding) -> Iterator[Served]:
     """Checked on the way out: nothing is outstanding in any process, and nothing is held."""
     holding.most = dict.fromkeys(holding.most, 0)
     yield shared
+    shared.hang_up()
     holding.release()
     wait_until(lambda: shared.outstanding() == 0, "all leases of all processes are released")
 
@@ -176,8 +177,7 @@ def test_requests_under_load_survive_the_death_of_another_process(served: Served
             except (ConnectionError, http.client.RemoteDisconnected):
                 num_broken += 1
                 connections[number] = served.connect()
-    for connection in connections:
-        connection.close()
+    served.hang_up()
 
     # One break a connection; two if the next went to the dying process's listener, before the kernel took it away.
     assert num_broken <= 20

@@ -22,7 +22,7 @@ from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, environ
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ResourceWarning)  # TorchServe leaves its version file open
-    from handlers.metrics import COUNTER, GAUGE, METRICS, PREFIX
+    from handlers.metrics import CHAT_METRICS, COUNTER, GAUGE, PREFIX
 
 pytestmark = pytest.mark.torchserve
 
@@ -55,7 +55,7 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
     num_turns = status["turns"]["finished"]
     wait_until(lambda: total(own, "turns_total", Outcome="finished") == num_turns >= 3, "the turns")
 
-    for metric in METRICS:
+    for metric in CHAT_METRICS:
         suffix = "" if metric.kind in (COUNTER, GAUGE) else "_count"
         for address in (own, fleet.admin):
             assert scrape(address).get(PREFIX + metric.name + suffix), metric.name

@@ -44,7 +44,8 @@ def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
     assert {"chat_entry.py", "llava.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= found
     assert not [name for name in found if "samples" in name or "README" in name or "__pycache__" in name]
     assert "handlers/chat_entry.py" not in found
-    assert [path.name for path in (models.parent / "store").iterdir()] == ["llava.mar"]
+    assert {path.name for path in (models.parent / "store").iterdir()} == {"llava.mar", "many.mar"}
+    assert not [name for name in names(models.parent / "store" / "many.mar") if name.startswith("model/")]
 
 
 def test_a_checkpoint_that_is_not_there_stops_only_its_own_archive(models: Path) -> None:
@@ -64,15 +65,15 @@ def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
     weights = models / "tiny-llava" / "model.safetensors"
 
     build(models)
-    assert "up to date" in build(models).stderr
+    assert "up to date" in build(models, "--only", "llava").stderr
     weights.write_text("other weights")
     future = archive.stat().st_mtime + 1
     os.utime(weights, (future, future))
-    assert "up to date" not in build(models).stderr
+    assert "up to date" not in build(models, "--only", "llava").stderr
     os.utime(weights, (future - 3600, future - 3600))
-    assert "up to date" in build(models).stderr
+    assert "up to date" in build(models, "--only", "llava").stderr
     weights.rename(weights.with_name("renamed.safetensors"))
-    assert "up to date" not in build(models).stderr
+    assert "up to date" not in build(models, "--only", "llava").stderr
     assert "model/renamed.safetensors" in names(archive)
 
 

@@ -8,6 +8,7 @@ from torchmoor.access.gate import Gate
 from torchmoor.api import container, runtime, torchserve
 from torchmoor.api.checked import CheckedReply
 from torchmoor.api.container import ContainerApi
+from torchmoor.api.container_models import ContainerModelsApi
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.openai import OpenAIApi, openai_error
 from torchmoor.api.passthrough import PassThrough
@@ -16,6 +17,7 @@ from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import make_note
 from torchmoor.errors import ApiError, InternalFailure
+from torchmoor.fleet.operations import Operations
 from torchmoor.http.call import Call
 from torchmoor.http.fields import Note
 from torchmoor.http.message import Reply, Request
@@ -29,7 +31,7 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 class Api:
     """Every dialect on one port, behind one gate."""
 
-    def __init__(self, gateway: Gateway, gate: Gate | None = None) -> None:
+    def __init__(self, gateway: Gateway, operations: Operations, gate: Gate | None = None) -> None:
         """gate: None lets everybody in."""
         self._gateway = gateway
         self._gate = gate
@@ -37,6 +39,9 @@ class Api:
         self._openai = OpenAIApi(gateway)
         self._runtime = RuntimeApi(gateway)
         self._container = ContainerApi(gateway, pass_through)
+        self._models = (
+            ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
+        )
         self._torchserve = TorchServeApi(gateway, pass_through)
 
     def note(self, name: bytes) -> Note:
@@ -55,6 +60,8 @@ class Api:
             return self._container.invoke
         if path == container.PING and method in _LOOKING:
             return self._container.ping
+        if self._models is not None and self._models.serves(path):
+            return self._models.handle
         return _refuse
 
     def handle(self, request: Request) -> Call | Reply:

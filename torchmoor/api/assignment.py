@@ -37,6 +37,7 @@ class Assignment:
     session: SessionId | None
     metrics: InvocationMetrics
     opens_session = False
+    target_model: str | None = None
     route_request: RouteRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
@@ -50,6 +51,10 @@ class Assignment:
         raise NotImplementedError
 
     # Choosing
+
+    def exclude(self, instances: frozenset[str]) -> None:
+        """Never send the request to these."""
+        self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
 
     def assign(self, waiter: Waiter) -> Instance | Reply | Waiting:
         """Choose and lease an instance; or wait for one, which the waiter will be told of."""
@@ -90,7 +95,8 @@ class Assignment:
         self.has_failed = False
         self.metrics.retries += 1
         before, self._lease = self._lease, None
-        self._release(before)
+        if before is not None:
+            self._release(before)
         return WAITING
 
     def _take(self, choice: Choice) -> None:
@@ -108,14 +114,14 @@ class Assignment:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
         lease, self._lease = self._lease, None
-        self._release(lease)
-
-    def _release(self, lease: Lease | None) -> None:
-        """Give a lease back; what waits may go on."""
         if lease is not None:
-            lease.release()
-            if self.dispatcher.queue is not None:
-                self.dispatcher.on_free(lease.instance)
+            self._release(lease)
+
+    def _release(self, lease: Lease) -> None:
+        """Give a lease back; what waits may go on."""
+        lease.release()
+        if self.dispatcher.queue is not None:
+            self.dispatcher.on_free(lease.instance)
 
     # What the chosen instance does
 

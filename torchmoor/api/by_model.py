@@ -161,7 +161,7 @@ class ByModel:
         """The endpoint's own word."""
         return self._found.on_wait_over()
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """As the endpoint's invocation has it."""
         return self._found.request_head(framing, time_left_s)
 

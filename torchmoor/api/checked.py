@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchmoor.api.untargeted import Untargeted
 from torchmoor.errors import ApiError, ValidationError
-from torchmoor.http.answer import Answer, Loss
-from torchmoor.http.call import Deadlines, Outcome, Target, Waiter
-from torchmoor.http.message import AnswerHead, BodyCheck, Reply, Request
+from torchmoor.http.call import Deadlines, Outcome, Waiter
+from torchmoor.http.message import BodyCheck, Reply, Request
 
 _DEADLINES = Deadlines(60.0, 60.0)  # of an answer that is there at once
 
 
-class CheckedReply:
+class CheckedReply(Untargeted):
     """A Call (see torchmoor.http.call) that takes the body, checks it, and goes to no target."""
 
     __slots__ = (
@@ -54,32 +54,6 @@ class CheckedReply:
         """The body is not awaited any more."""
         self._check.release()
 
-    # Of a target, which there is none
-
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
-        """Never asked."""
-        raise AssertionError
-
-    def on_abandoned(self) -> None:
-        """Never told."""
-        raise AssertionError
-
-    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer:
-        """Never asked."""
-        raise AssertionError
-
-    def on_refusal(self, body: bytes) -> Reply:
-        """Never asked."""
-        raise AssertionError
-
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply:
-        """Never asked."""
-        raise AssertionError
-
     def on_wait_over(self) -> Reply:
         """Never asked."""
-        raise AssertionError
-
-    def on_first_piece(self) -> None:
-        """Never told."""
         raise AssertionError

@@ -34,8 +34,9 @@ NONE_READY_S = 5  # in Retry-After: an instance that is started again takes some
 class Choice:
     """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
 
-    request_line: names the instance to itself. answer_lines: say where an answer comes from; runtime_lines: with the
-    variant, for the runtime API.
+    request_line: the end of the first line, and the instance's own name. answer_lines: say where an answer comes from;
+    runtime_lines: with the variant, for the runtime API. Both begin with the end of the line before them, which is the
+    request's id.
     """
 
     __slots__ = ("instance", "reason", "request_line", "answer_lines", "runtime_lines")
@@ -43,22 +44,24 @@ class Choice:
     def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
         self.instance = instance
         self.reason = reason
-        self.request_line = b"host: %b:%d\r\n" % (instance.host.encode(), instance.port)
-        self.answer_lines = b"x-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
+        self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
+        self.answer_lines = b"\r\nx-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
             instance.name.encode(),
             reason.encode(),
         )
-        self.runtime_lines = b"x-amzn-invoked-production-variant: %b\r\n%b" % (variant, self.answer_lines)
+        self.runtime_lines = b"\r\nx-amzn-invoked-production-variant: %b%b" % (variant, self.answer_lines)
 
 
 class Applicant(Protocol):
     """A request, as its dispatcher sees it.
 
-    opens_session: it will open one. wait_ends_at: in monotonic seconds. principal: who asks.
+    opens_session: it will open one. target_model: which of many it is for. wait_ends_at: in monotonic seconds.
+    principal: who asks.
     """
 
     session: SessionId | None
     opens_session: bool
+    target_model: str | None
     route_request: RouteRequest
 
     @property
@@ -157,10 +160,10 @@ class Dispatcher:
         """The instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not take them, to the one that
-        all proxies agree on.
+        all proxies agree on. A request for one of many models goes by what instances hold.
         """
         request, pool, others = applicant.route_request, self.variant.pool, self.others
-        if others is not None:
+        if others is not None and (applicant.session is None or self.queue is not None):
             others.refresh()
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
@@ -168,6 +171,11 @@ class Dispatcher:
             return None
         if applicant.opens_session:
             self.variant.opens_sessions = True
+        models = self.variant.models
+        if models is not None and applicant.target_model is not None:
+            placed = models.choose(applicant.target_model, pool, request.excluded)
+            return None if placed is None else self.choice_of(placed.instance, placed.reason)
+        if applicant.opens_session:
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
@@ -175,6 +183,14 @@ class Dispatcher:
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
+        home = self._choices.get((session.instance, SESSION))
+        if home is not None and self.queue is None and not excluded:
+            instance = home.instance
+            if instance.is_ready and instance.share == 1.0:  # as nearly always; the rest says the same, for all cases
+                return home
+        return self._choose_holder(session, excluded)
+
+    def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         instance = self._find_holder(session, excluded)
         if instance is None or (self.queue is not None and instance.outstanding >= instance.capacity):
             return None

@@ -113,6 +113,8 @@ class Gateway:
         A variant without a ready instance gets no share of the traffic that names none. Raises UnknownVariant.
         """
         dispatchers = self._dispatchers[endpoint.name]
+        if variant is None and len(dispatchers) == 1:
+            return dispatchers[0]
         if variant is not None:
             named = [dispatcher for dispatcher in dispatchers if dispatcher.name == variant]
             if not named:

@@ -27,7 +27,9 @@ from torchmoor.routing.strategy import RouteRequest
 access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_NOW = frozenset((b"Overloaded", b"OutOfMemory", b"JournalUnavailable"))
+REFUSED_FOR_NOW = frozenset(
+    (b"Overloaded", b"OutOfMemory", b"OutOfDisk", b"JournalUnavailable", b"SourceUnavailable", b"LoadStopped")
+)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
@@ -47,7 +49,7 @@ TIMED_OUT = (
 class Operation:
     """What all requests for one operation of an endpoint share."""
 
-    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line")
+    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line", "timeout_line")
 
     def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
         self.gateway = gateway
@@ -55,6 +57,7 @@ class Operation:
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
+        self.timeout_line = timeout_line(deadlines.total_s)
 
 
 class Invocation(Assignment):
@@ -133,37 +136,38 @@ class Invocation(Assignment):
                 return self.fail(error)
         if self.num_prefix_bytes:
             prefix_id = self.request.find(PREFIX_AWARE_ID) or b""
-            self.route_request = RouteRequest(prefix=prefix, prefix_id=prefix_id)
+            excluded = self.route_request.excluded
+            self.route_request = RouteRequest(excluded=excluded, prefix=prefix, prefix_id=prefix_id)
         return self.assign(waiter)
 
     def on_wait_over(self) -> Reply:
         """No instance was free in time."""
         return self.fail(self.dispatcher.wait_over())
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
         self._sent_at = monotonic()
-        request, request_id = self.request, self.request_id
+        request, request_id, operation = self.request, self.request_id, self.operation
         places = request.layout.places
-        invocation_line = b"" if INVOCATION_ID in places else b"amz-sdk-invocation-id: %b\r\n" % request_id
-        inference_id = (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id
-        return (
-            b"%b %b HTTP/1.1\r\n%b%b%b%b%bx-torchmoor-request-id: %b\r\nx-amzn-sagemaker-inference-id: %b\r\n%b"
-            b"x-torchmoor-timeout-ms: %d\r\n\r\n"
-        ) % (
+        parts = [
             request.method,
+            b" ",
             self._path,
             self.choice.request_line,
             framing,
             request.lines(self.held_back),
-            self.operation.endpoint_line,
-            self.added_lines(),
+            operation.endpoint_line,
+            b"x-torchmoor-request-id: ",
             request_id,
-            inference_id,
-            invocation_line,
-            max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000,
-        )
+            b"\r\nx-amzn-sagemaker-inference-id: ",
+            (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
+            operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
+        ]
+        if INVOCATION_ID not in places:
+            parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
+        parts += (self.added_lines(), b"\r\n")
+        return b"".join(parts)
 
     def added_lines(self) -> bytes:
         """What the dialect and the proxy tell the instance beside the fields that pass."""
@@ -297,6 +301,11 @@ class Invocation(Assignment):
             "duration_ms": round((now - self.request.received_at) * 1000, 3),
         }
         access_log.debug("%s", json.dumps(record))
+
+
+def timeout_line(time_left_s: float) -> bytes:
+    """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
+    return b"\r\nx-torchmoor-timeout-ms: %d\r\n" % (max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
 
 
 def body_too_large(limit: int) -> ValidationError:

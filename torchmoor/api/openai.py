@@ -18,6 +18,7 @@ from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
 from torchmoor.api.replies import unknown_operation
 from torchmoor.api.streaming import EventPassEncoder
+from torchmoor.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.api.validation import TARGET_VARIANT, check_members
 from torchmoor.errors import (
     AccessDenied,
@@ -117,7 +118,8 @@ class OpenAIApi:
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
-        return OpenAIInvocation(
+        kind = ModelOpenAIInvocation if is_for_target_model(request, endpoint) else OpenAIInvocation
+        return kind(
             self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
         )
 
@@ -152,14 +154,9 @@ class OpenAIInvocation(Invocation):
             self._retry_after = head.find(b"retry-after") or b""
             return None
         assert self.choice is not None
-        told = b"%b%bx-request-id: %b\r\n%b" % (
-            head.status_line,
-            head.lines(_UNTOLD),
-            self.request_id,
-            self.choice.answer_lines,
-        )
+        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", self.request_id, self.choice.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
-        return Answer(told, EventPassEncoder(self.request_id) if is_stream else None)
+        return Answer(lines, EventPassEncoder(self.request_id) if is_stream else None)
 
     def on_refusal(self, body: bytes) -> Reply:
         """The handler's own error object passes; TorchServe's words are put into one."""
@@ -183,6 +180,10 @@ class OpenAIInvocation(Invocation):
             return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
         text = body.decode("utf-8", "replace")[:1000]
         return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+
+
+class ModelOpenAIInvocation(ForTargetModel, OpenAIInvocation):
+    """The same for one of many models, named by the header; the body's `model` is the endpoint's name all the same."""
 
 
 def _models(names: list[str], wanted: str) -> Reply:
@@ -213,7 +214,7 @@ def openai_error(error: ApiError, request_id: bytes) -> Reply:
         error, code = _with_status(error, UnknownModel.status), UnknownModel.kind
     if isinstance(error, UnknownEndpoint | WrongModel):
         param = "model"
-    if isinstance(error, ServiceUnavailable):
+    if error.retry_after_s is not None:
         fields = ((b"retry-after", b"%d" % error.retry_after_s),)
     return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import Invocation, Operation, body_too_large
 from torchmoor.api.replies import container_error
+from torchmoor.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.errors import ApiError, ModelError
 from torchmoor.fleet.registry import Endpoint
@@ -35,10 +36,12 @@ class PassThroughInvocation(Invocation):
     def answer(self, head: AnswerHead) -> Answer:
         """Every status passes."""
         assert self.choice is not None
-        return Answer(
-            b"%b%bx-torchmoor-request-id: %b\r\n%b"
-            % (head.status_line, head.lines(_UNTOLD), self.request_id, self.choice.answer_lines)
-        )
+        choice_lines = self.choice.answer_lines
+        return Answer((head.line.told, head.lines(_UNTOLD), b"x-torchmoor-request-id: ", self.request_id, choice_lines))
+
+
+class ModelPassThroughInvocation(ForTargetModel, PassThroughInvocation):
+    """The same for one of many models."""
 
 
 class PassThrough:
@@ -63,8 +66,12 @@ class PassThrough:
         *,
         path: bytes | None = None,
         variant: bytes | None = None,
+        kind: type[PassThroughInvocation] | None = None,
     ) -> PassThroughInvocation | Reply:
-        """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header."""
+        """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header.
+
+        kind: what to make of it; None for what its header fields say.
+        """
         try:
             check_members(request.layout)
             session = self._gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
@@ -73,7 +80,10 @@ class PassThrough:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
             return container_error(error, request_id)
-        return PassThroughInvocation(
+        if kind is None:
+            is_for_model = is_for_target_model(request, endpoint)
+            kind = ModelPassThroughInvocation if is_for_model else PassThroughInvocation
+        return kind(
             self._operations[endpoint.name],
             request,
             request_id=request_id,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from http import HTTPStatus
 
-from torchmoor.errors import AccessDenied, ApiError, ModelError, ServiceUnavailable, UnknownOperation
+from torchmoor.errors import AccessDenied, ApiError, ModelError, UnknownOperation
 from torchmoor.http.call import Call
 from torchmoor.http.message import Reply, Request
 
@@ -55,6 +55,4 @@ def refusal(status: int, message: str, request_id: bytes) -> Reply:
 
 
 def _retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
-    if isinstance(error, ServiceUnavailable):
-        return ((b"retry-after", b"%d" % error.retry_after_s),)
-    return ()
+    return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)

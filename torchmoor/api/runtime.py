@@ -20,6 +20,7 @@ from torchmoor.api.invocation import (
 )
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
+from torchmoor.api.target_model import ForTargetModel
 from torchmoor.api.validation import (
     ENDPOINT_NAME,
     NOT_THERE,
@@ -30,7 +31,15 @@ from torchmoor.api.validation import (
     check_members,
     not_there,
 )
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.errors import (
+    ApiError,
+    MissingTargetModel,
+    ModelError,
+    ModelNotReady,
+    ServiceUnavailable,
+    UnexpectedTargetModel,
+    ValidationError,
+)
 from torchmoor.fleet.registry import Endpoint
 from torchmoor.http import eventstream
 from torchmoor.http.answer import Answer
@@ -42,12 +51,15 @@ PREFIX = b"/endpoints/"
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
 _OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
-_SESSION_CODES = ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch")
+_CLIENT_CODES = frozenset(
+    ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
+)
 _NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
 _OK = status_line(200)
+_STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 
 
 class RuntimeApi:
@@ -62,11 +74,12 @@ class RuntimeApi:
         self._operations: dict[bytes, RuntimeOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
+            has_many = endpoint.settings.multi_model is not None
             self._operations[path + _WHOLE] = RuntimeOperation(
-                gateway, endpoint, whole, max_body_bytes, RuntimeInvocation
+                gateway, endpoint, whole, max_body_bytes, ModelInvocation if has_many else RuntimeInvocation
             )
             self._operations[path + _STREAMED] = RuntimeOperation(
-                gateway, endpoint, streamed, max_body_bytes, StreamInvocation
+                gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
             )
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
@@ -96,7 +109,7 @@ class RuntimeApi:
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
-    __slots__ = ("_kind",)
+    __slots__ = ("_kind", "_has_many")
 
     def __init__(
         self,
@@ -108,21 +121,25 @@ class RuntimeOperation(Operation):
     ) -> None:
         super().__init__(gateway, endpoint, deadlines, max_body_bytes)
         self._kind = kind
+        self._has_many = endpoint.settings.multi_model is not None
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request, or why there is none."""
         try:
             gateway, endpoint = self.gateway, self.endpoint
-            layout = request.layout
-            check_members(layout)
+            places = request.layout.places
+            check_members(request.layout)
             if request.content_length is not None and request.content_length > self.max_body_bytes:
                 raise body_too_large(self.max_body_bytes)
-            if not NOT_THERE.keys().isdisjoint(layout.places):
-                raise not_there(endpoint.name, layout.places)
-            if TARGET_MODEL in layout.places:
-                raise ValidationError(f"Endpoint {endpoint.name} has one model; TargetModel is not supported.")
+            if not NOT_THERE.keys().isdisjoint(places):
+                raise not_there(endpoint.name, places)
+            if (TARGET_MODEL in places) is not self._has_many:
+                if self._has_many:
+                    raise MissingTargetModel(endpoint.name, request_id.decode())
+                raise UnexpectedTargetModel(endpoint.name)
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
-            dispatcher = gateway.dispatcher_for(endpoint, session, request.find(TARGET_VARIANT))
+            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
+            dispatcher = gateway.dispatcher_for(endpoint, session, variant)
         except ApiError as error:
             self.count_refusal(error)
             return runtime_error(error, request_id)
@@ -156,21 +173,22 @@ class RuntimeInvocation(Invocation):
             self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
             self._retry_after = head.find(b"retry-after") or b""
             return None
-        told = self._render_head(head.status_line, head, _UNTOLD)
         is_text_stream = head.layout.length is None and _is_text(head)
-        return Answer(told, TextPassEncoder() if is_text_stream else None)
+        return Answer(self._lines(head.line.told, head, _UNTOLD), TextPassEncoder() if is_text_stream else None)
 
-    def _render_head(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> bytes:
+    def _lines(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> tuple[bytes, ...]:
         """The answer's head as this API has it; untold: what does not pass."""
         assert self.choice is not None
+        places = head.layout.places
         session_line = b""
-        if _NEW_SESSION_ID in head.layout.places or SESSION_ID in head.layout.places:
+        if _NEW_SESSION_ID in places or SESSION_ID in places:
             session = head.find(_NEW_SESSION_ID) or head.find(SESSION_ID) or b""
             session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
-        return b"%b%b%bx-amzn-requestid: %b\r\n%b" % (
+        return (
             status_line,
             head.lines(untold),
             session_line,
+            b"x-amzn-requestid: ",
             self.request_id,
             self.choice.runtime_lines,
         )
@@ -180,8 +198,11 @@ class RuntimeInvocation(Invocation):
         status, code = self._refused_status, self._refused_code
         text = body.decode("utf-8", "replace")
         error: ApiError
-        if code in _SESSION_CODES:
+        if code in _CLIENT_CODES:
             error = ValidationError(_message(text))
+        elif code == "ModelLoading":
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
+            error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
         elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
             retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
             error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
@@ -205,23 +226,22 @@ class StreamInvocation(RuntimeInvocation):
 
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
 
-    def added_lines(self) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """With the model's own Accept."""
         accept = self.request.find(SAGEMAKER_ACCEPT)
-        lines = super().added_lines()
-        return lines if accept is None else b"%baccept: %b\r\n" % (lines, accept)
+        lines = framing if accept is None else b"%baccept: %b\r\n" % (framing, accept)
+        return super().request_head(lines, time_left_s)
 
     def answer(self, head: AnswerHead) -> Answer | None:
         """A success as an event stream, whether the instance streams or not; None for the rest."""
         if head.status >= 300:
             return super().answer(head)
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
-        told = b"%bcontent-type: %b\r\nx-amzn-sagemaker-content-type: %b\r\n" % (
-            self._render_head(_OK, head, _UNTOLD_OF_STREAM),
-            eventstream.CONTENT_TYPE,
-            content_type,
+        lines = (
+            *self._lines(_OK, head, _UNTOLD_OF_STREAM),
+            b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
         )
-        return Answer(told, TextPartEncoder() if _is_text(head) else PartEncoder())
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder())
 
     def on_first_piece(self) -> None:
         """The time to the first chunk is this operation's own metric."""
@@ -231,6 +251,14 @@ class StreamInvocation(RuntimeInvocation):
 def _is_text(head: AnswerHead) -> bool:
     """True of plain text, in which the handlers mark a late error."""
     return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+
+
+class ModelInvocation(ForTargetModel, RuntimeInvocation):
+    """InvokeEndpoint with TargetModel."""
+
+
+class ModelStreamInvocation(ForTargetModel, StreamInvocation):
+    """The stream operation with TargetModel, which AWS's does not have."""
 
 
 def _message(text: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.routing.models import Placement
 from torchmoor.routing.pool import Pool
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.settings import EndpointSettings, MultiModelSettings, VariantSettings
 
 logger = logging.getLogger(__name__)
 
@@ -19,17 +20,25 @@ logger = logging.getLogger(__name__)
 class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    opens_sessions: a client has opened one, so that it matters how many more its instances can take.
+    opens_sessions: a client has opened one, so that it matters how many more its instances can take. models: which of
+    them hold which of many models; None where they serve one.
     """
 
-    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions")
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models")
 
-    def __init__(self, endpoint: str, settings: VariantSettings) -> None:
+    def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
+        self.models: Placement | None = None
+        if multi_model is not None:
+            self.models = Placement(
+                hot_outstanding=multi_model.hot_outstanding,
+                max_models=multi_model.max_models,
+                is_cached=multi_model.is_cached,
+            )
 
     def __repr__(self) -> str:
         return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
@@ -43,7 +52,7 @@ class Endpoint:
     def __init__(self, settings: EndpointSettings) -> None:
         self.settings = settings
         self.name = settings.name
-        self.variants = [Variant(settings.name, variant) for variant in settings.variants]
+        self.variants = [Variant(settings.name, variant, settings.multi_model) for variant in settings.variants]
         self.instances: list[Instance] = []
 
     def find_variant(self, name: str) -> Variant | None:

@@ -42,31 +42,33 @@ class AnsweredConnection(Protocol):
 class Answer:
     """How an instance's answer is told to the client.
 
-    head: status line and header lines, each with its line end, without those that frame the body.
+    lines: the status line and the header lines, but those that frame the body; each ends with its line end, several
+    may stand in one item.
     encoder: None passes the body through as it is.
     """
 
-    __slots__ = ("encoder", "_head", "_is_chunked")
+    __slots__ = ("encoder", "_lines", "_is_chunked")
 
-    def __init__(self, head: bytes, encoder: Encoder | None = None) -> None:
+    def __init__(self, lines: tuple[bytes, ...], encoder: Encoder | None = None) -> None:
         self.encoder = encoder
-        self._head = head  # b"" once it is written
+        self._lines = lines  # none once they are written
         self._is_chunked = False
 
     def begin(self, head: AnswerHead, client: AnsweredConnection) -> None:
         """Finish the head, now that it is known what is answered to whom; may end the client's keep-alive."""
+        length = head.layout.length
         framing = b""
-        if head.status in _WITHOUT_BODY:
+        if head.line.is_bodiless:
             pass
-        elif head.layout.length is not None and self.encoder is None:
-            framing = head.fields[head.layout.length].line
+        elif length is not None and self.encoder is None:
+            framing = head.fields[length].line
         elif client.is_http10:
             client.keep_alive = False
         else:
             framing = b"transfer-encoding: chunked\r\n"
             self._is_chunked = True
-        close = b"" if client.keep_alive else b"connection: close\r\n"
-        self._head = b"%b%b%b\r\n" % (self._head, framing, close)
+        close = b"\r\n" if client.keep_alive else b"connection: close\r\n\r\n"
+        self._lines = (*self._lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
         """A piece as it goes to the client: through the encoder, framed, behind the head if that is still to come."""
@@ -74,7 +76,7 @@ class Answer:
             piece = self.encoder.encode(piece)
         if self._is_chunked and piece:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
-        return self._after_head(piece)
+        return self._behind_head(piece) if self._lines else piece
 
     def render_last(self, piece: bytes) -> bytes | None:
         """The last piece of a whole answer, and its end; None if the answer is a failure and must not look whole."""
@@ -85,22 +87,18 @@ class Answer:
             if tail is None:
                 return None
             piece += tail
-        return self._after_head(self._end(piece) if self._is_chunked else piece)
+        return self._end(piece)
 
     def render_failure(self, loss: Loss) -> bytes | None:
         """The end of an answer that broke off; None if its form cannot say so, and must not look whole."""
         tail = self.encoder.fail(loss) if self.encoder is not None else None
-        return None if tail is None else self._after_head(self._end(tail) if self._is_chunked else tail)
+        return None if tail is None else self._end(tail)
 
     def _end(self, piece: bytes) -> bytes:
-        return b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
+        if self._is_chunked:
+            piece = b"%x\r\n%b\r\n0\r\n\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n"
+        return self._behind_head(piece) if self._lines else piece
 
-    def _after_head(self, piece: bytes) -> bytes:
-        head = self._head
-        if not head:
-            return piece
-        self._head = b""
-        return head + piece
-
-
-_WITHOUT_BODY = frozenset((204, 304))
+    def _behind_head(self, piece: bytes) -> bytes:
+        lines, self._lines = self._lines, ()
+        return b"".join((*lines, piece))

@@ -86,10 +86,10 @@ class Call(Protocol):
         """The request has waited too long for a target."""
         ...
 
-    def request_head(self, framing: bytes, time_left_s: float) -> bytes:
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The forwarded request's whole head for the chosen target; `framing` is its length header's line.
 
-        time_left_s: the target's answer is given up after that.
+        time_left_s: the target's answer is given up after that; None for the whole of what `deadlines` gives.
         """
         ...
 

@@ -20,6 +20,7 @@ _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN +
 _FRAMING = rb"(?!(?i:transfer-encoding|content-length|host):)"
 _TRAILER = re.compile(_FRAMING + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 _CRLF = b"\r\n"
+_PLAIN_SIZES = {b"%x" % size: size for size in range(1, 4097)}
 
 
 class _State(Enum):
@@ -37,27 +38,29 @@ _AT_LINE, _AT_DATA, _AT_DATA_END, _AT_TRAILER, _OVER = _State
 class ChunkedBody:
     """Takes the bytes of one body.
 
-    After each feed: rest is what followed the body, fault what is wrong with it; either is the end. num_unparsed: bytes
-    since the last that were data, for whoever feeds to bound.
+    After each feed: is_complete says whether the body has ended, rest what followed it, fault what is wrong with it.
+    num_unparsed: bytes since the last that were data, for whoever feeds to bound.
     """
 
-    __slots__ = ("rest", "fault", "num_unparsed", "_state", "_left", "_line")
+    __slots__ = ("rest", "fault", "num_unparsed", "is_complete", "_state", "_left", "_line")
 
     def __init__(self) -> None:
         self.rest = b""
         self.fault: str | None = None
         self.num_unparsed = 0
+        self.is_complete = False
         self._state = _AT_LINE
         self._left = 0
         self._line = b""  # the beginning of one whose end has not come
 
-    @property
-    def is_complete(self) -> bool:
-        """True once the body has ended."""
-        return self._state is _OVER
-
     def feed(self, data: bytes) -> bytes:
         """What of the body's content these bytes hold."""
+        if self._state is _AT_LINE and not self._line:  # most often one chunk of a stream, and all of it
+            stop = data.find(_CRLF)
+            size = _PLAIN_SIZES.get(data[:stop])
+            if size is not None and len(data) == stop + size + 4 and data.endswith(_CRLF):
+                self.num_unparsed = 0
+                return data[stop + 2 : -2]
         self.num_unparsed += len(data)
         if self._line:
             data, self._line = self._line + data, b""
@@ -80,6 +83,7 @@ class ChunkedBody:
             self._read_line(data[at:stop])
             at = stop + 2
         if self._state is _OVER:
+            self.is_complete = True
             self.rest = data[at:]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.http.call import Application
-from torchmoor.http.exchange import Exchange, ExchangeMeans
+from torchmoor.http.delivery import ExchangeMeans
+from torchmoor.http.exchange import Exchange
 from torchmoor.http.fields import BadMessage
 from torchmoor.http.message import Reply, Request
 from torchmoor.http.reader import Known, RequestReader
@@ -189,14 +190,14 @@ class ClientConnection(asyncio.Protocol):
             self._reply_to_head = request.method == b"HEAD"
             self.deadline = request.received_at + server.limits.body_timeout_s
             is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
-            if is_long or (reader.is_expecting and not is_complete):
+            if is_long or (request.is_expecting and not is_complete):
                 self._send_reply(close=True)
             elif is_complete:
                 self._send_reply(close=False)
             return
         exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
         exchange.start()
-        if reader.is_expecting and self.exchange is not None:
+        if request.layout.is_expecting and request.is_expecting and self.exchange is not None:
             self.transport.write(_CONTINUE)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
@@ -260,7 +261,8 @@ class ClientConnection(asyncio.Protocol):
         self._end_request(is_request_complete=is_request_complete)
 
     def _end_request(self, *, is_request_complete: bool) -> None:
-        self.resume_reading()
+        if self._is_reading_paused:
+            self.resume_reading()
         if self.keep_alive and not self._server.is_stopping:
             self._has_begun = False
             self._reader.expect_next()

@@ -14,99 +14,36 @@ was kept.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
 from torchmoor.http.answer import Answer, Loss
-from torchmoor.http.call import WAITING, Call, Outcome, Target, Waiting
-from torchmoor.http.message import AnswerHead, Reply, Request
-from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget
-from torchmoor.http.upstream import Connector, UpstreamConnection
+from torchmoor.http.call import WAITING, Outcome, Target, Waiting
+from torchmoor.http.delivery import Delivery
+from torchmoor.http.message import AnswerHead, Reply
 
-logger = logging.getLogger(__name__)
-
-# A pooled connection that the peer has closed shows it at once. A reset that comes later may mean that the
-# request was being worked on, so the application decides.
-STALE_WINDOW_S = 0.25
 # Of a body without a declared length that is taken while its request waits for a target: nobody has counted more.
 MAX_WAITING_CHUNKED_BYTES = 65_536
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeMeans:
-    """What all exchanges share."""
-
-    connector: Connector
-    budget: ReplayBudget
-    body_timeout_s: float
-    max_error_body_bytes: int
-
-
-class ExchangeClient(Protocol):
-    """The client's connection, as its exchange uses it."""
-
-    deadline: float
-    keep_alive: bool
-    is_http10: bool
-    is_write_paused: bool
-
-    def write(self, data: bytes) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def abort(self) -> None: ...
-    def exchange_over(self, *, is_request_complete: bool) -> None: ...
-
-
-class Exchange:
-    """Joins a client's connection, a call and an upstream connection until the answer has ended.
-
-    No slots: an exchange is made for each request, and what most of them never change is not set.
-    """
+class Exchange(Delivery):
+    """Joins a client's connection, a call and an upstream connection until the answer has ended."""
 
     is_over = False
-    is_answered = False
-    _target: Target | None = None
-    _upstream: UpstreamConnection | None = None
-    _connecting: asyncio.Task[None] | None = None
-    _sent_at = 0.0
-    _was_stale = False
-    _is_awaited = False  # the target has the whole request, and its answer's head has not come
     _is_waiting = False
-    _has_waited = False
     _is_gathering = False  # the beginning of the body, which the call wants to see
     _answer: Answer | None = None
-    _collected: list[bytes] | None = None
     _num_collected = 0
     _has_piece = False
-    _ends_at = 0.0
-    _answer_by = 0.0
-
-    def __init__(
-        self,
-        client: ExchangeClient,
-        request: Request,
-        call: Call,
-        means: ExchangeMeans,
-        piece: bytes,
-        is_complete: bool,
-    ) -> None:
-        """piece: what has come of the request's body; is_complete: that is all of it."""
-        self.client = client
-        self.request = request
-        self.call = call
-        self._means = means
-        self._outgoing = OutgoingRequest(request, means.budget, piece, is_complete)
+    _progress_at = 0.0  # when something of the answer's body was last passed on
 
     def start(self) -> None:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
         request, call, outgoing = self.request, self.call, self._outgoing
         if outgoing.is_complete:
-            self._begin_awaiting(request.received_at)
+            self._complete_at = request.received_at
+            self.client.deadline = request.received_at + call.deadlines.first_byte_s
         else:
             self.client.deadline = request.received_at + self._means.body_timeout_s
         if outgoing.num_body_bytes > call.max_body_bytes:
@@ -116,12 +53,6 @@ class Exchange:
             self._flush_request()
         else:
             self._follow(call.route(b"", self))
-
-    def _begin_awaiting(self, now: float) -> None:
-        """The request was received whole: from now on the instance's time counts."""
-        deadlines = self.call.deadlines
-        self._ends_at = now + deadlines.total_s
-        self._answer_by = self.client.deadline = now + deadlines.first_byte_s
 
     def _follow(self, verdict: Target | Reply | Waiting) -> None:
         """Send the request, answer it, or hold it."""
@@ -144,56 +75,7 @@ class Exchange:
         self.client.resume_reading()
         self._follow(verdict)
 
-    @property
-    def is_request_complete(self) -> bool:
-        """True once the client has sent its whole request."""
-        return self._outgoing.is_complete
-
-    @property
-    def can_replay(self) -> bool:
-        """True while the request can be sent once more from its beginning."""
-        return not self.is_answered and self._outgoing.can_repeat
-
     # The request
-
-    def _send_to(self, target: Target, *, fresh: bool = False) -> None:
-        """Begin (or begin again) to send the request. fresh: not on a pooled connection."""
-        outgoing = self._outgoing
-        is_late = outgoing.is_complete and (self._has_waited or self._target is not None)
-        time_left_s = self._ends_at - monotonic() if is_late else self.call.deadlines.total_s
-        self._target = target
-        self._is_awaited = False
-        outgoing.begin(self.call.request_head(self.request.framing_line, time_left_s))
-        idle = target.idle
-        while idle and not fresh:
-            upstream: UpstreamConnection = idle.pop()
-            if upstream.is_usable:
-                self._attach(upstream)
-                return
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(target))
-        self._flush_request()
-
-    async def _connect(self, target: Target) -> None:
-        """The slow path: no idle connection."""
-        try:
-            upstream = await self._means.connector.connect(target)
-        except OSError as error:
-            logger.debug("instance unreachable instance=%s error=%s", target.name, error)
-            self._connecting = None
-            self.client.resume_reading()
-            self._fail(Loss.UNREACHABLE)
-            return
-        self._connecting = None
-        self.client.resume_reading()
-        self._attach(upstream)
-
-    def _attach(self, upstream: UpstreamConnection) -> None:
-        """Send on this connection."""
-        self._upstream = upstream
-        upstream.take(self)
-        if self.client.is_write_paused:
-            upstream.pause_reading()
-        self._write_request(upstream)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """More of the request's body was received. is_complete: that was the last of it."""
@@ -211,21 +93,14 @@ class Exchange:
                 return
         if is_complete:
             outgoing.end()
-            self._begin_awaiting(monotonic())
+            self._complete_at = monotonic()
+            self.client.deadline = self._answer_by
             if self._answer is not None:
-                self._note_progress()
+                self._progress_at = self._complete_at
+                self.client.deadline = self._due
             elif self._is_waiting:
                 self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
         self._flush_request()
-
-    def _write_request(self, upstream: UpstreamConnection) -> None:
-        """Send on what was received, in one write."""
-        outgoing = self._outgoing
-        data = outgoing.take()
-        if data is not None:
-            upstream.transport.write(data)
-            self._sent_at = monotonic()
-            self._is_awaited = outgoing.is_complete and not self.is_answered and self._collected is None
 
     def _flush_request(self) -> None:
         """Send on what was received, or see whether more may be."""
@@ -249,13 +124,6 @@ class Exchange:
         ):
             self.client.pause_reading()
 
-    def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """Hold the client back while the instance does not take more."""
-        if is_paused:
-            self.client.pause_reading()
-        else:
-            self.client.resume_reading()
-
     # The answer
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
@@ -264,7 +132,7 @@ class Exchange:
         can_replay = head.status >= 400 and self.can_replay  # nothing else is sent again
         verdict = self.call.on_answer(head, can_replay=can_replay)
         if isinstance(verdict, Answer):
-            self._begin_answer(verdict, head)
+            self._begin_answer(verdict, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
         elif verdict is None:
             self._collected = []
@@ -273,16 +141,19 @@ class Exchange:
             self._detach()
             self._follow(verdict)
 
-    def _begin_answer(self, answer: Answer, head: AnswerHead) -> None:
+    def _begin_answer(self, answer: Answer, head: AnswerHead, *, is_whole: bool) -> None:
+        """Nothing is kept from now on, and time counts otherwise; is_whole: no need, because this is the end, too."""
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
-        outgoing.forget_kept()
         self._answer = answer
-        if outgoing.is_complete:
-            client.deadline = self._ends_at
-        else:
+        if not outgoing.is_complete:
             client.keep_alive = False
         answer.begin(head, client)
+        if not is_whole:
+            outgoing.forget_kept()
+            self._progress_at = monotonic()
+            if outgoing.is_complete:
+                client.deadline = self._due
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
         """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
@@ -305,13 +176,13 @@ class Exchange:
         data = answer.render(piece)
         if data:
             self.client.write(data)
-        if self._outgoing.is_complete:
-            self._note_progress()
+        self._progress_at = monotonic()
 
-    def _note_progress(self) -> None:
-        """The answer's body goes on: its silence is counted from now, if that counts at all."""
+    @property
+    def _due(self) -> float:
+        """When an answer that has begun has gone on for too long, or been silent for too long."""
         idle_s = self.call.deadlines.idle_s
-        self.client.deadline = self._ends_at if idle_s is None else min(self._ends_at, monotonic() + idle_s)
+        return self._ends_at if idle_s is None else min(self._ends_at, self._progress_at + idle_s)
 
     def _collect(self, collected: list[bytes], piece: bytes, is_complete: bool) -> None:
         """Keep a piece of a refusal's body, up to the limit."""
@@ -340,14 +211,7 @@ class Exchange:
     def on_lost(self, loss: Loss) -> None:
         """The instance's connection ended too early, and is closed."""
         upstream, self._upstream = self._upstream, None
-        if self.is_over:
-            return
-        is_stale = upstream is not None and upstream.is_reused and monotonic() - self._sent_at < STALE_WINDOW_S
-        has_begun = self.is_answered or self._collected is not None
-        if is_stale and not has_begun and not self._was_stale and self.can_replay and self._target is not None:
-            self._was_stale = True
-            self._send_to(self._target, fresh=True)
-        else:
+        if not self.is_over and not (upstream is not None and self._try_fresh(upstream)):
             self._fail(loss)
 
     def _fail(self, loss: Loss) -> None:
@@ -376,7 +240,9 @@ class Exchange:
 
     def expire(self, refusal: Reply) -> None:
         """The client's deadline has passed. refusal: the answer if it was the client who was too slow."""
-        if self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
+        if self._answer is not None and self.is_request_complete and self._due > monotonic():
+            self.client.deadline = self._due  # there was progress, which moves no deadline itself
+        elif self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
             self._reply(self.call.on_wait_over())
         elif not self.is_request_complete or self.client.is_write_paused:
             self._detach()
@@ -407,44 +273,29 @@ class Exchange:
         self._finish(_CLIENT_GONE)
 
     def on_client_write_paused(self, is_paused: bool) -> None:
-        """Hold the instance back while the client does not take more."""
-        upstream = self._upstream
-        if upstream is not None:
-            if is_paused:
-                upstream.pause_reading()
-            else:
-                upstream.resume_reading()
-        if not is_paused and self._answer is not None and self.is_request_complete:
-            self._note_progress()
+        """Hold the instance back while the client does not take more, and its silence does not count."""
+        super().on_client_write_paused(is_paused)
+        if not is_paused:
+            self._progress_at = monotonic()
 
     # The end
-
-    def _detach(self) -> None:
-        """Let go of an upstream connection in the middle of an exchange: it cannot be used again."""
-        if self._is_awaited:
-            self._is_awaited = False
-            self.call.on_abandoned()
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-        upstream, self._upstream = self._upstream, None
-        if upstream is not None:
-            upstream.release(can_reuse=False)
 
     def _finish(self, outcome: Outcome) -> None:
         if self.is_over:
             return
         self.is_over = True
+        is_complete = self._outgoing.is_complete
         self._outgoing.forget_kept()
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            connecting.cancel()
-        upstream, self._upstream = self._upstream, None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        upstream = self._upstream
         if upstream is not None:
-            upstream.release(can_reuse=self.is_request_complete)
+            self._upstream = None
+            upstream.release(can_reuse=is_complete)
         self.call.finish(outcome)
         if outcome is not _CLIENT_GONE:
-            self.client.exchange_over(is_request_complete=self.is_request_complete)
+            self.client.exchange_over(is_request_complete=is_complete)
 
     def __repr__(self) -> str:
         state = (

@@ -71,6 +71,11 @@ class Request(Head):
         return self.layout.is_chunked
 
     @property
+    def is_expecting(self) -> bool:
+        """True if the client waits for a word before it sends the body."""
+        return self.layout.is_expecting and not self.line.is_http10
+
+    @property
     def query(self) -> bytes:
         """What follows the path's question mark."""
         return self.line.query
@@ -96,25 +101,29 @@ class Request(Head):
 
 
 class AnswerLine:
-    """An answer's first line; never changed. line: as it is told on."""
+    """An answer's first line; never changed. told: as it goes to the client.
 
-    __slots__ = ("status", "reason", "is_http10", "line")
+    is_interim: another head follows. is_bodiless: no body does, whatever the fields say.
+    """
+
+    __slots__ = ("status", "is_http10", "is_interim", "is_bodiless", "told")
 
     def __init__(self, status: int, reason: bytes, *, is_http10: bool) -> None:
         self.status = status
-        self.reason = reason
         self.is_http10 = is_http10
-        self.line = status_line(status, reason)
+        self.is_interim = status < 200
+        self.is_bodiless = status in (204, 304)
+        self.told = status_line(status, reason)
 
 
 class AnswerHead(Head):
     """An instance's answer's head. content_length: None if the end will be told."""
 
-    __slots__ = ("status", "status_line", "content_length")
+    __slots__ = ("line", "status", "content_length")
 
     def __init__(self, line: AnswerLine, fields: list[Field], layout: Layout) -> None:
+        self.line = line
         self.status = line.status
-        self.status_line = line.line
         self.fields = fields
         self.layout = layout
         length = layout.length

@@ -27,6 +27,64 @@ class ReplayBudget:
         self.used_bytes -= num_bytes
 
 
+class WholeRequest:
+    """A request that came whole at once, as most do; what an OutgoingRequest is for the others."""
+
+    __slots__ = ("num_body_bytes", "_budget", "_head", "_body", "_is_kept", "_has_begun")
+
+    is_complete = True
+
+    def __init__(self, budget: ReplayBudget, body: bytes) -> None:
+        """body: as its length was declared."""
+        num_bytes = len(body)
+        self.num_body_bytes = num_bytes
+        self._budget = budget
+        self._body = body
+        self._head = b""  # until it is written
+        self._is_kept = num_bytes <= budget.max_body_bytes and budget.try_take(num_bytes)
+        self._has_begun = False
+
+    @property
+    def can_repeat(self) -> bool:
+        """True while the request can be sent from its beginning."""
+        return self._is_kept or not self._has_begun
+
+    def begin(self, head: bytes) -> None:
+        """Start, or start again, with this head."""
+        self._head = head
+
+    def gathered(self) -> bytes:
+        """The body."""
+        return self._body
+
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        head = self._head
+        if not head:
+            return b""
+        self._head = b""
+        self._has_begun = True
+        data = head + self._body
+        if not self._is_kept:
+            self._body = b""
+        return data
+
+    def forget_kept(self) -> None:
+        """The request will not be sent again."""
+        if self._is_kept:
+            self._is_kept = False
+            self._budget.give_back(self.num_body_bytes)
+            self._body = b""
+
+    def add(self, piece: bytes) -> None:
+        """Never told."""
+        raise AssertionError
+
+    def end(self) -> None:
+        """Never told."""
+        raise AssertionError
+
+
 class OutgoingRequest:
     """Collects the pieces of a request between two writes.
 
@@ -46,20 +104,20 @@ class OutgoingRequest:
         "_has_ended",
     )
 
-    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes, is_complete: bool) -> None:
+    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
         """piece: what has come of the body with the head."""
-        self.is_complete = is_complete
-        self.num_body_bytes = 0
+        num_bytes = len(piece)
+        self.is_complete = False
+        self.num_body_bytes = num_bytes
         self._budget = budget
         self._is_chunked = request.layout.is_chunked
-        self._head: bytes | None = None
-        self._pieces: list[bytes] = []  # those that are kept, then those that wait to be written
+        self._head = b""  # until it is written
+        self._pieces = [piece] if piece else []  # those that are kept, then those that wait to be written
         self._num_written = 0  # of the pieces here
-        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
-        self._num_kept: int | None = 0 if (request.content_length or 0) <= budget.max_body_bytes else None
         self._has_begun = self._has_ended = False  # as far as the instance was told
-        if piece:
-            self.add(piece)
+        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
+        is_small = (request.content_length or num_bytes) <= budget.max_body_bytes
+        self._num_kept = num_bytes if is_small and budget.try_take(num_bytes) else None
 
     @property
     def can_repeat(self) -> bool:
@@ -92,25 +150,20 @@ class OutgoingRequest:
         """The body is whole."""
         self.is_complete = True
 
-    def take(self) -> bytes | None:
-        """What is to be written now, in one piece."""
-        head, pieces = self._head, self._pieces
-        waiting = pieces[self._num_written :] if self._num_written else pieces
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        pieces = self._pieces[self._num_written :]
         if self._is_chunked:
-            waiting = self._in_chunks(waiting)
-        if head is not None:
-            self._head = None
-            self._has_begun = True
-            data = head + waiting[0] if len(waiting) == 1 else b"".join((head, *waiting))
-        elif not waiting:
-            return None
-        else:
-            data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+            pieces = self._in_chunks(pieces)
         if self._num_kept is None:
-            pieces.clear()
+            self._pieces.clear()
         else:
-            self._num_written = len(pieces)
-        return data
+            self._num_written = len(self._pieces)
+        if self._head:
+            pieces.insert(0, self._head)
+            self._head = b""
+            self._has_begun = True
+        return b"".join(pieces)
 
     def _in_chunks(self, pieces: list[bytes]) -> list[bytes]:
         chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
@@ -121,10 +174,8 @@ class OutgoingRequest:
 
     def forget_kept(self) -> None:
         """The request will not be sent again."""
-        if self._num_kept is not None:
-            if self._num_kept:
-                self._budget.give_back(self._num_kept)
-            self._num_kept = None
-            if self._num_written:
-                del self._pieces[: self._num_written]
-                self._num_written = 0
+        num_kept, self._num_kept = self._num_kept, None
+        if num_kept is not None:
+            self._budget.give_back(num_kept)
+            del self._pieces[: self._num_written]
+            self._num_written = 0

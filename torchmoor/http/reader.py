@@ -95,13 +95,13 @@ class RequestListener(Protocol):
 class RequestReader:
     """Cuts a client connection's bytes into requests. `expect_next` must be called before another may begin.
 
-    keep_alive, is_http10, is_expecting: of the request whose head was told last.
+    keep_alive: False once a request was told that has to be the connection's last; is_http10: one was of HTTP/1.0,
+    and so was the last.
     """
 
     __slots__ = (
         "keep_alive",
         "is_http10",
-        "is_expecting",
         "is_in_head",
         "_listener",
         "_lines",
@@ -119,7 +119,7 @@ class RequestReader:
         self._heads = known.heads
         self._max_header_bytes = max_header_bytes
         self.keep_alive = True
-        self.is_http10 = self.is_expecting = False
+        self.is_http10 = False
         self.is_in_head = True
         self._head = b""  # the beginning of one whose end has not come
         self._left = 0  # of a body with a declared length
@@ -170,38 +170,37 @@ class RequestReader:
         request_line = self._lines[line]
         fields, layout = self._heads.read(lines)
         request = Request(request_line, fields, layout, monotonic())
-        if layout.is_usual and not request_line.is_http10:
-            self.keep_alive = True
-            self.is_http10 = self.is_expecting = False
-        else:
-            self._judge(request_line, layout)
-        self._is_dealt_with = False
         start = end + 4
-        if layout.is_chunked:
-            self.is_in_head = False
-            self._chunks = ChunkedBody()
-            self._listener.on_request(request, b"", is_complete=False)
-            return data[start:]
+        if not layout.is_usual or request_line.is_http10:
+            self._judge(request_line, layout)
+            if layout.is_chunked:
+                self.is_in_head = self._is_dealt_with = False
+                self._chunks = ChunkedBody()
+                self._listener.on_request(request, b"", is_complete=False)
+                return data[start:]
+        self._is_dealt_with = False
         stop = start + (request.content_length or 0)
         num_missing = stop - len(data)
+        if not num_missing:
+            self._listener.on_request(request, data[start:], is_complete=True)
+            return b""
         if num_missing > 0:
             self.is_in_head = False
             self._left = num_missing
             self._listener.on_request(request, data[start:], is_complete=False)
             return b""
         self._listener.on_request(request, data[start:stop], is_complete=True)
-        return data[stop:] if num_missing else b""
+        return data[stop:]
 
     def _judge(self, line: RequestLine, layout: Layout) -> None:
         """What an unusual head means for its connection. Raises BadMessage."""
-        self.is_http10 = line.is_http10
         if line.is_http10:
-            self.keep_alive = self.is_expecting = False
+            self.is_http10 = True
+            self.keep_alive = False
             if layout.is_chunked:
                 raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
         else:
             self.keep_alive = b"close" not in layout.options
-            self.is_expecting = layout.is_expecting
             if layout.num_hosts != 1:
                 raise BadMessage(400, "A request needs one Host.")
         if layout.is_upgrade and b"upgrade" in layout.options:

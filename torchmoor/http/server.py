@@ -7,7 +7,7 @@ import ssl
 
 from torchmoor.http.call import Application
 from torchmoor.http.client import LINGER_S, ClientConnection, ClientLimits
-from torchmoor.http.exchange import ExchangeMeans
+from torchmoor.http.delivery import ExchangeMeans
 from torchmoor.http.reader import Known
 from torchmoor.http.sweeper import Sweeper
 

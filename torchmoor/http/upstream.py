@@ -34,7 +34,7 @@ class StatusLines(dict[bytes, AnswerLine]):
 
     def __missing__(self, line: bytes) -> AnswerLine:
         match = _STATUS.fullmatch(line)
-        if match is None:
+        if match is None or match[2] == b"101":  # nobody asked for another protocol
             raise BadMessage(502, "Not a valid HTTP answer.")
         if len(self) >= MAX_KNOWN_STATUSES:
             self.clear()
@@ -73,18 +73,19 @@ class AnswerReceiver(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to one instance."""
+    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it just now."""
 
     __slots__ = (
         "target",
         "exchange",
         "transport",
         "deadline",
-        "num_answers",
+        "is_reused",
         "_max_header_bytes",
         "_idle_timeout_s",
         "_sweeper",
-        "_known",
+        "_lines",
+        "_heads",
         "_head",
         "_is_in_head",
         "_left",
@@ -108,11 +109,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.target = target
         self.exchange: AnswerReceiver | None = None
         self.deadline = NEVER
-        self.num_answers = 0
+        self.is_reused = False
         self._max_header_bytes = max_header_bytes
         self._idle_timeout_s = idle_timeout_s
         self._sweeper = sweeper
-        self._known = known
+        self._lines = known.lines
+        self._heads = known.heads
         self._is_reading_paused = False
         self._head = b""  # the beginning of one whose end has not come
         self._is_in_head = True
@@ -127,11 +129,6 @@ class UpstreamConnection(asyncio.Protocol):
         """False if the connection has ended without our having noticed yet."""
         return not self.transport.is_closing()
 
-    @property
-    def is_reused(self) -> bool:
-        """True if it has carried an answer before: the peer may be closing it at this moment."""
-        return self.num_answers > 0
-
     def take(self, exchange: AnswerReceiver) -> None:
         """Make the connection busy."""
         self.exchange = exchange
@@ -142,11 +139,10 @@ class UpstreamConnection(asyncio.Protocol):
         if not (can_reuse and self._can_reuse and self._is_complete) or self.transport.is_closing():
             self.transport.abort()
             return
-        self.num_answers += 1
+        self.is_reused = self._is_in_head = True
+        self._is_complete = False
         if self._is_reading_paused:
             self.resume_reading()
-        self._is_in_head = True
-        self._is_complete = False
         self.deadline = monotonic() + self._idle_timeout_s
         self.target.idle.append(self)
 
@@ -192,21 +188,22 @@ class UpstreamConnection(asyncio.Protocol):
                 head, data = self._read_head(data)
                 if head is None:
                     return
-            piece = self._read_body(data)
+            data = self._read_body(data)
         except BadMessage as error:
             logger.debug("bad answer instance=%s error=%s", self.target.name, error)
             self._lose()
             return
         if head is None:
-            exchange.on_answer_piece(piece, is_complete=self._is_complete)
+            exchange.on_answer_piece(data, is_complete=self._is_complete)
         else:
-            exchange.on_answer(head, piece, is_complete=self._is_complete)
+            exchange.on_answer(head, data, is_complete=self._is_complete)
         chunks = self._chunks
-        if (
-            chunks is not None
-            and self.exchange is exchange
-            and (chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes)
-        ):
+        if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
+            self._judge_chunks(chunks)
+
+    def _judge_chunks(self, chunks: ChunkedBody) -> None:
+        """Give up an answer that cannot be read on."""
+        if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
             self._lose()
 
     def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
@@ -222,25 +219,23 @@ class UpstreamConnection(asyncio.Protocol):
                 return None, b""
             line, *lines = data[:end].split(b"\r\n")
             data = data[end + 4 :]
-            answer_line = self._known.lines[line]
-            status = answer_line.status
-            if status >= 200:
+            answer_line = self._lines[line]
+            if not answer_line.is_interim:
                 break
-            _, layout = self._known.heads.read(lines)
+            _, layout = self._heads.read(lines)
             has_body = layout.is_chunked or layout.length is not None
-            if status == 101 or answer_line.is_http10 or has_body:
-                raise BadMessage(502, "Not an interim answer, or one to a change of protocol that nobody asked for.")
-        fields, layout = self._known.heads.read(lines)
+            if answer_line.is_http10 or has_body:
+                raise BadMessage(502, "Not an interim answer.")
+        fields, layout = self._heads.read(lines)
         head = AnswerHead(answer_line, fields, layout)
-        self._can_reuse = not (answer_line.is_http10 or b"close" in layout.options)
-        self._chunks = None
-        if status == 204 or status == 304:
-            self._left = 0
+        self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
+        self._is_in_head = False
+        if answer_line.is_bodiless:
+            self._chunks, self._left = None, 0
         elif layout.is_chunked:
             self._chunks = ChunkedBody()
         else:
-            self._left = head.content_length
-        self._is_in_head = False
+            self._chunks, self._left = None, head.content_length
         return head, data
 
     def _read_body(self, data: bytes) -> bytes:
@@ -251,19 +246,19 @@ class UpstreamConnection(asyncio.Protocol):
         chunks, left = self._chunks, self._left
         if chunks is not None:
             data = chunks.feed(data)
-            self._is_complete = chunks.is_complete
-            if chunks.rest:
-                self._can_reuse = False
+            if chunks.is_complete:
+                self._is_complete = True
+                if chunks.rest:
+                    self._can_reuse = False
         elif left is None:
             self._can_reuse = False
+        elif len(data) < left:
+            self._left = left - len(data)
         else:
-            num_bytes = len(data)
-            if num_bytes >= left:
-                self._is_complete = True
-                if num_bytes > left:
-                    self._can_reuse = False
-                    data = data[:left]
-            self._left = left - num_bytes
+            self._is_complete = True
+            if len(data) > left:
+                self._can_reuse = False
+                return data[:left]
         return data
 
     def eof_received(self) -> bool:
@@ -297,7 +292,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "closed" if self.transport.is_closing() else "idle" if self.exchange is None else "busy"
-        return f"<UpstreamConnection {self.target.name} {state} {self.num_answers} answers>"
+        return f"<UpstreamConnection {self.target.name} {state}>"
 
 
 class Connector:

@@ -13,17 +13,20 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_models import ModelsAdmin
 from torchmoor.app import Proxy, admin_url, runtime_url
 from torchmoor.data_plane import check_replaceable, make_tls, reload_tls
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
-from torchmoor.fleet.session_room import SessionRooms
 from torchmoor.fleet.shared_counts import MAX_VARIANTS, SharedCounts
+from torchmoor.fleet.status import Status, StatusPoller
 from torchmoor.metrics import MetricsCollector
-from torchmoor.replicas.link import Assignment, Message, describe
+from torchmoor.model_metrics import ModelMetricsCollector
+from torchmoor.replicas.link import Assignment, Message, describe, write_status
 from torchmoor.replicas.port import reserve
 from torchmoor.replicas.process import Process
 from torchmoor.replicas.share import share_of
@@ -48,6 +51,8 @@ class ReplicaFleet:
             raise ConfigError("listen.processes must be 1 here: more than one need Linux")
         if sum(len(endpoint.variants) for endpoint in settings.endpoints) > MAX_VARIANTS:
             raise ConfigError(f"listen.processes must be 1 with more than {MAX_VARIANTS} variants")
+        if settings.container.serves_models:
+            raise ConfigError("listen.processes must be 1 where a platform loads models: one process knows which")
         listen = settings.listen
         make_tls(listen.tls_certificate, listen.tls_key)  # each process reads it; here only to refuse it at once
         self.admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
@@ -57,13 +62,20 @@ class ReplicaFleet:
         self.totals = Totals(registry)
         self.processes: list[Process] = []
         self.health = HealthChecker(registry, settings.health, self._on_tick)
-        self._session_rooms = SessionRooms(registry, settings.health, self._on_room)
+        self.operations = Operations()
+        self.status = StatusPoller(registry, settings.health, self.operations, self)
+        self._statuses: dict[str, Message] = {}  # the last of each instance, for processes to come
         self._settings = settings
         self._uses_counts = uses_counts
         self._slots: dict[str, int] = {}
+        self._speaking: Process | None = None  # whose word is being passed on to the others
         self._counts: SharedCounts | None = None
         self._reports: dict[int, asyncio.Event] = {}
         self._stack = AsyncExitStack()
+        for endpoint in registry.endpoints():
+            for variant in endpoint.variants:
+                if variant.models is not None:
+                    variant.models.on_expected = self._on_expected
         registry.listen(self._on_change)
 
     def _on_tick(self) -> None:
@@ -74,12 +86,14 @@ class ReplicaFleet:
         async with AsyncExitStack() as stack:
             self._prepare(stack)
             await stack.enter_async_context(self.health)
-            await stack.enter_async_context(self._session_rooms)
+            await stack.enter_async_context(self.operations)
+            await stack.enter_async_context(self.status)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             admin = AdminServer(
                 self.registry,
                 MetricsCollector(self.registry, self.totals.variants, self.totals.denied),
                 scraper,
+                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.totals.variants)),
                 listen.admin_host,
                 listen.admin_port,
                 token=self._settings.credentials.admin_token,
@@ -201,6 +215,8 @@ class ReplicaFleet:
     def _on_change(self, instance: Instance) -> None:
         if self._counts is None:
             return
+        if not instance.is_ready or self.registry.find(instance.name) is not instance:
+            self._statuses.pop(instance.name, None)
         if self.registry.find(instance.name) is not instance:
             self._counts.detach(instance.name)
             self._tell("removed", name=instance.name)
@@ -214,11 +230,20 @@ class ReplicaFleet:
             "facts": describe(instance),
             "state": instance.state.value,
             "slot": self._slot_of(instance),
-            "room": instance.session_room,
         }
 
-    def _on_room(self, instance: Instance) -> None:
-        self._tell("room", name=instance.name, room=instance.session_room)
+    def on_asked(self, instance: Instance) -> None:
+        """What a process notes from now on, the answer may not know."""
+        self._tell("asked", name=instance.name)
+
+    def on_status(self, instance: Instance, status: Status) -> None:
+        """What an instance says that it holds."""
+        message = self._statuses[instance.name] = {"name": instance.name, **write_status(status)}
+        self._tell("status", **message)
+
+    def _on_expected(self, model: str, name: str) -> None:
+        """An instance will load a model: a burst of requests for it, through whichever process, goes there."""
+        self._tell("expecting", but=self._speaking, model=model, name=name)
 
     # From the processes
 
@@ -226,6 +251,8 @@ class ReplicaFleet:
         """Tell a new process what there is."""
         for instance in self.registry.instances():
             process.send("instance", **self._describe(instance))
+        for status in self._statuses.values():
+            process.send("status", **status)
 
     def on_message(self, process: Process, message: Message) -> None:
         """Act on what a process has found out, and let the others know."""
@@ -241,11 +268,18 @@ class ReplicaFleet:
                     self.registry.set_state(instance.name, InstanceState.DOWN)
             case "suspect":
                 self.health.suspect(instance)
+            case "expecting":
+                models = self.registry.variant_of(instance).models
+                if models is not None and instance.is_ready:
+                    self._speaking = process
+                    models.expect(message["model"], instance.name)
+                    self._speaking = None
             case "breaker":
                 self._tell("breaker", but=process, name=instance.name, is_open=message["is_open"])
 
     def _take_report(self, process: Process, report: Message) -> None:
         self.totals.take(process.row, report)
+        self.totals.show_instances()
         self._reports[process.row].set()
         for endpoint, name in report["opening"]:
             variant = self.registry.get_endpoint(endpoint).find_variant(name)

@@ -1,8 +1,8 @@
 """What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
 
-Parent to process: assign (first), instance, removed, room, breaker, listen, report, credentials, reload_tls,
-stop.
-Process to parent: ready, failed, down, suspect, breaker, report.
+Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, credentials,
+reload_tls, stop.
+Process to parent: ready, failed, down, suspect, expecting, breaker, report.
 Either notices the other's end by the end of the socket, however it came.
 """
 
@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.status import Status
+from torchmoor.routing.models import Report, Tier
 from torchmoor.settings import ProxySettings
 
 Message = dict[str, Any]
-MAX_MESSAGE_BYTES = 16 << 20
-MAX_UNREAD_BYTES = 4 << 20  # in the sender: a process that reads so little has stopped
+MAX_MESSAGE_BYTES = 32 << 20  # a status of ten thousand models is about one
+MAX_UNREAD_BYTES = 64 << 20  # in the sender: a process that reads so little has stopped
 
 
 class Link:
@@ -97,3 +99,21 @@ def describe(instance: Instance) -> Message:
     """An instance as a process is told of it."""
     facts: Message = {name: getattr(instance, name) for name in _FACTS}
     return facts
+
+
+def write_status(status: Status) -> Message:
+    """What an instance holds, as a process is told of it."""
+    report = status.report
+    if report is None:
+        return {"room": status.room, "models": None}
+    models = {model: int(tier) for model, tier in report.models.items()}
+    return {"room": status.room, "models": models, "used": report.used_bytes, "max": report.max_bytes}
+
+
+def read_status(message: Message) -> Status:
+    """What write_status made."""
+    models = message["models"]
+    if models is None:
+        return Status(message["room"], None)
+    report = Report({model: Tier(tier) for model, tier in models.items()}, message["used"], message["max"])
+    return Status(message["room"], report)

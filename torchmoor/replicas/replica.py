@@ -24,7 +24,8 @@ from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.shared_counts import SharedCounts
-from torchmoor.replicas.link import Assignment, Link, Message, from_text
+from torchmoor.fleet.status import forget_lost, take_status
+from torchmoor.replicas.link import Assignment, Link, Message, from_text, read_status
 from torchmoor.replicas.totals import make_report
 from torchmoor.replicas.waiting import WaitingElsewhere
 
@@ -47,12 +48,17 @@ class Replica:
         self._waiting: list[WaitingElsewhere] = []
         self._is_obeying = False  # what changes now is the parent's doing, and need not be told it
         self._cut_off: set[str] = set()  # instances whose breaker has opened, here or in another process
+        self._marks: dict[str, int] = {}  # of each instance's models, from before it was last asked
         self._stack = AsyncExitStack()
+        for endpoint in self.registry.endpoints():
+            for variant in endpoint.variants:
+                if variant.models is not None:
+                    variant.models.on_expected = self._on_expected
         self.registry.listen(self._on_change)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Everything but the listener."""
-        self._plane.start(self._stack)
+        await self._plane.start(self._stack)
         loop = asyncio.get_running_loop()
         assignment = self._assignment
         if assignment.uses_counts:
@@ -103,10 +109,8 @@ class Replica:
             case "removed":
                 self._counts.detach(message["name"])
                 self.registry.remove(message["name"])
-            case "room":
-                instance = self.registry.find(message["name"])
-                if instance is not None:
-                    instance.session_room = message["room"]
+            case "asked" | "status" | "expecting":
+                self._take_holdings(message)
             case "breaker":
                 self._take_breaker(message["name"], is_open=message["is_open"])
 
@@ -115,9 +119,22 @@ class Replica:
         if self.registry.find(facts["name"]) is None:
             instance = Instance(**facts)
             self.registry.add(instance)
-            instance.session_room = message["room"]
             self._counts.attach(instance, message["slot"])
         self.registry.set_state(facts["name"], state)
+
+    def _take_holdings(self, message: Message) -> None:
+        """What an instance has room for, holds, or will hold soon."""
+        instance = self.registry.find(message["name"])
+        if instance is None or not instance.is_ready:
+            return
+        name, models = instance.name, self.registry.variant_of(instance).models
+        match message["kind"]:
+            case "asked":
+                self._marks[name] = 0 if models is None else models.mark()
+            case "status":
+                take_status(instance, read_status(message), models, self._marks.get(name, 0))
+            case "expecting" if models is not None:
+                models.expect(message["model"], name)
 
     def _take_breaker(self, name: str, *, is_open: bool) -> None:
         instance = self.registry.find(name)
@@ -138,8 +155,10 @@ class Replica:
     def _on_change(self, instance: Instance) -> None:
         name, breaker = instance.name, instance.breaker.state
         is_gone = self.registry.find(name) is not instance
+        forget_lost(self.registry, instance)
         if is_gone or instance.state is not InstanceState.READY:
             self._cut_off.discard(name)
+            self._marks.pop(name, None)
             if not is_gone and instance.state is InstanceState.DOWN and not self._is_obeying:
                 self._link.send("down", name=name, port=instance.port)
         elif not self._is_obeying:
@@ -150,6 +169,10 @@ class Replica:
             elif breaker is BreakerState.CLOSED and name in self._cut_off:
                 self._cut_off.discard(name)
                 self._link.send("breaker", name=name, is_open=False)
+
+    def _on_expected(self, model: str, name: str) -> None:
+        if not self._is_obeying:
+            self._link.send("expecting", model=model, name=name)
 
     def _report(self) -> None:
         dispatchers = self._plane.gateway.dispatchers()
@@ -190,7 +213,7 @@ async def run(own: socket.socket) -> None:
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent got it as well
     try:
         replica = Replica(from_text(first["assignment"]), link)
-        replica.start()
+        await replica.start()
     except (TorchmoorError, OSError) as error:
         link.send("failed", error=str(error))
         link.close()

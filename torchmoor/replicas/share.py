@@ -33,7 +33,9 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
 
 
 def _share_of_endpoint(endpoint: EndpointSettings, processes: int) -> EndpointSettings:
-    late = endpoint.late_binding
-    if late is None:
-        return endpoint
-    return replace(endpoint, late_binding=replace(late, max_waiting=max(1, -(-late.max_waiting // processes))))
+    late, many = endpoint.late_binding, endpoint.multi_model
+    if late is not None:
+        late = replace(late, max_waiting=max(1, -(-late.max_waiting // processes)))
+    if many is not None:  # each process counts its own requests for a model
+        many = replace(many, hot_outstanding=max(1, -(-many.hot_outstanding // processes)))
+    return replace(endpoint, late_binding=late, multi_model=many)

@@ -12,7 +12,7 @@ from typing import Any
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import InstanceState
-from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.registry import Registry, Variant
 from torchmoor.metrics import InvocationMetrics
 
 Report = dict[str, Any]
@@ -30,10 +30,11 @@ _ELSEWHERE = _ConnectionElsewhere()
 
 
 class VariantTotal:
-    """One variant's numbers, as the metrics collector wants them."""
+    """One variant's numbers, as the metrics collectors want them."""
 
-    def __init__(self, endpoint: str, variant: str) -> None:
-        self.metrics = InvocationMetrics(endpoint, variant)
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.num_waiting = 0
 
 
@@ -42,11 +43,7 @@ class Totals:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self.variants = [
-            VariantTotal(endpoint.name, variant.name)
-            for endpoint in registry.endpoints()
-            for variant in endpoint.variants
-        ]
+        self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
         self.denied: dict[str, int] = {}
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
@@ -61,7 +58,7 @@ class Totals:
         if report is None:
             return
         self._ended.append(report)
-        variants = [VariantTotal(each.metrics.endpoint, each.metrics.variant) for each in self.variants]
+        variants = [VariantTotal(each.variant) for each in self.variants]
         for old in self._ended:
             for total, given in zip(variants, old["variants"], strict=True):
                 total.metrics.add(given["metrics"])
@@ -76,7 +73,7 @@ class Totals:
         return any(found is not None and found["state"] == ready for found in reports)
 
     def compute(self) -> None:
-        """Bring `variants`, `denied` and what the registry's instances show up to date."""
+        """Bring `variants`, `denied` and the registry's instances up to date."""
         reports = [*self._ended, *self._running.values()]
         for number, total in enumerate(self.variants):
             total.metrics.reset()
@@ -86,6 +83,11 @@ class Totals:
                 total.num_waiting += report["variants"][number]["num_waiting"]
         self.denied.clear()
         self.denied.update(_sum(report["denied"] for report in reports))
+        self.show_instances()
+
+    def show_instances(self) -> None:
+        """Bring the registry's instances up to date: each is as bad as the process says that finds it worst."""
+        reports = list(self._running.values())
         for instance in self._registry.instances():
             seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
             states = [_WORST.index(BreakerState(found["breaker"])) for found in seen]

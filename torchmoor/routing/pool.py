@@ -1,8 +1,10 @@
 """The instances of one variant, kept in order of their load, so that choosing takes the same time for 3 and for 1,000.
 
 An instance is *open* if new work may be sent there: it is ready and has fewer outstanding invocations than its
-capacity. Its *load* is their number, more while it gets only a share of the usual work. Rules, kept by `update`, which
-must be called after every change of an instance's load or state:
+capacity. Its *load* is their number, more while it gets only a share of the usual work. `update` must be called after
+every change of an instance's load or state; that only notes the instance, and before the next question those that were
+noted are put in their places. So counting costs a request next to nothing, and a session's turn asks no question. The
+rules, when nothing is noted:
 
     an open instance stands in the level of its load, behind those that came to that level before it
     an instance that is not open stands in no level
@@ -51,10 +53,11 @@ C = TypeVar("C", bound=Candidate)
 class Pool(Generic[C]):
     """Instances by load (levels), by number (for a random one) and by hash (the ring)."""
 
-    __slots__ = ("_members", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
+    __slots__ = ("_members", "_changed", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
 
     def __init__(self, instances: Iterable[C] = ()) -> None:
         self._members: dict[str, C] = {}
+        self._changed: dict[C, None] = {}  # noted since the last question
         self._levels: list[OrderedDict[str, C]] = []
         self._level_of: dict[str, int] = {}
         self._least = 0  # no lower level has an instance
@@ -75,29 +78,33 @@ class Pool(Generic[C]):
 
     def remove(self, instance: C) -> None:
         """Forget an instance."""
+        self._settle()
         name = instance.name
         del self._members[name]
         self._ring = [entry for entry in self._ring if entry[1] != name]
         self._set_level(instance, None)
 
     def update(self, instance: C) -> None:
-        """Put an instance where its load and state say; one that was removed is left alone."""
-        if instance.outstanding < instance.capacity and instance.is_ready:
+        """An instance's load or state has changed; one that was removed is left alone."""
+        self._changed[instance] = None
+
+    def _settle(self) -> None:
+        """Put every instance that was noted where its load and state say."""
+        for instance in self._changed:
             if self._members.get(instance.name) is instance:
-                self._set_level(instance, instance.load)
-        elif instance.name in self._level_of and self._members.get(instance.name) is instance:
-            self._set_level(instance, None)
+                is_open = instance.outstanding < instance.capacity and instance.is_ready
+                self._set_level(instance, instance.load if is_open else None)
+        self._changed.clear()
 
     def _set_level(self, instance: C, level: int | None) -> None:
         name = instance.name
         old = self._level_of.get(name)
-        if old == level:
-            return
         if old is not None:
             del self._levels[old][name]
         if level is None:
-            del self._level_of[name]
-            self._close(name)
+            if old is not None:
+                del self._level_of[name]
+                self._close(name)
             return
         if old is None:
             self._position[name] = len(self._open)
@@ -123,6 +130,7 @@ class Pool(Generic[C]):
     @property
     def open_instances(self) -> Sequence[C]:
         """Those that may be sent new work, in no order."""
+        self._settle()
         return self._open
 
     @property
@@ -139,6 +147,7 @@ class Pool(Generic[C]):
 
         Ties go to the one that has stood at that load the longest, so that equal load spreads.
         """
+        self._settle()
         levels = self._levels
         level = self._least
         while level < len(levels) and not levels[level]:
@@ -152,7 +161,7 @@ class Pool(Generic[C]):
 
     def find_random(self, rng: Random, excluded: frozenset[str] = frozenset()) -> C | None:
         """Any open instance, each as likely as the others, but one that comes back as much less as its share is."""
-        instances: Sequence[C] = self._open
+        instances: Sequence[C] = self.open_instances
         for _ in range(MAX_RANDOM_TRIES):
             if not instances:
                 return None
@@ -180,6 +189,7 @@ class Pool(Generic[C]):
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless every instance stands where the rules say."""
+        self._settle()
         placed = {name: level for level, found in enumerate(self._levels) for name in found}
         right = {
             instance.name: instance.load
@@ -194,7 +204,7 @@ class Pool(Generic[C]):
             raise RuntimeError(f"an instance stands below level {self._least}")
 
     def __repr__(self) -> str:
-        return f"<Pool {len(self._open)} of {len(self._members)} open>"
+        return f"<Pool {len(self.open_instances)} of {len(self._members)} open>"
 
 
 def _points(name: str) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handlers.chat.counters import MAX_TIMES, Counters
-from handlers.metrics import COUNTER, HISTOGRAM, METRICS, PREFIX, MetricsPublisher, _let_speak
+from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPublisher, _let_speak
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
@@ -51,7 +51,7 @@ def told(kept_loggers: None) -> Iterator[Told]:
 def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
     """Every number that the table names, zero but for the changes."""
     found: dict[str, dict[str, int]] = {}
-    for metric in METRICS:
+    for metric in CHAT_METRICS:
         if metric.kind is HISTOGRAM:
             continue
         values = metric.label[1] if metric.label else (metric.source[1],)
@@ -69,7 +69,7 @@ def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
     """A row whose source does not exist would stop all metrics."""
     found = client.service.numbers()
 
-    for metric in METRICS:
+    for metric in CHAT_METRICS:
         if metric.kind is not HISTOGRAM:
             for value in metric.label[1] if metric.label else ("",):
                 at: Any = found
@@ -80,10 +80,10 @@ def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
 
 def test_names_are_such_as_prometheus_wants() -> None:
     """One name once; counters end in _total; times are in seconds."""
-    names = [metric.name for metric in METRICS]
+    names = [metric.name for metric in CHAT_METRICS]
 
     assert len(set(names)) == len(names)
-    for metric in METRICS:
+    for metric in CHAT_METRICS:
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
         assert metric.name.endswith("_total") is (metric.kind is COUNTER)
         assert metric.name.endswith("_seconds") is (metric.unit == "s")
@@ -93,7 +93,7 @@ def test_the_documentation_has_every_metric() -> None:
     """Operators read docs/runtime-api.md, not the table."""
     text = DOCS.read_text()
 
-    assert [m.name for m in METRICS if f"`{PREFIX}{m.name}`" not in text] == []
+    assert [m.name for m in CHAT_METRICS if f"`{PREFIX}{m.name}`" not in text] == []
 
 
 def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, told: Told) -> None:
@@ -109,7 +109,7 @@ def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, tol
     metrics.publish()
     changed = told.take()
 
-    assert {name for name, _, _ in first} == {PREFIX + m.name for m in METRICS if m.kind is not HISTOGRAM}
+    assert {name for name, _, _ in first} == {PREFIX + m.name for m in CHAT_METRICS if m.kind is not HISTOGRAM}
     assert ("torchmoor_turns_total", "ModelName:llava,Outcome:finished", 3.0) in first
     assert ("torchmoor_turns_total", "ModelName:llava,Outcome:failed", 0.0) in first
     assert silence == []

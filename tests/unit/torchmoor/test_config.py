@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from torchmoor.config import MAX_FILE_BYTES, Configuration, parse, read_file
 from torchmoor.errors import ConfigError
-from torchmoor.settings import LateBindingSettings, PrefixAwareSettings
+from torchmoor.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 
 DOCS = Path(__file__).parents[3] / "docs" / "routing.md"
 KEYS = "k1:" + "ab" * 16
@@ -134,6 +134,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("Endpoints.0.late_binding", {"max_waiting": True}, "max_waiting must be a whole number, not True"),
         ("Endpoints.0.late_binding", {"max_waiting": "9"}, "max_waiting must be a whole number, not '9'"),
         ("Endpoints.0.kv_aware", {"block_bytes": 100_000}, "max_prompt_bytes must be from 100000"),
+        ("Endpoints.0.MultiModelConfig", {"ModelCacheSetting": "On"}, "must be Enabled or Disabled .* not 'On'"),
+        ("Endpoints.0.MultiModelConfig", {"Cache": "Enabled"}, "MultiModelConfig: unknown key 'Cache'"),
+        ("Endpoints.0.ModelDataUrl", "s3://b/p", "ModelDataUrl is only for an endpoint with MultiModelConfig"),
+        ("Endpoints.0.multi_model", {}, "multi_model is only for an endpoint with MultiModelConfig"),
+        ("container", {"serves_models": True}, "container.serves_models needs a multi-model endpoint"),
         ("Instances", None, "Instances must be a list"),
         ("Instances", [*SMALL["Instances"] * 2], r"Instances\[1\].name 'a' is given twice"),
         ("Instances.0.name", "A", "name 'A' must be of a-z"),
@@ -156,6 +161,20 @@ def test_error_names_the_key_and_the_value(path: str, value: object, message: st
     """Whoever wrote the file finds the line; nothing unknown is ignored."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
+
+
+def test_endpoint_with_many_models_is_declared_as_in_create_model(caplog: pytest.LogCaptureFixture) -> None:
+    """MultiModelConfig makes it one; where the models are is told to the instances, not here, and is said to be."""
+    content = changed("Endpoints.0.MultiModelConfig", {"ModelCacheSetting": "Disabled"})
+    content["Endpoints"][0]["ModelDataUrl"] = "s3://bucket/models/"
+    content["Endpoints"][0]["multi_model"] = {"hot_outstanding": 4}
+    with caplog.at_level(logging.WARNING):
+        [endpoint] = parse(content).proxy.endpoints
+
+    assert endpoint.multi_model == MultiModelSettings(is_cached=False, hot_outstanding=4)
+    assert "TORCHMOOR_HANDLER_MANY_SOURCE" in caplog.text
+    assert "TORCHMOOR_HANDLER_MANY_CACHE=disabled" in caplog.text
+    assert parse(changed("Endpoints.0.MultiModelConfig", {})).proxy.endpoints[0].multi_model == MultiModelSettings()
 
 
 def test_keys_of_sagemakers_machines_are_without_effect_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:

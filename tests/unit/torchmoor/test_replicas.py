@@ -1,6 +1,8 @@
 """What several proxy processes share, add up and divide."""
 
+import json
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -10,16 +12,21 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.status import Status
 from torchmoor.metrics import InvocationMetrics
 from torchmoor.replicas.fleet import make_front
-from torchmoor.replicas.link import Assignment, from_text, to_text
+from torchmoor.replicas.link import Assignment, from_text, read_status, to_text, write_status
 from torchmoor.replicas.port import reserve
 from torchmoor.replicas.share import share_of
-from torchmoor.replicas.totals import Report, Totals
+from torchmoor.replicas.totals import Report as ProcessReport
+from torchmoor.replicas.totals import Totals
+from torchmoor.routing.models import Report, Tier
 from torchmoor.settings import (
+    ContainerSettings,
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
+    MultiModelSettings,
     ProxySettings,
     SessionSettings,
     VariantSettings,
@@ -37,7 +44,7 @@ SETTINGS = ProxySettings(
 
 def report(
     *, invocations: int, latency_s: float, waiting: int = 0, breaker: str = "closed", share: float = 1.0
-) -> Report:
+) -> ProcessReport:
     metrics = InvocationMetrics("chat", "AllTraffic")
     metrics.invocations = invocations
     metrics.model_latency.observe(latency_s)
@@ -76,12 +83,16 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
 def test_limits_that_are_for_all_processes_are_divided() -> None:
     """So that more processes do not mean more memory, more retries or longer queues."""
-    limits, part = SETTINGS.limits, share_of(SETTINGS, 4)
+    many = EndpointSettings(
+        name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
+    )
+    limits, part = SETTINGS.limits, share_of(replace(SETTINGS, endpoints=(*SETTINGS.endpoints, many)), 4)
 
     assert part.limits.max_connections == limits.max_connections // 4
     assert part.limits.max_waiting_bytes == limits.max_waiting_bytes // 4
     assert part.recovery.retry_burst == SETTINGS.recovery.retry_burst // 4
     assert part.endpoints[0].late_binding == LateBindingSettings(max_waiting=3)
+    assert part.endpoints[1].multi_model == MultiModelSettings(hot_outstanding=3)
 
 
 def test_no_part_is_too_small_for_one_request() -> None:
@@ -143,3 +154,27 @@ def test_one_process_uses_no_map() -> None:
     assert isinstance(front, Proxy)
     assert [dispatcher.others for dispatcher in front.gateway.dispatchers()] == [None]
     assert ListenSettings().processes == 1
+
+
+def test_models_that_a_platform_loads_need_one_process() -> None:
+    """Which are loaded is known to the process that was told; another would say that there are none."""
+    endpoint = EndpointSettings(
+        name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
+    )
+    settings = replace(
+        SETTINGS,
+        endpoints=(endpoint,),
+        listen=ListenSettings(processes=2),
+        container=ContainerSettings(serves_models=True),
+    )
+
+    with pytest.raises(ConfigError, match=r"listen\.processes must be 1"):
+        make_front(settings, Registry(settings.endpoints))
+
+
+def test_status_survives_the_wire() -> None:
+    """Of an instance with many models, and of one that says nothing."""
+    full = Status(3, Report({"m": Tier.DEVICE, "n": Tier.DISK}, 10, 20))
+
+    assert read_status(json.loads(json.dumps(write_status(full)))) == full
+    assert read_status(json.loads(json.dumps(write_status(Status(None, None))))) == Status(None, None)

@@ -1,4 +1,4 @@
-"""How many more sessions instances can take."""
+"""What instances hold and have room for, asked of stubs over HTTP."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.session_room import SessionRooms, read_room
-from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.fleet.status import StatusPoller, read_status
+from torchmoor.routing.models import Report, Tier
+from torchmoor.settings import EndpointSettings, HealthSettings, MultiModelSettings, VariantSettings
 
 SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}
@@ -36,16 +38,22 @@ class Told:
 
 
 def with_instances(
-    told: Told, work: Callable[[Registry, SessionRooms], Awaitable[None]], *, settings: HealthSettings, number: int = 1
+    told: Told,
+    work: Callable[[Registry, StatusPoller], Awaitable[None]],
+    *,
+    settings: HealthSettings,
+    number: int = 1,
+    multi_model: MultiModelSettings | None = None,
 ) -> None:
-    """Run the work beside instances of a variant that opens sessions."""
+    """Run the work beside instances of a variant that opens sessions, or has many models."""
 
     async def run() -> None:
         app = web.Application()
         app.router.add_post("/predictions/llava", told.handle)
         async with TestServer(app) as server:
-            registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
-            registry.endpoints()[0].variants[0].opens_sessions = True
+            variants = (VariantSettings(model="llava"),)
+            registry = Registry([EndpointSettings(name="llava", variants=variants, multi_model=multi_model)])
+            registry.endpoints()[0].variants[0].opens_sessions = multi_model is None
             for index in range(number):
                 registry.add(
                     Instance(
@@ -56,8 +64,8 @@ def with_instances(
                         state=InstanceState.READY,
                     )
                 )
-            async with SessionRooms(registry, settings) as rooms:
-                await work(registry, rooms)
+            async with Operations() as operations, StatusPoller(registry, settings, operations) as poller:
+                await work(registry, poller)
 
     asyncio.run(run())
 
@@ -80,7 +88,7 @@ def test_room_is_what_the_handler_says() -> None:
     """Asked by its status operation, and again when it is due."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
         told.answer = lambda: web.json_response({"sessions": {"open": 12, "max": 10}})
         await until(lambda: room(registry) == 0)
@@ -103,10 +111,10 @@ def test_instance_that_is_no_handler_of_ours_is_asked_once(answer: Callable[[], 
     """Its model would have to work for each question; it is asked again after it was down."""
     told = Told(answer)
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
-        await until(lambda: rooms._others)
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        await until(lambda: poller._others)
         for now in range(5):
-            rooms.ask_due(1e9 + now)
+            poller.ask_due(1e9 + now)
         assert (told.num_asked, room(registry)) == (1, None)
         registry.set_state("i0", InstanceState.DOWN)
         registry.set_state("i0", InstanceState.READY)
@@ -119,7 +127,7 @@ def test_no_answer_makes_the_room_unknown() -> None:
     """What it was before may be wrong by now; and the instance is asked again."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
         told.answer = lambda: web.Response(status=503)
         await until(lambda: room(registry) is None)
@@ -133,16 +141,16 @@ def test_only_instances_that_need_it_are_asked() -> None:
     """Not those of a variant that opens no sessions, and none that is not ready."""
     told = Told(lambda: web.json_response(STATUS))
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
+    async def work(registry: Registry, poller: StatusPoller) -> None:
         await until(lambda: room(registry) == 7)
-        await until(lambda: not rooms._questions)
+        await until(lambda: not poller._questions)
         before = told.num_asked
         registry.endpoints()[0].variants[0].opens_sessions = False
-        rooms.ask_due(1e9)
+        poller.ask_due(1e9)
         registry.endpoints()[0].variants[0].opens_sessions = True
         registry.set_state("i0", InstanceState.DRAINING)
-        rooms.ask_due(1e9)
-        assert (rooms._questions, told.num_asked, room(registry)) == ({}, before, 7)
+        poller.ask_due(1e9)
+        assert (poller._questions, told.num_asked, room(registry)) == ({}, before, 7)
 
     with_instances(told, work, settings=SETTINGS)
 
@@ -153,13 +161,13 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
     settings = HealthSettings(status_interval_s=0.01, max_status_per_s=8)  # two a tick
     asked: list[str] = []
 
-    async def work(registry: Registry, rooms: SessionRooms) -> None:
-        assert rooms._loop_task is not None
-        rooms._loop_task.cancel()
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        assert poller._loop_task is not None
+        poller._loop_task.cancel()
         for tick in range(5):
-            rooms.ask_due(1e9 + tick)
-            asked.extend(sorted(rooms._questions))
-            await until(lambda: not rooms._questions)
+            poller.ask_due(1e9 + tick)
+            asked.extend(sorted(poller._questions))
+            await until(lambda: not poller._questions)
 
     with_instances(told, work, settings=settings, number=6)
 
@@ -170,11 +178,76 @@ def test_questions_a_second_are_bounded_and_everybody_gets_a_turn() -> None:
 @pytest.mark.parametrize("status", [b"", b"[]", b"{}", b'{"sessions": 3}', b'{"sessions": {"max": 1.5, "open": 0}}'])
 def test_what_is_no_status_has_no_room(status: bytes) -> None:
     """An answer of another shape says nothing."""
-    assert read_room(status) is None
+    assert read_status(status).room is None
 
 
 def test_status_of_the_handler_has_its_room() -> None:
     """The form that the handler's status operation has."""
     status: dict[str, Any] = {"instance": "a", "sessions": {"open": 2, "max": 64, "opened": 9}, "turns": {}}
 
-    assert read_room(json.dumps(status).encode()) == 62
+    assert read_status(json.dumps(status).encode()).room == 62
+
+
+def test_report_has_the_best_tier_of_each_model_and_the_budget() -> None:
+    """A model may be on the disk and broken; one that was replaced and only ends its requests is not held."""
+    status = {
+        "models": [
+            {"name": "a", "tier": "device"},
+            {"name": "b", "tier": "broken"},
+            {"name": "b", "tier": "disk"},
+            {"name": "c", "tier": "loading"},
+            {"name": "d", "tier": "device", "retired": True},
+            {"name": "e", "tier": "elsewhere"},
+            {"name": 3, "tier": "disk"},
+            "f",
+        ],
+        "budgets": {"device": {"used": 7, "max": 10}},
+    }
+
+    report = read_status(json.dumps(status).encode()).report
+
+    assert report == Report({"a": Tier.DEVICE, "b": Tier.DISK, "c": Tier.LOADING}, 7, 10)
+
+
+@pytest.mark.parametrize("budgets", [None, {}, {"device": 3}, {"device": {"used": "7", "max": 10}}])
+def test_report_without_a_budget_is_one(budgets: object) -> None:
+    """It is for spreading only."""
+    status = {"models": [{"name": "a", "tier": "host"}], "budgets": budgets}
+
+    assert read_status(json.dumps(status).encode()).report == Report({"a": Tier.HOST}, 0, 0)
+
+
+def test_instances_with_many_models_are_asked_for_them() -> None:
+    """Although nobody opens sessions there; and more often while something is loading."""
+    told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
+    settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=0.01, max_status_per_s=1000)
+
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        models = registry.endpoints()[0].variants[0].models
+        assert models is not None
+        await until(lambda: models.is_held("m", "i0"))
+        assert told.num_asked == 1
+        models.begin("n", "i0")
+        await until(lambda: told.num_asked >= 3)
+        models.end("n", "i0")
+        await until(lambda: not models.is_expecting("i0"))
+        registry.set_state("i0", InstanceState.DOWN)
+        assert not models.is_held("m", "i0")
+
+    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())
+
+
+def test_long_reports_are_asked_for_less_often() -> None:
+    """Reading them takes a bounded share of the proxy's time."""
+    told = Told(lambda: web.json_response({"models": []}))
+
+    async def work(registry: Registry, poller: StatusPoller) -> None:
+        await until(lambda: told.num_asked == 1 and not poller._questions)
+        poller._reading_s["i0"] = 0.5
+        asked_at = poller._asked_at["i0"]
+        instance = registry.find("i0")
+        assert instance is not None
+        assert poller._due_at(instance) == asked_at + 10.0
+
+    settings = HealthSettings(status_interval_s=5, max_status_per_s=1000)
+    with_instances(told, work, settings=settings, multi_model=MultiModelSettings())

@@ -1,0 +1,171 @@
+"""What does a request cost the front proxy in Python alone?
+
+No sockets: bytes are given to the product's own connections, 16 clients' at a time, with everything on that is on by
+default, and their transports forget what is written. `bytecodes` and `calls` are how many instructions and Python calls
+a request or token takes: they are exact, so they tell of a change what a busy machine's clock cannot. `hot_us` is the
+least of many passes. `cold_us` is the median when the processor's caches are full of other things each time that bytes
+arrive, as they are where a proxy waits for its clients; of a token it is not told.
+
+    session   1 KB POST with a signed session id     boto3   the same with the header lines that boto3 sends
+    load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
+
+    make bench NAME=proxy_python [QUICK=1]
+    python benchmarks/proxy_python.py [--quick] [--rounds 400] [--save]
+"""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter_ns
+from types import FrameType
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from proxy import make_body, make_sessions  # noqa: E402
+from proxy_load import BOTO_HEADERS  # noqa: E402
+from proxy_server import ENDPOINT, registry_of, settings_of  # noqa: E402
+from report import median, parse_options, print_report  # noqa: E402
+
+from torchmoor.app import Proxy  # noqa: E402
+from torchmoor.http.client import ClientConnection  # noqa: E402
+from torchmoor.http.upstream import KnownAnswers, UpstreamConnection  # noqa: E402
+
+NUM_CLIENTS = 16
+NUM_TOKENS = 50
+KINDS = ("session", "boto3", "load", "token", "framed")
+OTHER_THINGS = bytes(3_000_000)  # more than a core's own caches hold
+
+ANSWER = (
+    b"HTTP/1.1 200 OK\r\nServer: nginx\r\nDate: Sat, 21 Nov 2026 09:30:00 GMT\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 11\r\nConnection: keep-alive\r\n\r\n{"ok":true}'
+)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nx-request-id: 1\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM = (STREAM_HEAD, *[b"5\r\nhello\r\n"] * NUM_TOKENS, b"0\r\n\r\n")
+
+
+class Sink:
+    """A transport whose other side takes everything."""
+
+    def write(self, data: bytes) -> None:
+        """Gone."""
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+
+def make_requests(kind: str) -> Iterator[bytes]:
+    """The same few requests again and again."""
+    body = make_body()
+    suffix = "-response-stream" if kind == "framed" else ""
+    lines = {"Host": "127.0.0.1", "Content-Type": "application/json", **(BOTO_HEADERS if kind == "boto3" else {})}
+    requests = []
+    for session in make_sessions():
+        if kind != "load":
+            lines["X-Amzn-SageMaker-Session-Id"] = session
+        head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, "Content-Length": len(body)}.items())
+        requests.append(f"POST /endpoints/{ENDPOINT}/invocations{suffix} HTTP/1.1\r\n{head}\r\n".encode() + body)
+    return itertools.cycle(requests)
+
+
+class Stage:
+    """A proxy with its clients' and its instances' connections."""
+
+    def __init__(self, kind: str) -> None:
+        is_stream = kind in ("token", "framed")
+        self.num_each = NUM_TOKENS if is_stream else 1
+        self._answer = STREAM if is_stream else (ANSWER,)
+        self._requests = make_requests(kind)
+        settings = settings_of(port=0)
+        registry = registry_of(settings, [1, 2, 3, 4])
+        proxy = Proxy(settings, registry)
+        self._clients = [ClientConnection(proxy.server) for _ in range(NUM_CLIENTS)]
+        self._upstreams: list[UpstreamConnection] = []
+        known = KnownAnswers()
+        for instance in registry.instances():
+            for _ in range(NUM_CLIENTS):
+                made = UpstreamConnection(instance, proxy.sweeper, known, max_header_bytes=65_536, idle_timeout_s=60)
+                self._upstreams.append(made)
+                instance.idle.append(made)
+        for connection in (*self._clients, *self._upstreams):
+            connection.connection_made(cast(asyncio.Transport, Sink()))
+
+    def run(self, before_each: Callable[[], object] = lambda: None) -> float:
+        """A request of every client, and its whole answer. Returns us a request or token."""
+        spent = 0
+        for client in self._clients:
+            request = next(self._requests)
+            before_each()
+            start = perf_counter_ns()
+            client.data_received(request)
+            spent += perf_counter_ns() - start
+        busy = [upstream for upstream in self._upstreams if upstream.exchange is not None]
+        assert len(busy) == NUM_CLIENTS
+        for data in self._answer:
+            for upstream in busy:
+                before_each()
+                start = perf_counter_ns()
+                upstream.data_received(data)
+                spent += perf_counter_ns() - start
+        return spent / 1000 / NUM_CLIENTS / self.num_each
+
+
+class Count:
+    """Counts what runs of the product's own code while it is called."""
+
+    def __init__(self) -> None:
+        self.num_bytecodes = self.num_calls = 0
+
+    def of(self, run: Callable[[], object]) -> "Count":
+        sys.settrace(self._on_call)
+        try:
+            run()
+        finally:
+            sys.settrace(None)
+        return self
+
+    def _on_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if "torchmoor" not in frame.f_globals.get("__name__", ""):
+            return None
+        self.num_calls += 1
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._on_opcode
+
+    def _on_opcode(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self.num_bytecodes += event == "opcode"
+        return self._on_opcode
+
+
+async def measure(kind: str, rounds: int) -> dict[str, Any]:
+    """One row; on a loop, because the parts ask for it when they are built."""
+    stage = Stage(kind)
+    for _ in range(40):
+        stage.run()
+    count = Count().of(stage.run)
+    num = NUM_CLIENTS * stage.num_each
+    hot = min(stage.run() for _ in range(rounds))
+    cold = None
+    if stage.num_each == 1:
+        cold = median([stage.run(lambda: OTHER_THINGS.find(b"x")) for _ in range(max(1, rounds // 4))])
+    return {
+        "kind": kind,
+        "bytecodes": round(count.num_bytecodes / num),
+        "calls": round(count.num_calls / num, 1),
+        "hot_us": round(hot, 2),
+        "cold_us": None if cold is None else round(cold, 2),
+    }
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="20 passes", rounds=400)
+    rounds = 20 if options.quick else options.rounds
+    rows = [asyncio.run(measure(kind, rounds)) for kind in KINDS]
+    print_report("proxy_python", rows, {}, save=options.save, quick=options.quick, rounds=rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The threads that run models, a few for all of them, and the queue of each model.
+
+A thread takes the model whose turn it is, as many of its waiting rows as fit one batch, runs them, and puts the model
+behind the others if more wait: so a busy model gets larger batches, not more turns. No row waits for company; what
+comes while a batch runs makes the next one. A row whose client has left is dropped before it costs anything.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from handlers.engine.engine import is_device_lost
+from handlers.errors import HandlerError, InternalError, OutOfMemory, Overloaded
+from handlers.settings import TaskSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One input of one request.
+
+    size: its tokens; rows that are run together are padded to the largest. kind: rows of different kinds never share a
+    batch. on_done: called once from a compute thread, with the row's output or the error; must not raise.
+    """
+
+    inputs: Any
+    size: int
+    kind: Hashable
+    is_wanted: Callable[[], bool]
+    on_done: Callable[[Any], None]
+
+    @property
+    def bucket(self) -> Hashable:
+        """Rows of one bucket differ in size by less than twice, which bounds what padding costs."""
+        return self.kind, self.size.bit_length()
+
+
+class RowQueue:
+    """The rows that wait for one model. At most one batch of a model runs at a time."""
+
+    def __init__(self, compute: "Compute", run: Callable[[Sequence[Row]], Sequence[Any]]) -> None:
+        """run: one batch to one output a row."""
+        self._compute = compute
+        self.run = run
+        self.waiting: deque[Row] = deque()
+        self.is_scheduled = False  # in the line of models, or running
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Raises Overloaded if too many wait already; then none is taken."""
+        self._compute.put(self, rows)
+
+    def close(self) -> None:
+        """Rows that wait end with an error; returns when none is running."""
+        self._compute.close_queue(self)
+
+
+class Compute:
+    """Runs batches of all models. Start it once; it ends by `stop`.
+
+    on_device_lost: called when the device has failed for good, which a process cannot mend.
+    """
+
+    def __init__(
+        self, settings: TaskSettings, device: torch.device, on_device_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._on_device_lost = on_device_lost
+        self._line: deque[RowQueue] = deque()
+        self._running: set[RowQueue] = set()
+        self._changed = threading.Condition()
+        self._is_stopping = False
+        self.num_batches = 0
+        self.num_rows = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"compute-{i}", daemon=True) for i in range(settings.num_threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End the threads; rows that still wait are not answered."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=30)
+
+    def queue(self, run: Callable[[Sequence[Row]], Sequence[Any]]) -> RowQueue:
+        """A new model's. run: one batch to one output a row."""
+        return RowQueue(self, run)
+
+    def put(self, queue: RowQueue, rows: Sequence[Row]) -> None:
+        limit = self._settings.max_waiting
+        with self._changed:
+            if queue.is_closed or self._is_stopping:
+                raise Overloaded("the model is leaving memory; try again")
+            if len(queue.waiting) + len(rows) > limit:
+                raise Overloaded(f"{len(queue.waiting)} inputs wait for this model, of {limit}; try again later")
+            queue.waiting.extend(rows)
+            if not queue.is_scheduled:
+                queue.is_scheduled = True
+                self._line.append(queue)
+                self._changed.notify()
+
+    def close_queue(self, queue: RowQueue) -> None:
+        with self._changed:
+            queue.is_closed = True
+            left = list(queue.waiting)
+            queue.waiting.clear()
+            while queue in self._running:
+                self._changed.wait()
+        for row in left:
+            _tell(row, Overloaded("the model left memory; try again"))
+
+    def _work(self) -> None:
+        torch.set_num_threads(self._settings.threads_per_batch)
+        while True:
+            with self._changed:
+                while not self._line and not self._is_stopping:
+                    self._changed.wait()
+                if self._is_stopping:
+                    return
+                queue = self._line.popleft()
+                self._running.add(queue)
+                batch = self._take(queue)
+            try:
+                if batch:
+                    self._run(queue, batch)
+            finally:
+                with self._changed:
+                    self._running.discard(queue)
+                    queue.is_scheduled = bool(queue.waiting)
+                    if queue.is_scheduled:
+                        self._line.append(queue)
+                    self._changed.notify_all()
+
+    def _take(self, queue: RowQueue) -> list[Row]:
+        """The oldest wanted row and those behind it that go well with it, within the limits of a batch."""
+        wanted = [row for row in queue.waiting if row.is_wanted()]
+        batch: list[Row] = []
+        size = 0
+        for row in wanted:
+            if batch and row.bucket != batch[0].bucket:
+                continue
+            size = max(size, row.size)
+            is_full = len(batch) == self._settings.max_rows or size * (len(batch) + 1) > self._settings.max_tokens
+            if batch and is_full:
+                break
+            batch.append(row)
+        taken = set(batch)
+        queue.waiting = deque(row for row in wanted if row not in taken)
+        return batch
+
+    def _run(self, queue: RowQueue, batch: Sequence[Row]) -> None:
+        try:
+            with torch.inference_mode():
+                outputs = queue.run(batch)
+        except Exception as exc:
+            if is_device_lost(self._device):
+                logger.critical("device lost error=%s", exc)
+                self._on_device_lost()
+            if len(batch) > 1:  # find whose fault it was, so that the others are answered
+                for row in batch:
+                    self._run(queue, [row])
+            else:
+                _tell(batch[0], _translate(exc))
+            return
+        self.num_batches += 1
+        self.num_rows += len(batch)
+        for row, output in zip(batch, outputs, strict=True):
+            _tell(row, output)
+
+
+def _tell(row: Row, outcome: Any) -> None:
+    try:
+        row.on_done(outcome)
+    except Exception:
+        logger.exception("a row's outcome could not be told")
+
+
+def _translate(exc: Exception) -> HandlerError:
+    if isinstance(exc, HandlerError):
+        return exc
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return OutOfMemory("there was no memory left to compute this answer; send less at once")
+    logger.error("batch failed", exc_info=exc)
+    return InternalError("the model failed on this input; the worker's log has the reason")

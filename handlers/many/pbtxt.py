@@ -1,0 +1,105 @@
+"""Triton's config.pbtxt: protobuf's text format, as much of it as such files use.
+
+Read by hand because the schema comes only with Triton's client, which brings a gRPC stack of its own, while what is
+needed are six fields. The reader takes every field and gives none a meaning; the caller picks what it knows.
+"""
+
+import re
+from typing import Any
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+_TOKEN = re.compile(
+    r"""(?:\s|\#[^\n]*)*(?:
+        (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+      | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
+      | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?)
+      | (?P<mark>[{}\[\]<>:,;])
+    )""",
+    re.VERBOSE,
+)
+_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_ENDS = {"{": "}", "<": ">"}
+
+Message = dict[str, list[Any]]  # by field, its values in order; one that stands once is a list of one
+
+
+class PbtxtError(ValueError):
+    """The text is no such file; the message says where."""
+
+
+def parse_pbtxt(text: str) -> Message:
+    """Strings and enum words are str, numbers int or float, booleans bool, messages Message. Raises PbtxtError."""
+    if len(text) > MAX_BYTES:
+        raise PbtxtError(f"it has {len(text)} characters, more than {MAX_BYTES}")
+    return _Reader(text).message(None, 0)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self.kind, self.token = "", ""
+        self._advance()
+
+    def _advance(self) -> None:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
+            blank = _BLANK.match(self._text, self._at)
+            self._at = blank.end() if blank else self._at
+            if self._at < len(self._text):
+                raise self._error("a character that means nothing here")
+            self.kind, self.token = "end", ""
+            return
+        self._at = match.end()
+        self.kind = str(match.lastgroup)
+        self.token = match[self.kind]
+
+    def _error(self, what: str) -> PbtxtError:
+        return PbtxtError(f"{what} in line {self._text.count(chr(10), 0, self._at) + 1}")
+
+    def message(self, end: str | None, depth: int) -> Message:
+        if depth > MAX_DEPTH:
+            raise self._error("too many messages inside one another")
+        fields: Message = {}
+        while self.kind != "end" if end is None else self.token != end or self.kind == "text":
+            if self.kind != "word":
+                raise self._error("a field's name is missing")
+            name = self.token
+            self._advance()
+            has_colon = self._skip(":")
+            fields.setdefault(name, []).extend(self._values(has_colon, depth))
+            self._skip(",") or self._skip(";")
+        if end is not None:
+            self._advance()
+        return fields
+
+    def _values(self, has_colon: bool, depth: int) -> list[Any]:
+        if not self._skip("["):
+            return [self._value(has_colon, depth)]
+        found: list[Any] = []
+        while not self._skip("]"):
+            if found and not self._skip(","):
+                raise self._error("a comma is missing")
+            found.append(self._value(has_colon, depth))
+        return found
+
+    def _value(self, has_colon: bool, depth: int) -> Any:
+        kind, token = self.kind, self.token
+        if kind == "mark" and token in _ENDS:
+            self._advance()
+            return self.message(_ENDS[token], depth + 1)
+        if not has_colon or kind not in ("text", "word", "number"):
+            raise self._error("a value is missing")
+        self._advance()
+        if kind == "text":
+            return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), token[1:-1])
+        if kind == "word":
+            return {"true": True, "false": False}.get(token, token)
+        return int(token) if re.fullmatch(r"[-+]?\d+", token) else float(token.rstrip("f"))
+
+    def _skip(self, mark: str) -> bool:
+        if self.kind != "mark" or self.token != mark:
+            return False
+        self._advance()
+        return True

@@ -1,0 +1,118 @@
+"""What a client asks a model: `inputs` and `parameters`, as SageMaker's Hugging Face containers take them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handlers.chat.wire import Incoming
+from handlers.errors import InvalidJson, InvalidRequest
+
+MAX_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRequest:
+    """inputs: what the task makes of it; bytes are an image's."""
+
+    inputs: Any
+    parameters: Mapping[str, Any]
+
+    def check_parameters(self, known: Mapping[str, type | tuple[type, ...]]) -> None:
+        """Raise InvalidRequest unless every parameter is one of these, of its type or null."""
+        for name, value in self.parameters.items():
+            if name not in known:
+                choices = ", ".join(sorted(known)) or "none"
+                raise InvalidRequest(f"there is no parameter {name[:MAX_NAME]!r} here; there are: {choices}")
+            kinds = known[name]
+            is_number = (
+                isinstance(value, bool) and kinds is not bool and not (isinstance(kinds, tuple) and bool in kinds)
+            )
+            if value is not None and (not isinstance(value, kinds) or is_number):
+                raise InvalidRequest(f"the parameter {name!r} has a wrong type", param=name)
+
+    def get(self, name: str, default: Any) -> Any:
+        """A parameter; null is as good as none."""
+        value = self.parameters.get(name)
+        return default if value is None else value
+
+    def top_k(self, default: int | None) -> int | None:
+        """How many of the best are wanted. Raises InvalidRequest."""
+        found: int | None = self.get("top_k", default)
+        if found is not None and found < 1:
+            raise InvalidRequest("the parameter 'top_k' must be at least 1", param="top_k")
+        return found
+
+
+def read_body(incoming: Incoming) -> Any:
+    """The body by its Content-Type: JSON as what it says, text as str, images as bytes.
+
+    Raises InvalidJson, InvalidRequest.
+    """
+    kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = incoming.body
+    if body is None or body in (b"", ""):
+        raise InvalidRequest('the request has no body; send JSON, {"inputs": ...}, with Content-Type: application/json')
+    if kind.startswith("image/") and isinstance(body, bytes):
+        return body
+    if kind == "text/plain":
+        return _text(body)
+    if kind not in ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded"):
+        raise InvalidRequest(f"a body of type {kind[:MAX_NAME]!r} is not read here; send application/json")
+    if isinstance(body, bytes) and kind == "application/octet-stream" and body.lstrip()[:1] not in (b"{", b"["):
+        return body
+    if isinstance(body, bytes | str):
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as exc:
+            where = f" at line {exc.lineno} column {exc.colno}" if isinstance(exc, json.JSONDecodeError) else ""
+            raise InvalidJson(f"the body is not valid JSON{where}") from exc
+    return body
+
+
+def read_request(body: Any) -> TaskRequest:
+    """A body as inputs and parameters. Raises InvalidRequest."""
+    if isinstance(body, bytes | str):
+        return TaskRequest(body, {})
+    if not isinstance(body, dict):
+        raise InvalidRequest('the body must be a JSON object, {"inputs": ..., "parameters": {...}}')
+    parameters = body.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidRequest("'parameters' must be a JSON object", param="parameters")
+    if "inputs" not in body:
+        raise InvalidRequest("the body has no 'inputs'", param="inputs")
+    return TaskRequest(body["inputs"], parameters or {})
+
+
+def _text(body: Any) -> str:
+    if isinstance(body, bytes):
+        try:
+            return body.decode()
+        except UnicodeDecodeError as exc:
+            raise InvalidRequest("the text is not UTF-8") from exc
+    if not isinstance(body, str):
+        raise InvalidRequest("the body is no text")
+    return body
+
+
+def texts_of(inputs: Any, max_inputs: int, max_chars: int) -> list[str]:
+    """One text or several, as a list. Raises InvalidRequest."""
+    texts = inputs if isinstance(inputs, list) else [inputs]
+    check_number(texts, max_inputs)
+    for text in texts:
+        check_text(text, max_chars)
+    return texts
+
+
+def check_number(inputs: list[Any], max_inputs: int) -> None:
+    """Raise InvalidRequest unless there is an input, and no more than may be."""
+    if not 0 < len(inputs) <= max_inputs:
+        raise InvalidRequest(f"a request may have 1 to {max_inputs} inputs, not {len(inputs)}", param="inputs")
+
+
+def check_text(text: Any, max_chars: int, what: str = "'inputs'") -> None:
+    """Raise InvalidRequest unless it is a text that is not too long."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{what} must be a text, or several in a list, for this model", param="inputs")
+    if len(text) > max_chars:
+        raise InvalidRequest(f"a text may have {max_chars} characters, not {len(text)}", param="inputs")

@@ -1,0 +1,176 @@
+"""One request to many models, from its name to its model and back; the operations of operators and the proxy."""
+
+import json
+import logging
+import time
+from typing import Any, Protocol
+
+from handlers.chat.counters import Counters
+from handlers.chat.reply import Reply
+from handlers.chat.wire import Incoming
+from handlers.errors import HandlerError, InternalError, InvalidRequest
+from handlers.many.model import Lease
+from handlers.many.registry import ModelRegistry
+from handlers.many.request import read_body
+
+logger = logging.getLogger(__name__)
+
+OPERATION = "x-torchmoor-operation"
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+ACTIONS = ("load", "unload", "pin", "unpin", "prewarm")
+JSON = {"Content-Type": "application/json"}
+OUTCOMES = ("answered", "refused", "failed", "cancelled")
+
+
+class Stoppable(Protocol):
+    """What the models share, ended after them."""
+
+    def stop(self) -> None: ...
+
+
+class ManyService:
+    """`start` never raises and never waits."""
+
+    def __init__(self, registry: ModelRegistry, shared: Stoppable, instance: str, device: str) -> None:
+        self._registry = registry
+        self._shared = shared
+        self._instance = instance
+        self._device = device
+        self._counters = Counters()
+
+    def stop(self) -> None:
+        """Every model leaves memory; requests that wait for one are told."""
+        self._registry.close()
+        self._shared.stop()
+
+    def start(self, incoming: Incoming, reply: Reply) -> None:
+        """Answer a request; every outcome, errors too, goes through `reply`."""
+        try:
+            operation = incoming.headers.get(OPERATION)
+            if operation == "status":
+                reply.finish(JSON, json.dumps(self.status()).encode())
+            elif operation == "models":
+                self._manage(read_body(incoming), reply)
+            elif operation:
+                raise InvalidRequest(f"there is no operation {operation[:40]!r}; there are status, models and cancel")
+            else:
+                self._ask(incoming, reply)
+        except HandlerError as error:
+            reply.fail(error)
+        except Exception:
+            logger.exception("request failed")
+            reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+
+    def _ask(self, incoming: Incoming, reply: Reply) -> None:
+        name = incoming.headers.get(TARGET_MODEL)
+        if not name:
+            raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
+        visit = _Visit(incoming, reply, self._counters)
+        waiter = self._registry.acquire(name, visit.begin, visit.refuse)
+        reply.on_cancel(lambda reason: waiter.cancel())
+
+    def _manage(self, body: Any, reply: Reply) -> None:
+        action, name, url = _read_action(body)
+        registry = self._registry
+
+        def done(error: HandlerError | None) -> None:
+            if error is not None:
+                reply.fail(error)
+            else:
+                self._tell_tier(name, reply)
+
+        if action == "load":
+            registry.load(name, url, done)
+        elif action == "unload":
+            registry.unload(name, done)
+        elif action == "unpin":
+            registry.unpin(name)
+            done(None)
+        else:
+            start = registry.pin if action == "pin" else registry.prewarm
+            errors: list[HandlerError] = []
+
+            def note(error: HandlerError | None) -> None:
+                if error is not None:
+                    logger.warning("model not loaded name=%s reason=%s", name, error.message)
+                    errors.append(error)
+
+            start(name, note)
+            done(errors[0] if errors else None)  # what goes wrong later is in the status
+
+    def _tell_tier(self, name: str, reply: Reply) -> None:
+        tier = self._tiers().get(name, "source")
+        reply.finish(JSON, json.dumps({"model": name, "tier": tier}).encode())
+
+    def _tiers(self) -> dict[str, str]:
+        return {model["name"]: model["tier"] for model in reversed(self._registry.status()["models"])}
+
+    def status(self) -> dict[str, Any]:
+        """What the worker holds, for the proxy and for operators."""
+        return {"instance": self._instance, "device": self._device, **self._registry.status(), **self._requests()}
+
+    def _requests(self) -> dict[str, dict[str, int]]:
+        return {"requests": {name: self._counters.get(name) for name in OUTCOMES}}
+
+    def numbers(self) -> dict[str, Any]:
+        """What the metrics are made of (handlers/metrics.py). Any thread."""
+        status = self._registry.status()
+        tiers = [model["tier"] for model in status["models"]]
+        return {
+            "models": {tier: tiers.count(tier) for tier in ("device", "host", "disk", "loading", "broken")},
+            "memory": {name: budget["used"] for name, budget in status["budgets"].items()},
+            "capacity": {name: budget["max"] for name, budget in status["budgets"].items()},
+            "events": status["counters"],
+            "waiting": status["waiting"],
+            **self._requests(),
+        }
+
+    def drain_times(self, name: str) -> list[float]:
+        """The times of a histogram since the last call, in seconds."""
+        return self._counters.drain(name) if name == "latency" else self._registry.drain_times(name)
+
+
+class _Visit:
+    """One request and its lease, which ends with the answer, however that ends."""
+
+    def __init__(self, incoming: Incoming, reply: Reply, counters: Counters) -> None:
+        self._incoming = incoming
+        self._reply = reply
+        self._counters = counters
+        self._began = time.monotonic()
+
+    def begin(self, lease: Lease) -> None:
+        """The model is there. Any thread of the registry's, or the pump's."""
+        self._reply.receipts["X-Torchmoor-Model-Cache"] = lease.found
+        self._reply.receipts["X-Torchmoor-Model-Load-Ms"] = str(round(lease.load_s * 1000))
+        self._reply.on_end(lambda: self._end(lease))
+        try:
+            lease.model.start(self._incoming, self._reply)
+        except Exception:
+            logger.exception("request failed")
+            self._reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
+
+    def refuse(self, error: HandlerError) -> None:
+        """The model cannot be had."""
+        self._counters.add("refused")
+        self._reply.fail(error)
+
+    def _end(self, lease: Lease) -> None:
+        lease.release()
+        status = self._reply.status
+        self._counters.add("cancelled" if self._reply.is_cancelled else "answered" if status < 500 else "failed")
+        self._counters.observe("latency", time.monotonic() - self._began)
+
+
+def _read_action(body: Any) -> tuple[str, str, str | None]:
+    """What a models operation asks for. Raises InvalidRequest."""
+    if not isinstance(body, dict) or body.keys() - {"action", "model", "url"}:
+        raise InvalidRequest("a models operation has 'action', 'model' and perhaps 'url'")
+    action, name, url = body.get("action"), body.get("model"), body.get("url")
+    if action not in ACTIONS:
+        raise InvalidRequest(f"'action' must be one of {', '.join(ACTIONS)}", param="action")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("'model' must name a model", param="model")
+    if url is not None and (not isinstance(url, str) or action != "load"):
+        raise InvalidRequest("'url' goes with the action 'load', and is a text", param="url")
+    return action, name, url

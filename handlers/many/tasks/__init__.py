@@ -1,0 +1,1 @@
+"""What models do with requests, one kind of task a file."""

@@ -1,0 +1,147 @@
+"""A question and a text to the part of the text that answers it.
+
+The rules are those of transformers' QuestionAnsweringPipeline, which its version 5 no longer has: long texts are read
+in overlapping pieces, and the best part of all pieces is the answer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from handlers.chat.reply import Reply
+from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
+from handlers.many.compute import Row
+from handlers.many.request import TaskRequest, check_number, check_text
+from handlers.many.tasks.task import Work
+from handlers.many.tasks.text import TextTask
+
+PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "doc_stride": int, "max_answer_len": int}
+PARAMETERS |= {"max_seq_len": int, "max_question_len": int, "handle_impossible_answer": bool, "align_to_words": bool}
+MAX_PIECE = 384  # tokens, unless the request says otherwise
+MAX_QUESTION = 64
+MAX_ANSWER = 15
+
+
+class QuestionAnswering(TextTask):
+    """{"inputs": {"question", "context"} | a list of those}. Answers {"score", "start", "end", "answer"} for each."""
+
+    name = "question-answering"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if not self.tokenizer.is_fast:
+            raise ModelBroken("question-answering needs a tokenizer.json, which says where in the text tokens are")
+
+    def read(self, request: TaskRequest, reply: Reply) -> Work:
+        request.check_parameters(PARAMETERS)
+        is_list = isinstance(request.inputs, list)
+        asked = request.inputs if is_list else [request.inputs]
+        check_number(asked, self.settings.max_inputs)
+        for item in asked:
+            if not isinstance(item, dict) or item.keys() != {"question", "context"}:
+                raise InvalidRequest("'inputs' must be an object with 'question' and 'context'", param="inputs")
+            for text in item.values():
+                check_text(text, self.settings.max_chars, "'question' and 'context'")
+                if not text.strip():
+                    raise InvalidRequest("'question' and 'context' must not be empty", param="inputs")
+        encoded = [self._encode(item, request) for item in asked]
+        inputs = [self.as_input(_piece(own, i)) for own in encoded for i in range(len(own["input_ids"]))]
+        if len(inputs) > self.settings.max_inputs:
+            raise ContextTooLong(
+                f"the texts are {len(inputs)} pieces, and a request may have {self.settings.max_inputs}"
+            )
+
+        def finish(outputs: Sequence[Tensor]) -> Any:
+            answers, at = [], 0
+            for item, own in zip(asked, encoded, strict=True):
+                number = len(own["input_ids"])
+                answers.append(_answer(item["context"], own, outputs[at : at + number], request))
+                at += number
+            return answers if is_list else answers[0]
+
+        return Work(inputs, finish)
+
+    def _encode(self, item: dict[str, str], request: TaskRequest) -> Any:
+        """Pieces of the text, each behind the question."""
+        size = min(_positive(request, "max_seq_len", MAX_PIECE), self.max_tokens)
+        question = self.shared.encode(item["question"], add_special_tokens=False)["input_ids"]
+        if len(question) > min(_positive(request, "max_question_len", MAX_QUESTION), size // 2):
+            raise ContextTooLong(f"the question has {len(question)} tokens, too many for this model; ask more shortly")
+        room = size - len(question) - self.tokenizer.num_special_tokens_to_add(pair=True)
+        if room < 1:
+            raise ContextTooLong("'max_seq_len' leaves no room for the text")
+        stride = min(_positive(request, "doc_stride", min(size // 2, 128)), room - 1)
+        return self.shared.encode(
+            item["question"],
+            item["context"],
+            truncation="only_second",
+            max_length=size,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+
+    def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
+        """(2, tokens) a row: how well an answer begins and ends at each token."""
+        found = self.forward(rows)
+        logits = torch.stack([found.start_logits, found.end_logits], 1).float().cpu()
+        return [own[:, : row.size] for own, row in zip(logits, rows, strict=True)]
+
+
+def _positive(request: TaskRequest, name: str, default: int) -> int:
+    value: int = request.get(name, default)
+    if value < 1:
+        raise InvalidRequest(f"the parameter {name!r} must be at least 1", param=name)
+    return value
+
+
+def _piece(encoded: Any, index: int) -> dict[str, list[int]]:
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: encoded[name][index] for name in names if name in encoded}
+
+
+def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: TaskRequest) -> Any:
+    top_k = request.top_k(1) or 1
+    longest = _positive(request, "max_answer_len", MAX_ANSWER)
+    can_align = request.get("align_to_words", True)
+    found: dict[tuple[int, int], float] = {}
+    nothing = 1.0
+    for index, logits in enumerate(outputs):
+        is_context = torch.tensor([s == 1 for s in encoded.sequence_ids(index)])
+        may_be = is_context.clone()
+        may_be[0] = True  # the first token stands for: there is no answer
+        starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
+        nothing = min(nothing, float(starts[0] * ends[0]))
+        spans = (starts[:, None] * ends[None]).triu().tril(longest - 1)
+        spans[~is_context] = 0.0
+        spans[:, ~is_context] = 0.0
+        scores, places = spans.flatten().topk(min(top_k, spans.numel()))
+        for score, place in zip(scores.tolist(), places.tolist(), strict=True):
+            if score > 0:
+                first, last = divmod(place, spans.shape[1])
+                span = _characters(encoded, index, first, last, can_align)
+                found[span] = max(found.get(span, 0.0), score)
+    answers: list[dict[str, Any]] = [
+        {"score": score, "start": start, "end": end, "answer": context[start:end]}
+        for (start, end), score in found.items()
+    ]
+    if request.get("handle_impossible_answer", False):
+        answers.append({"score": nothing, "start": 0, "end": 0, "answer": ""})
+    best = sorted(answers, key=lambda answer: -answer["score"])[:top_k]
+    if top_k > 1:
+        return best
+    return best[0] if best else {"score": 0.0, "start": 0, "end": 0, "answer": ""}
+
+
+def _characters(encoded: Any, index: int, first: int, last: int, can_align: bool) -> tuple[int, int]:
+    """Where in the text an answer stands, made longer to whole words."""
+    offsets = encoded["offset_mapping"][index]
+    start, end = offsets[first][0], offsets[last][1]
+    words = encoded.word_ids(index)
+    if can_align and words[first] is not None and words[last] is not None:
+        start = min(start, encoded.word_to_chars(index, words[first], sequence_index=1)[0])
+        end = max(end, encoded.word_to_chars(index, words[last], sequence_index=1)[1])
+    return int(start), int(end)

@@ -1,0 +1,39 @@
+"""Logits as labels with scores, in the form of transformers' pipelines."""
+
+from typing import Any
+
+from torch import Tensor
+
+from handlers.errors import InvalidRequest
+from handlers.many.request import TaskRequest
+
+FUNCTIONS = ("sigmoid", "softmax", "none")
+
+
+def choose_function(request: TaskRequest, config: Any) -> str:
+    """What makes scores of logits: what the request says, else what the model was trained for. Raises InvalidRequest.
+
+    The rules are those of transformers' TextClassificationPipeline.
+    """
+    wanted = request.get("function_to_apply", None)
+    if wanted is not None:
+        if wanted.lower() not in FUNCTIONS:
+            raise InvalidRequest(
+                f"'function_to_apply' must be one of {', '.join(FUNCTIONS)}", param="function_to_apply"
+            )
+        return str(wanted.lower())
+    if config.problem_type == "regression":
+        return "none"
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def label_scores(logits: Tensor, config: Any, function: str) -> list[dict[str, Any]]:
+    """Every label with its score, the best first. logits: (labels,)."""
+    if function == "softmax":
+        logits = logits.softmax(-1)
+    elif function == "sigmoid":
+        logits = logits.sigmoid()
+    found = [{"label": config.id2label[i], "score": score} for i, score in enumerate(logits.tolist())]
+    return sorted(found, key=lambda item: -item["score"])

@@ -1,0 +1,58 @@
+"""Texts, or pairs of texts, to labels with scores."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from handlers.chat.reply import Reply
+from handlers.errors import InvalidRequest
+from handlers.many.request import TaskRequest, check_number, check_text
+from handlers.many.tasks.scores import choose_function, label_scores
+from handlers.many.tasks.task import Work
+from handlers.many.tasks.text import TextTask
+
+PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "function_to_apply": str, "truncation": bool}
+PARAMETERS |= {"return_all_scores": bool}
+
+
+class TextClassification(TextTask):
+    """{"inputs": text | {"text", "text_pair"} | a list of those}.
+
+    Answers [{"label", "score"}, ...], the best for each input; with `top_k` a list of the best for each input.
+    """
+
+    name = "text-classification"
+
+    def read(self, request: TaskRequest, reply: Reply) -> Work:
+        request.check_parameters(PARAMETERS)
+        is_list = isinstance(request.inputs, list)
+        inputs = request.inputs if is_list else [request.inputs]
+        check_number(inputs, self.settings.max_inputs)
+        is_truncated = request.get("truncation", False)
+        rows = [
+            self.as_input(self.encode(*texts, is_truncated=is_truncated)) for texts in (self._texts(i) for i in inputs)
+        ]
+        config = self.model.config
+        function = choose_function(request, config)
+        are_all = request.get("return_all_scores", False) or "top_k" in request.parameters
+        top_k = request.top_k(None)
+
+        def finish(outputs: Sequence[Tensor]) -> Any:
+            scored = [label_scores(logits, config, function) for logits in outputs]
+            if are_all:
+                best = [labels[:top_k] for labels in scored]
+                return best if is_list else best[0]
+            return [labels[0] for labels in scored]
+
+        return Work(rows, finish)
+
+    def _texts(self, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, dict):
+            check_text(value, self.settings.max_chars)
+            return (value,)
+        if not {"text"} <= value.keys() <= {"text", "text_pair"}:
+            raise InvalidRequest("an input that is an object has 'text' and perhaps 'text_pair'", param="inputs")
+        for text in value.values():
+            check_text(text, self.settings.max_chars, "'text' and 'text_pair'")
+        return tuple(value[name] for name in ("text", "text_pair") if name in value)

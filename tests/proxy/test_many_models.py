@@ -1,0 +1,387 @@
+"""Endpoints with many models: TargetModel through boto3, and what it does with instances that hold some of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import NO_PROBES, Stage, replace
+from tests.proxy.fake_instance import Gate, streaming
+from tests.proxy.fake_many import FakeFleet, FakeMany
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import MultiModelSettings, TimeoutSettings
+
+MODELS = {f"m{number}.tar.gz" for number in range(20)}
+# Asked often, so that tests need not wait; and as often while something is loading.
+ASKING = replace(NO_PROBES, status_interval_s=0.02, busy_status_interval_s=0.02, max_status_per_s=1000)
+
+MakeStage = Callable[..., Stage]
+
+
+class Fleet:
+    """A stage whose instances have many models."""
+
+    def __init__(self, stage: Stage, many: dict[str, FakeMany]) -> None:
+        self.stage = stage
+        self.many = many
+        self.client = stage.client()
+
+    def ask(self, model: str, **options: Any) -> tuple[str, str]:
+        """One request; which instance answered, and why it was chosen."""
+        answer = self.client.invoke_endpoint(EndpointName="llava", TargetModel=model, Body=b"{}", **options)
+        fields = answer["ResponseMetadata"]["HTTPHeaders"]
+        told = json.loads(answer["Body"].read())
+        assert told["model"] == model
+        return told["instance"], fields["x-amzn-sagemaker-invoked-routing-reason"]
+
+    def refused(self, model: str | None) -> ClientError:
+        """The error of one request."""
+        options = {} if model is None else {"TargetModel": model}
+        with pytest.raises(ClientError) as caught:
+            self.client.invoke_endpoint(EndpointName="llava", Body=b"{}", **options)
+        return caught.value
+
+    @property
+    def num_loads(self) -> int:
+        return sum(each.num_loads for each in self.many.values())
+
+    def is_held(self, model: str, name: str) -> bool:
+        models = self.stage.registry.endpoints()[0].variants[0].models
+        assert models is not None
+        return models.is_held(model, name)
+
+    def until_loaded(self, name: str, number: int) -> None:
+        """The instance has reported so many models in memory."""
+        models = self.stage.registry.endpoints()[0].variants[0].models
+        assert models is not None
+        self.stage.until(lambda: models.num_loaded(name) == number, f"{number} models at {name}")
+
+
+@pytest.fixture
+def make_fleet(make_stage: MakeStage) -> Callable[..., Fleet]:
+    """Fleets with other settings."""
+
+    def make(*, hot: int = 16, health: Any = ASKING, **options: Any) -> Fleet:
+        multi_model = MultiModelSettings(hot_outstanding=hot)
+        fakes = FakeFleet(MODELS)
+        return Fleet(make_stage(multi_model=multi_model, health=health, prepare=fakes, **options), fakes.many)
+
+    return make
+
+
+@pytest.fixture
+def fleet(make_fleet: Callable[..., Fleet]) -> Fleet:
+    return make_fleet()
+
+
+def told(error: ClientError) -> tuple[str, int, str]:
+    return (
+        error.response["Error"]["Code"],
+        error.response["ResponseMetadata"]["HTTPStatusCode"],
+        error.response["Error"]["Message"],
+    )
+
+
+def test_model_stays_where_it_was_loaded(fleet: Fleet) -> None:
+    """The first request loads it somewhere, the others go there and say so."""
+    home, reason = fleet.ask("m0.tar.gz")
+
+    others = {fleet.ask("m0.tar.gz") for _ in range(5)}
+
+    assert (reason, others, fleet.num_loads) == ("model-cold", {(home, "model-resident")}, 1)
+
+
+def test_stream_operation_takes_a_target_model(fleet: Fleet) -> None:
+    """AWS's API has it for whole answers only; here it is a header of both."""
+    for fake in fleet.stage.instances.values():
+        fake.behave = streaming([b"one ", b"two"])
+    client = fleet.stage.client()
+    client.meta.events.register(
+        "before-call.sagemaker-runtime.InvokeEndpointWithResponseStream",
+        lambda params, **_: params["headers"].update({"X-Amzn-SageMaker-Target-Model": "m1.tar.gz"}),
+    )
+
+    answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+    text = b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])
+
+    received = [request for fake in fleet.stage.instances.values() for request in fake.received]
+    assert (text, [request.headers["x-amzn-sagemaker-target-model"] for request in received]) == (
+        b"one two",
+        ["m1.tar.gz"],
+    )
+
+
+def test_burst_for_a_cold_model_loads_it_once(fleet: Fleet) -> None:
+    """Requests that come while it is being loaded wait at the same instance."""
+    gate = Gate()
+    for many in fleet.many.values():
+        many.loading = gate
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(fleet.ask, "m2.tar.gz") for _ in range(8)]
+        fleet.stage.until(lambda: fleet.stage.outstanding() == 8, "all are under way")
+        gate.open()
+        homes = {future.result()[0] for future in asked}
+
+    assert (len(homes), fleet.num_loads) == (1, 1)
+
+
+def test_hot_model_gets_a_second_copy(make_fleet: Callable[..., Fleet]) -> None:
+    """When too many requests for it are under way at its holder; both then serve it."""
+    fleet = make_fleet(hot=2)
+    home, _ = fleet.ask("m3.tar.gz")
+    gate = Gate()
+    fleet.many[home].answering = gate
+    with ThreadPoolExecutor(4) as pool:
+        slow = [pool.submit(fleet.ask, "m3.tar.gz") for _ in range(2)]
+        fleet.stage.until(lambda: fleet.stage.outstanding() == 2, "the holder is hot")
+        copy, reason = fleet.ask("m3.tar.gz")
+        again = fleet.ask("m3.tar.gz")
+        gate.open()
+        assert {future.result()[0] for future in slow} == {home}
+
+    assert copy != home
+    assert (reason, again, fleet.num_loads) == ("model-copy", (copy, "model-resident"), 2)
+
+
+def test_reported_models_are_used_and_evicted_ones_forgotten(fleet: Fleet) -> None:
+    """What instances say counts, whatever was sent to them."""
+    fleet.many["b"].tiers["m4.tar.gz"] = "device"
+    fleet.until_loaded("b", 1)
+    assert fleet.ask("m4.tar.gz") == ("b", "model-resident")
+
+    fleet.many["b"].tiers.clear()
+    fleet.until_loaded("b", 0)
+    fleet.stage.until(lambda: not fleet.is_held("m4.tar.gz", "b"), "it is forgotten")
+
+    assert fleet.ask("m4.tar.gz")[1] == "model-cold"
+
+
+def test_instance_that_restarts_is_forgotten(make_fleet: Callable[..., Fleet]) -> None:
+    """At once, before it has said anything."""
+    fleet = make_fleet(health=NO_PROBES)
+    home, _ = fleet.ask("m5.tar.gz")
+
+    def restart() -> None:
+        fleet.stage.registry.set_state(home, InstanceState.DOWN)
+        fleet.stage.registry.set_state(home, InstanceState.READY)
+
+    fleet.stage.loop.call_soon_threadsafe(restart)
+    fleet.stage.until(lambda: not fleet.is_held("m5.tar.gz", home), "it is forgotten")
+
+    assert fleet.ask("m5.tar.gz")[1] == "model-cold"
+
+
+def test_instance_without_room_is_passed_by(fleet: Fleet) -> None:
+    """507 OutOfMemory of one instance sends the request to another; of all, the client is told to come again."""
+    fleet.many["a"].room = 0
+    homes = {fleet.ask(f"m{number}.tar.gz")[0] for number in range(6)}
+    assert homes == {"b"}
+
+    fleet.many["b"].room = 0
+
+    code, status, message = told(fleet.refused("m9.tar.gz"))
+    assert (code, status) == ("ServiceUnavailable", 503)
+    assert "no room for m9.tar.gz" in message
+
+
+def test_unknown_model_is_a_validation_error(fleet: Fleet) -> None:
+    """And nobody is believed to hold it."""
+    code, status, message = told(fleet.refused("nothing.tar.gz"))
+
+    assert (code, status) == ("ValidationError", 400)
+    assert "there is no model nothing.tar.gz" in message
+    assert not any(fleet.is_held("nothing.tar.gz", name) for name in fleet.many)
+
+
+def test_broken_model_is_a_model_error_with_the_reason(fleet: Fleet) -> None:
+    """Its own requests fail; nothing else does."""
+    for many in fleet.many.values():
+        many.broken["m6.tar.gz"] = "config.json is missing"
+
+    error = fleet.refused("m6.tar.gz")
+
+    assert told(error)[:2] == ("ModelError", 424)
+    assert error.response["OriginalStatusCode"] == 424
+    assert "config.json is missing" in error.response["OriginalMessage"]
+    assert fleet.ask("m7.tar.gz")[1] == "model-cold"
+
+
+def test_model_that_is_still_loading_is_not_ready(fleet: Fleet) -> None:
+    """The handler's word at its hold limit is 429 here, with its Retry-After; the load goes on."""
+    for many in fleet.many.values():
+        many.refusal = (429, "ModelLoading", "m8.tar.gz is being loaded, 40 %")
+
+    error = fleet.refused("m8.tar.gz")
+
+    assert told(error) == ("ModelNotReadyException", 429, "m8.tar.gz is being loaded, 40 %")
+    assert error.response["ResponseMetadata"]["HTTPHeaders"]["retry-after"] == "7"
+
+
+def test_model_that_is_not_there_at_the_time_out_is_not_ready(make_fleet: Callable[..., Fleet]) -> None:
+    """Whoever waited in vain for a load is told to come again; a model that is there and slow is a ModelError."""
+    fleet = make_fleet(timeouts=TimeoutSettings(model_timeout_s=0.3, sweep_interval_s=0.02))
+    gate = Gate()
+    for many in fleet.many.values():
+        many.loading = gate
+
+    loading = fleet.refused("m10.tar.gz")
+    gate.open()
+    fleet.stage.until(lambda: any(fleet.is_held("m10.tar.gz", name) for name in fleet.many), "the load has gone on")
+    slow = Gate()
+    for many in fleet.many.values():
+        many.answering = slow
+    answering = fleet.refused("m10.tar.gz")
+    slow.open()
+
+    assert told(loading)[:2] == ("ModelNotReadyException", 429)
+    assert "retry-after" in loading.response["ResponseMetadata"]["HTTPHeaders"]
+    assert told(answering)[:2] == ("ModelError", 424)
+
+
+def test_target_model_is_needed_where_there_are_many(fleet: Fleet) -> None:
+    """The error says which parameter is missing."""
+    code, status, message = told(fleet.refused(None))
+
+    assert (code, status) == ("ValidationError", 400)
+    assert "is missing a target model header" in message
+    assert "TargetModel" in message
+
+
+def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
+    """In the words of AWS."""
+    with pytest.raises(ClientError) as caught:
+        stage.client().invoke_endpoint(EndpointName="llava", TargetModel="m0.tar.gz", Body=b"{}")
+
+    assert told(caught.value) == (
+        "ValidationError",
+        400,
+        "Endpoint llava is not a multi-model endpoint and does not support target model header.",
+    )
+
+
+def test_other_dialects_are_placed_too(fleet: Fleet) -> None:
+    """A container's, TorchServe's and OpenAI's paths with the header go where the model is."""
+    home, _ = fleet.ask("m11.tar.gz")
+    headers = {"X-Amzn-SageMaker-Target-Model": "m11.tar.gz"}
+    connection = fleet.stage.http()
+    for path in ("/invocations", "/predictions/llava", "/endpoints/llava/openai/v1/chat/completions"):
+        connection.request("POST", path, b"{}", headers)
+        answer = connection.getresponse()
+        assert json.loads(answer.read())["instance"] == home
+        assert answer.headers["X-Amzn-SageMaker-Invoked-Routing-Reason"] == "model-resident"
+
+
+def test_metrics_tell_hits_waits_and_models(fleet: Fleet) -> None:
+    """Under CloudWatch's names, by the handler's receipts; LoadedModelCount by its reports."""
+    home, _ = fleet.ask("m12.tar.gz")
+    for _ in range(3):
+        fleet.ask("m12.tar.gz")
+    fleet.until_loaded(home, 1)
+
+    status, body = admin(fleet.stage, "GET", "/metrics")
+
+    lines = body.decode().splitlines()
+    where = '{endpoint="llava",variant="AllTraffic"}'
+    assert status == 200
+    assert f"ModelInvocations_total{where} 4.0" in lines
+    assert f"ModelCacheHit_total{where} 3.0" in lines
+    assert f"ModelLoadingWaitTime_count{where} 1.0" in lines
+    assert f"ModelLoadingWaitTime_sum{where} 0.25" in lines
+    assert f'LoadedModelCount{{endpoint="llava",instance="{home}"}} 1.0' in lines
+
+
+def test_client_that_leaves_during_a_load_leaves_nothing_behind(fleet: Fleet) -> None:
+    """Its request is no longer counted; the fixture looks."""
+    gate = Gate()
+    for many in fleet.many.values():
+        many.loading = gate
+    with fleet.stage.socket() as sock:
+        sock.sendall(
+            b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+            b"X-Amzn-SageMaker-Target-Model: m13.tar.gz\r\n\r\n{}"
+        )
+        gate.wait_reached()
+    fleet.stage.until(lambda: fleet.stage.outstanding() == 0, "the lease is released")
+    gate.open()
+
+
+# The admin plane
+
+
+def admin(stage: Stage, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=10)
+    try:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_admin_plane_shows_which_models_are_where(fleet: Fleet) -> None:
+    """As the instances say it, one row a model and instance."""
+    home, _ = fleet.ask("m14.tar.gz")
+
+    status, body = admin(fleet.stage, "GET", "/models")
+
+    told = json.loads(body)
+    assert status == 200
+    assert [(row["endpoint"], row["instance"], row["name"], row["tier"], row["bytes"]) for row in told["models"]] == [
+        ("llava", home, "m14.tar.gz", "device", 1000)
+    ]
+    assert {row["instance"]: row["answered"] for row in told["instances"]} == {"a": True, "b": True}
+    assert told["instances"][0]["budgets"]["device"]["max"] == 100_000
+
+
+def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
+    """Names may have slashes; unpin reaches whoever has it pinned, and unload frees it."""
+    for many in fleet.many.values():
+        many.source.add("team/m.tar.gz")
+    home, _ = fleet.ask("team/m.tar.gz")
+
+    pinned = admin(fleet.stage, "POST", "/models/team/m.tar.gz/pin")
+    assert (pinned[0], fleet.many[home].pinned) == (200, {"team/m.tar.gz"})
+    assert admin(fleet.stage, "POST", "/models/team%2Fm.tar.gz/unpin")[0] == 200
+    assert fleet.many[home].pinned == set()
+    assert admin(fleet.stage, "POST", f"/models/team/m.tar.gz/unload?instance={home}")[0] == 200
+    assert fleet.many[home].tiers == {}
+    status, body = admin(fleet.stage, "POST", "/models/team/m.tar.gz/unload")
+    assert status == 404
+    assert [row["code"] for row in json.loads(body)["instances"]] == ["ModelUnknown"] * 2
+
+
+def test_admin_plane_prewarms_where_requests_would_go(fleet: Fleet) -> None:
+    """So that the next request finds the model there."""
+    status, body = admin(fleet.stage, "POST", "/models/m15.tar.gz/prewarm")
+    [row] = json.loads(body)["instances"]
+    fleet.until_loaded(row["instance"], 1)
+
+    assert status == 200
+    assert fleet.ask("m15.tar.gz") == (row["instance"], "model-resident")
+
+
+def test_admin_plane_refuses_other_sites_pages(fleet: Fleet) -> None:
+    """As for a drain: a page elsewhere must not use an operator's browser."""
+    status, body = admin(fleet.stage, "POST", "/models/m0.tar.gz/pin", {"Origin": "http://evil.example"})
+
+    assert (status, fleet.num_loads) == (403, 0)
+    assert b"evil.example" in body
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/models/m0.tar.gz/pin?endpoint=other", 400),
+        ("/models/m0.tar.gz/pin?instance=nobody", 404),
+        ("/models/m0.tar.gz/eat", 404),
+    ],
+)
+def test_admin_plane_says_what_is_wrong(fleet: Fleet, path: str, status: int) -> None:
+    """An endpoint or instance that is not there is not another one."""
+    assert admin(fleet.stage, "POST", path)[0] == status

@@ -1,0 +1,150 @@
+"""The line of models: fair turns, batches within limits, nothing computed for nobody."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
+from handlers.many.compute import Compute, Row, RowQueue
+from handlers.settings import TaskSettings
+from tests.waiting import wait_until
+
+
+class Model:
+    """Notes its batches; stands still while its gate is closed."""
+
+    def __init__(self, compute: Compute, log: list[tuple[str, list[Any]]], name: str = "m") -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self._log = log
+        self._name = name
+        self.queue: RowQueue = compute.queue(self._run)
+
+    def _run(self, rows: Sequence[Row]) -> list[Any]:
+        assert self.gate.wait(60)
+        self._log.append((self._name, [row.inputs for row in rows]))
+        for row in rows:
+            if isinstance(row.inputs, Exception):
+                raise row.inputs
+        return [row.inputs for row in rows]
+
+
+@pytest.fixture
+def compute() -> Iterator[Compute]:
+    made = Compute(TaskSettings(max_rows=4, max_tokens=64, max_waiting=20), torch.device("cpu"))
+    yield made
+    made.stop()
+
+
+def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any = None) -> list[Row]:
+    first = len(told)
+    made = []
+    for i, value in enumerate(values, first):
+        told[i] = None
+        made.append(Row(value, size, kind, lambda: True, lambda outcome, i=i: told.__setitem__(i, outcome)))
+    return made
+
+
+def test_a_batch_has_what_waits_and_fits(compute: Compute) -> None:
+    """At most max_rows, at most max_tokens with padding, of one kind and of sizes that go together."""
+    log: list[Any] = []
+    told: dict[int, Any] = {}
+    model = Model(compute, log)
+    model.queue.put(rows("abcdef", told))
+    model.queue.put(rows("ghi", told, size=30))
+    model.queue.put(rows("jk", told, kind="other"))
+    model.queue.put(rows("l", told, size=1000))
+
+    compute.start()
+    wait_until(lambda: None not in told.values(), "all are answered")
+
+    batches = ["".join(batch) for _, batch in log]
+    assert batches == ["abcd", "ef", "gh", "i", "jk", "l"]
+    assert "".join(told.values()) == "abcdefghijkl"
+
+
+def test_models_take_turns(compute: Compute) -> None:
+    """One with much to do does not keep the others waiting for more than a batch each."""
+    log: list[Any] = []
+    told: dict[int, Any] = {}
+    models = [Model(compute, log, name) for name in "xyz"]
+    models[0].queue.put(rows("a" * 16, told))
+    models[1].queue.put(rows("b", told))
+    models[2].queue.put(rows("c" * 5, told))
+
+    compute.start()
+    wait_until(lambda: None not in told.values(), "all are answered")
+
+    assert [name for name, _ in log] == ["x", "y", "z", "x", "z", "x", "x"]
+
+
+def test_rows_that_nobody_wants_are_not_computed(compute: Compute) -> None:
+    """A client that left while its row waited costs nothing."""
+    log: list[Any] = []
+    told: dict[int, Any] = {}
+    model = Model(compute, log)
+    wanted = {"b": False}
+    made = rows("abc", told)
+    made[1].is_wanted = lambda: wanted["b"]
+
+    model.queue.put(made)
+    compute.start()
+    wait_until(lambda: (told[0], told[2]) == ("a", "c"), "the others are answered")
+
+    assert log == [("m", ["a", "c"])]
+    assert told[1] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [(ValueError("x"), InternalError), (MemoryError(), OutOfMemory), (InvalidRequest("x"), InvalidRequest)],
+)
+def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerError], compute: Compute) -> None:
+    """The batch is run again row by row, and only its culprit is refused."""
+    told: dict[int, Any] = {}
+    model = Model(compute, [])
+    model.queue.put(rows(["a", error, "c"], told))
+
+    compute.start()
+    wait_until(lambda: None not in told.values(), "all are answered")
+
+    assert (told[0], told[2]) == ("a", "c")
+    assert type(told[1]) is answer
+
+
+def test_a_queue_has_an_end(compute: Compute) -> None:
+    """What is too much is refused as a whole, and nothing of it is computed."""
+    told: dict[int, Any] = {}
+    model = Model(compute, [])
+    model.queue.put(rows("a" * 15, told))
+
+    with pytest.raises(Overloaded, match="15 inputs wait"):
+        model.queue.put(rows("b" * 6, told))
+
+    assert len(model.queue) == 15
+
+
+def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compute) -> None:
+    """Afterwards the model's memory may go."""
+    told: dict[int, Any] = {}
+    model = Model(compute, [])
+    model.gate.clear()
+    compute.start()
+    model.queue.put(rows("a", told))
+    wait_until(lambda: not len(model.queue), "the first runs")
+    model.queue.put(rows("b", told))
+    closing = threading.Thread(target=model.queue.close)
+
+    closing.start()
+    wait_until(lambda: model.queue.is_closed, "it is being closed")
+    assert closing.is_alive()
+    model.gate.set()
+    closing.join(60)
+
+    assert told[0] == "a"
+    assert isinstance(told[1], Overloaded)
+    with pytest.raises(Overloaded):
+        model.queue.put(rows("c", told))

@@ -1,0 +1,185 @@
+"""Requests by name over a real registry and tiny models: receipts, leases, operations."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.chat.reply import Pieces, Reply, Whole
+from handlers.chat.session_id import SessionIds
+from handlers.chat.wire import Incoming
+from handlers.errors import ClientGone, HandlerError
+from handlers.many.checkpoint import CheckpointLoader
+from handlers.many.registry import ModelRegistry, open_registry
+from handlers.many.service import ManyService
+from handlers.settings import HandlerSettings, ManySettings
+from tests.unit.handlers.many.tiny import save_checkpoint
+from tests.waiting import wait_until
+
+TARGET = "x-amzn-sagemaker-target-model"
+CPU = torch.device("cpu")
+
+
+class Worker:
+    """A service and its parts, as handlers/start_many.py joins them."""
+
+    def __init__(self, folder: Path) -> None:
+        many = ManySettings(source=str(folder / "models"), cache_dir=str(folder / "cache"))
+        settings = HandlerSettings(many=many)
+        loader = CheckpointLoader(settings, CPU, SessionIds.from_environment({}), {})
+        self.registry: ModelRegistry = open_registry(many, folder, loader, CPU)
+        self.service = ManyService(self.registry, loader, "local", "cpu")
+
+    def send(self, body: Any, **headers: str) -> Reply:
+        reply = Reply(lambda: None)
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.service.start(Incoming({"content-type": "application/json", **own}, body), reply)
+        return reply
+
+    def ask(self, model: str, body: Any) -> Reply:
+        return self.send(body, **{TARGET: model})
+
+    def operate(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        return said(self.send(body, x_torchmoor_operation="models"))
+
+    def model(self, name: str) -> dict[str, Any]:
+        found = [each for each in self.service.status()["models"] if each["name"] == name]
+        return found[0] if found else {}
+
+
+def said(reply: Reply) -> tuple[int, dict[str, Any]]:
+    return whole(reply).status, json.loads(whole(reply).body)
+
+
+def whole(reply: Reply) -> Whole:
+    wait_until(reply.has_news, "there is an answer")
+    found = reply.take(1 << 30)
+    assert isinstance(found, Whole)
+    return found
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    """Two models: one classifies, one writes. Afterwards no lease is left and the books are right."""
+    save_checkpoint(tmp_path / "models" / "classify", "BertForSequenceClassification")
+    save_checkpoint(tmp_path / "models" / "write", "LlamaForCausalLM")
+    made = Worker(tmp_path)
+    yield made
+    wait_until(lambda: not any(each.get("leases") for each in made.service.status()["models"]), "every lease has ended")
+    made.registry.check_integrity()
+    made.service.stop()
+
+
+def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> None:
+    """The first one waits for the load, the second does not."""
+    first = whole(worker.ask("classify", {"inputs": "the cat"}))
+    second = whole(worker.ask("classify", {"inputs": "the cat"}))
+
+    assert (first.status, second.status) == (200, 200)
+    assert first.body == second.body
+    assert first.headers["X-Torchmoor-Model-Cache"] != "hit"
+    assert second.headers["X-Torchmoor-Model-Cache"] == "hit"
+    assert second.headers["X-Torchmoor-Model-Load-Ms"] == "0"
+    assert worker.service.numbers()["requests"]["answered"] == 2
+    assert len(worker.service.drain_times("latency")) == 2
+    assert len(worker.service.drain_times("load")) == 1
+
+
+def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
+    """A stream holds its model until its last byte; a client that leaves gives it back at once."""
+    body = {"inputs": "the cat", "parameters": {"max_new_tokens": 40}, "stream": True}
+    stream = worker.ask("write", body)
+    wait_until(stream.has_news, "the stream begins")
+    head = stream.take(1 << 20)
+    assert isinstance(head, Pieces)
+    assert head.headers is not None
+    assert head.headers["X-Torchmoor-Model-Cache"]
+
+    stream.cancel()
+
+    wait_until(lambda: worker.model("write")["leases"] == 0, "the lease has ended")
+    assert worker.service.numbers()["requests"]["cancelled"] == 1
+
+
+def test_a_client_that_leaves_before_its_model_is_there_leaves_nothing(worker: Worker) -> None:
+    """Whether the model comes or not."""
+    reply = worker.ask("classify", {"inputs": "the cat"})
+    reply.cancel(ClientGone("gone"))
+
+    assert whole(worker.ask("classify", {"inputs": "the cat"})).status == 200
+    assert whole(reply).status == 499
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "code"),
+    [
+        ({}, {"inputs": "a"}, 400, "InvalidRequest"),
+        ({TARGET: "nobody"}, {"inputs": "a"}, 404, "ModelUnknown"),
+        ({TARGET: "../classify"}, {"inputs": "a"}, 404, "ModelUnknown"),
+        ({TARGET: "classify"}, {"inputs": 5}, 400, "InvalidRequest"),
+        ({"x-torchmoor-operation": "juggle"}, {}, 400, "InvalidRequest"),
+        ({"x-torchmoor-operation": "models"}, {"action": "juggle", "model": "a"}, 400, "InvalidRequest"),
+        ({"x-torchmoor-operation": "models"}, {"action": "load", "model": ""}, 400, "InvalidRequest"),
+        ({"x-torchmoor-operation": "models"}, {"action": "pin", "model": "a", "url": "b"}, 400, "InvalidRequest"),
+        ({"x-torchmoor-operation": "models"}, b"{", 400, "InvalidJson"),
+        ({"x-torchmoor-operation": "models"}, {"action": "unload", "model": "classify"}, 404, "ModelUnknown"),
+        ({"x-torchmoor-operation": "models"}, {"action": "unpin", "model": "classify"}, 404, "ModelUnknown"),
+        ({"x-torchmoor-operation": "models"}, {"action": "load", "model": "nobody"}, 404, "ModelUnknown"),
+    ],
+)
+def test_what_cannot_be_served_is_told_why(
+    headers: dict[str, str], body: Any, status: int, code: str, worker: Worker
+) -> None:
+    """Each with its status and code."""
+    found, error = said(worker.send(body, **headers))
+
+    assert (found, error["error"]["code"]) == (status, code)
+
+
+def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
+    """Load, pin, unload, and what the status says of it."""
+    assert worker.operate(action="load", model="classify") == (200, {"model": "classify", "tier": "device"})
+    assert worker.operate(action="load", model="classify")[0] == 409
+    assert worker.operate(action="pin", model="classify") == (200, {"model": "classify", "tier": "device"})
+    assert worker.model("classify")["pinned"] is True
+    assert worker.operate(action="unpin", model="classify")[0] == 200
+    assert worker.operate(action="unload", model="classify")[0] == 200
+    assert worker.model("classify") == {}
+    assert worker.operate(action="prewarm", model="write")[0] == 200
+    wait_until(lambda: worker.model("write").get("tier") == "device", "it is loaded")
+    status = json.loads(whole(worker.send(None, x_torchmoor_operation="status")).body)
+    assert status["next_to_go"] == ["write"]
+    assert status["budgets"]["device"]["used"] > 0
+    assert worker.service.numbers()["models"]["device"] == 1
+
+
+def test_an_answer_tells_its_end_once() -> None:
+    """However it ends: whole, as a stream, cancelled before, after, or twice."""
+    told: list[str] = []
+
+    def reply_named(name: str) -> Reply:
+        reply = Reply(lambda: None)
+        reply.on_end(lambda: told.append(name))
+        return reply
+
+    finished = reply_named("finished")
+    finished.finish({}, b"")
+    finished.cancel()
+    streamed = reply_named("streamed")
+    streamed.begin({}, HandlerError.body)
+    streamed.write(b"a")
+    assert told == ["finished"]
+    streamed.write(b"b", is_end=True)
+    streamed.cancel()
+    cancelled = reply_named("cancelled")
+    cancelled.cancel()
+    cancelled.finish({}, b"")
+    failed = reply_named("failed")
+    failed.fail(HandlerError("x"))
+
+    assert told == ["finished", "streamed", "cancelled", "failed"]
+    failed.on_end(lambda: told.append("late"))
+    assert told[-1] == "late"

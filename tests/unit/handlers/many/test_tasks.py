@@ -1,0 +1,438 @@
+"""Each task on tiny random checkpoints: what transformers' own pipelines answer, and clear errors."""
+
+import base64
+import io
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+
+from handlers.chat.reply import Reply, Whole
+from handlers.chat.session_id import SessionIds
+from handlers.chat.wire import Incoming
+from handlers.errors import ModelBroken
+from handlers.many.checkpoint import CheckpointLoader
+from handlers.many.model import Loaded, Progress
+from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
+from tests.unit.handlers.many.tiny import save_checkpoint
+from tests.waiting import wait_until
+
+TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
+JSON = {"content-type": "application/json"}
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Loads folders; what was loaded is closed afterwards, and nothing may be left of it."""
+    made: list[tuple[CheckpointLoader, Loaded]] = []
+
+    def make(folder: Path, **settings: Any) -> Loaded:
+        device, ids = torch.device("cpu"), SessionIds.from_environment({})
+        loader = CheckpointLoader(HandlerSettings(**settings), device, ids, {})
+        try:
+            made.append((loader, loader(folder, Progress())))
+        except BaseException:
+            loader.stop()
+            raise
+        return made[-1][1]
+
+    yield make
+    for loader, model in made:
+        model.close()
+        assert (model.device_bytes, model.host_bytes, model.mapped_bytes) == (0, 0, 0)
+        loader.stop()
+
+
+def send(model: Loaded, body: Any, headers: dict[str, str] = JSON) -> Reply:
+    reply = Reply(lambda: None)
+    model.start(Incoming(headers, body), reply)
+    return reply
+
+
+def whole(reply: Reply) -> Whole:
+    wait_until(reply.has_news, "there is an answer")
+    said = reply.take(1 << 30)
+    assert isinstance(said, Whole)
+    return said
+
+
+def ask(model: Loaded, inputs: Any, **parameters: Any) -> Any:
+    said = whole(send(model, {"inputs": inputs, "parameters": parameters}))
+    assert said.status == 200, said.body
+    return json.loads(said.body)
+
+
+def error(model: Loaded, body: Any, headers: dict[str, str] = JSON) -> tuple[int, str]:
+    said = whole(send(model, body, headers))
+    return said.status, json.loads(said.body)["error"]["message"]
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """The same but for the rounding of scores."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_close(found[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    elif isinstance(expected, str) or expected is None:
+        assert found == expected
+    else:
+        assert math.isclose(found, float(expected), rel_tol=1e-4, abs_tol=1e-5)
+
+
+def pipeline_of(task: str, folder: Path) -> Any:
+    return hf.pipeline(task, model=str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "BertForSequenceClassification",
+        "DistilBertForSequenceClassification",
+        "RobertaForSequenceClassification",
+        "GPT2ForSequenceClassification",
+    ],
+)
+def test_texts_are_classified_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Alone, in a list, as a pair, the best ones or all of them."""
+    model = load(save_checkpoint(tmp_path, architecture))
+    pipeline = pipeline_of("text-classification", tmp_path)
+    pair = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+
+    assert_close(ask(model, TEXTS[0]), pipeline(TEXTS[0]))
+    assert_close(ask(model, TEXTS), pipeline(TEXTS))
+    assert_close(ask(model, TEXTS, top_k=2), pipeline(TEXTS, top_k=2))
+    assert_close(ask(model, TEXTS[0], top_k=None), pipeline(TEXTS[0], top_k=None))
+    assert_close(ask(model, pair), [pipeline(pair)])
+    assert_close(ask(model, TEXTS[0], function_to_apply="sigmoid"), pipeline(TEXTS[0], function_to_apply="sigmoid"))
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+def test_tokens_are_classified_as_the_pipeline_does(strategy: str, tmp_path: Path, load: Load) -> None:
+    """Each way of joining them to entities."""
+    model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
+    pipeline = pipeline_of("token-classification", tmp_path)
+
+    found = ask(model, TEXTS, aggregation_strategy=strategy)
+
+    assert_close(found, [pipeline(text, aggregation_strategy=strategy) for text in TEXTS])
+    assert any(found)
+
+
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "RobertaForMaskedLM"])
+def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
+    """One gap, two, several texts, a number of words, only some words."""
+    model = load(save_checkpoint(tmp_path, architecture))
+    pipeline = pipeline_of("fill-mask", tmp_path)
+    texts = ["the [MASK] sat on the mat", "anna works [MASK] acme"]
+    gaps = "the [MASK] sat on [MASK]"
+
+    assert_close(ask(model, texts[0]), pipeline(texts[0]))
+    assert_close(ask(model, texts, top_k=2), pipeline(texts, top_k=2))
+    assert_close(ask(model, gaps), pipeline(gaps))
+    assert_close(ask(model, texts[0], targets=["cat", "dog"]), pipeline(texts[0], targets=["cat", "dog"]))
+    assert error(model, {"inputs": "no gap"}) == (400, "a text has no [MASK] where a word is wanted")
+
+
+def test_tokens_vectors_are_the_pipelines(tmp_path: Path, load: Load) -> None:
+    """A model without a head gives a vector for each token."""
+    model = load(save_checkpoint(tmp_path, "BertModel"))
+    pipeline = pipeline_of("feature-extraction", tmp_path)
+
+    assert_close(ask(model, TEXTS[0]), pipeline(TEXTS[0]))
+    assert_close(ask(model, TEXTS), pipeline(TEXTS))
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel"])
+@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens"])
+def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: str, tmp_path: Path, load: Load) -> None:
+    """As sentence-transformers computes them, one text at a time."""
+    save_checkpoint(tmp_path, architecture)
+    save_pooling(tmp_path, mode)
+    model = load(tmp_path)
+    reference, tokenizer = hf.AutoModel.from_pretrained(tmp_path), hf.AutoTokenizer.from_pretrained(tmp_path)
+
+    found = ask(model, TEXTS)["embeddings"]
+
+    for text, vector in zip(TEXTS, found, strict=True):
+        with torch.inference_mode():
+            hidden = reference(**tokenizer(text, return_tensors="pt", truncation=True, max_length=8))[0][0]
+        pooled = {
+            "cls_token": hidden[0],
+            "mean_tokens": hidden.mean(0),
+            "max_tokens": hidden.max(0).values,
+            "mean_sqrt_len_tokens": hidden.sum(0) / math.sqrt(len(hidden)),
+        }[mode]
+        assert_close(vector, (pooled / pooled.norm()).tolist())
+    assert_close(ask(model, TEXTS[0])["embeddings"], found[0])
+
+
+def save_pooling(folder: Path, mode: str) -> None:
+    kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    known = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{m}": m == mode for m in known}))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+
+
+def test_modules_that_are_not_known_are_refused(tmp_path: Path, load: Load) -> None:
+    """A dense layer behind the pooling would be left out in silence."""
+    save_checkpoint(tmp_path, "BertModel")
+    save_pooling(tmp_path, "mean_tokens")
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules.append({"type": "sentence_transformers.models.Dense", "path": "3_Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+
+    with pytest.raises(ModelBroken, match="modules other than"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["BertForQuestionAnswering", "DistilBertForQuestionAnswering"])
+def test_questions_are_answered_with_the_best_span(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Compared with every span of the text tried one by one."""
+    model = load(save_checkpoint(tmp_path, architecture))
+    question, context = "where is anna", "anna is in london. the dog is red, the cat is blue."
+
+    found = ask(model, {"question": question, "context": context}, max_answer_len=4, align_to_words=False)
+
+    assert_close(found, best_span(tmp_path, question, context, 4))
+    assert found["answer"] == context[found["start"] : found["end"]]
+    several = ask(model, [{"question": question, "context": context}] * 2, max_answer_len=4, align_to_words=False)
+    assert_close(several, [found, found])
+    ranked = ask(model, {"question": question, "context": context}, top_k=3)
+    assert len(ranked) == 3
+    assert ranked == sorted(ranked, key=lambda answer: -answer["score"])
+
+
+def best_span(folder: Path, question: str, context: str, longest: int) -> dict[str, Any]:
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.inference_mode():
+        logits = hf.AutoModelForQuestionAnswering.from_pretrained(folder)(**encoded)
+    inside = [i for i, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    mask = torch.full_like(logits.start_logits[0], -math.inf)
+    mask[[0, *inside]] = 0
+    starts = (logits.start_logits[0] + mask).softmax(-1)
+    ends = (logits.end_logits[0] + mask).softmax(-1)
+    score, first, last = max((float(starts[i] * ends[j]), i, j) for i in inside for j in inside if i <= j < i + longest)
+    start, end = offsets[first][0], offsets[last][1]
+    return {"score": score, "start": start, "end": end, "answer": context[start:end]}
+
+
+def test_a_long_text_is_searched_piece_by_piece(tmp_path: Path, load: Load) -> None:
+    """More tokens than the model reads: the answer's place still is one of the whole text."""
+    model = load(save_checkpoint(tmp_path, "BertForQuestionAnswering"))
+    context = " ".join(TEXTS * 20)
+
+    found = ask(model, {"question": "who sat", "context": context}, top_k=20, doc_stride=16)
+
+    assert all(answer["answer"] == context[answer["start"] : answer["end"]] for answer in found)
+    assert max(answer["start"] for answer in found) > len(context) // 2
+
+
+def picture(seed: int) -> bytes:
+    torch.manual_seed(seed)
+    pixels = torch.randint(0, 255, (20, 30, 3), dtype=torch.uint8).numpy()
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("architecture", ["ViTForImageClassification", "SwinForImageClassification"])
+def test_pictures_are_classified_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
+    """As the body itself, in base64, as a data URL, several at once."""
+    model = load(save_checkpoint(tmp_path, architecture))
+    pipeline = pipeline_of("image-classification", tmp_path)
+    encoded = base64.b64encode(picture(1)).decode()
+    expected = pipeline(Image.open(io.BytesIO(picture(1))))
+
+    assert_close(json.loads(whole(send(model, picture(1), {"content-type": "image/png"})).body), expected)
+    assert_close(ask(model, encoded), expected)
+    others = [f"data:image/png;base64,{encoded}", base64.b64encode(picture(2)).decode()]
+    assert_close(ask(model, others, top_k=1), pipeline([Image.open(io.BytesIO(picture(i))) for i in (1, 2)], top_k=1))
+
+
+def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> None:
+    """Bytes, pixels, addresses, and what is no picture."""
+    model = load(
+        save_checkpoint(tmp_path, "ViTForImageClassification"), intake=IntakeSettings(max_bytes=5000, max_pixels=500)
+    )
+
+    assert error(model, b"x" * 6000, {"content-type": "image/png"})[0] == 413
+    assert error(model, picture(1), {"content-type": "image/png"})[0] == 413
+    assert error(model, b"no picture", {"content-type": "image/png"})[0] == 415
+    assert error(model, {"inputs": "http://127.0.0.1:1/x.png"})[0] == 403
+    assert error(model, {"inputs": {"a": 1}})[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "part"),
+    [
+        (None, JSON, "no body"),
+        (b"{", JSON, "not valid JSON"),
+        ([1], JSON, "must be a JSON object"),
+        ({}, JSON, "no 'inputs'"),
+        ({"inputs": 1}, JSON, "must be a text"),
+        ({"inputs": []}, JSON, "1 to 4 inputs"),
+        ({"inputs": ["a"] * 5}, JSON, "1 to 4 inputs"),
+        ({"inputs": "x" * 501}, JSON, "may have 500 characters"),
+        ({"inputs": "a " * 100}, JSON, '"truncation": true'),
+        ({"inputs": "a", "parameters": []}, JSON, "'parameters' must be"),
+        ({"inputs": "a", "parameters": {"nonsense": 1}}, JSON, "there is no parameter 'nonsense'"),
+        ({"inputs": "a", "parameters": {"top_k": "2"}}, JSON, "wrong type"),
+        ({"inputs": "a", "parameters": {"top_k": True}}, JSON, "wrong type"),
+        ({"inputs": "a", "parameters": {"top_k": 0}}, JSON, "at least 1"),
+        ({"inputs": "a", "parameters": {"function_to_apply": "x"}}, JSON, "one of sigmoid"),
+        ({"inputs": {"text": "a", "b": "c"}}, JSON, "'text' and perhaps 'text_pair'"),
+        (b"a", {"content-type": "text/csv"}, "send application/json"),
+        (b"\xff", {"content-type": "text/plain"}, "not UTF-8"),
+        (b"\x89PNG", {"content-type": "image/png"}, "must be a text"),
+    ],
+)
+def test_a_request_that_cannot_be_understood_is_told_why(
+    body: Any, headers: dict[str, str], part: str, tmp_path: Path, load: Load
+) -> None:
+    """Status 400 and what to send instead."""
+    folder = save_checkpoint(tmp_path, "BertForSequenceClassification")
+    model = load(folder, tasks=TaskSettings(max_inputs=4, max_chars=500))
+
+    status, message = error(model, body, headers)
+
+    assert status == 400
+    assert part in message
+
+
+def test_plain_text_is_an_input(tmp_path: Path, load: Load) -> None:
+    """curl --data-binary with Content-Type: text/plain."""
+    model = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
+
+    said = whole(send(model, TEXTS[0].encode(), {"content-type": "text/plain; charset=utf-8"}))
+
+    assert_close(json.loads(said.body), ask(model, TEXTS[0]))
+
+
+def test_answers_do_not_depend_on_what_else_is_asked(tmp_path: Path, load: Load) -> None:
+    """Fifty requests of all lengths at once, each answered as if it were alone."""
+    model = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
+    texts = [" ".join(["the cat sat on a red mat"] * (i % 8 + 1))[: 5 + 3 * i] for i in range(50)]
+    alone = [ask(model, text, top_k=None) for text in texts]
+
+    replies = [send(model, {"inputs": text, "parameters": {"top_k": None}}) for text in texts]
+
+    for reply, expected in zip(replies, alone, strict=True):
+        assert_close(json.loads(whole(reply).body), expected)
+
+
+def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -> None:
+    """torchmoor.json beats the architecture; an unknown task and an unknown architecture are refused."""
+    save_checkpoint(tmp_path, "BertForMaskedLM")
+    (tmp_path / "torchmoor.json").write_text('{"task": "feature-extraction"}')
+    assert len(ask(load(tmp_path), "cat")[0][0]) == 32
+
+    (tmp_path / "torchmoor.json").write_text('{"task": "juggling"}')
+    with pytest.raises(ModelBroken, match="there is no task 'juggling'"):
+        load(tmp_path)
+    (tmp_path / "torchmoor.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["BertForJuggling"]}))
+    with pytest.raises(ModelBroken, match=r"torchmoor\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path, load: Load) -> None:
+    """Greedily, token for token as transformers does; streamed in TGI's form."""
+    model = load(save_checkpoint(tmp_path, architecture))
+    tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path)
+    reference = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = reference.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+
+    body = {"inputs": "the cat", "parameters": {"max_new_tokens": 6, "do_sample": False}}
+    found = json.loads(whole(send(model, body)).body)
+
+    assert found == [{"generated_text": tokenizer.decode(expected, skip_special_tokens=True)}]
+    assert model.device_bytes > 0  # the KV cache, at least
+    reply = send(model, {**body, "stream": True})
+    pieces = []
+    while not pieces or not pieces[-1].is_end:
+        wait_until(reply.has_news, "there is an answer")
+        pieces.append(reply.take(1 << 20))
+    assert b"".join(piece.data for piece in pieces).startswith(b"data:")
+
+
+def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
+    """With the reason, instead of wrong answers."""
+    save_checkpoint(tmp_path, "GPT2LMHeadModel")
+
+    with pytest.raises(ModelBroken):
+        load(tmp_path)
+
+
+def test_only_what_is_not_mapped_is_private(tmp_path: Path, load: Load) -> None:
+    """Mapped weights are the page cache's; those that had to be converted are the model's own."""
+    num_bytes = sum(
+        p.numel() * p.element_size()
+        for p in hf.AutoModel.from_pretrained(save_checkpoint(tmp_path / "a", "MPNetModel")).parameters()
+    )
+    mapped = load(tmp_path / "a")
+    private = load(save_checkpoint(tmp_path / "b", "MPNetModel", dtype="float16"))
+    half = load(tmp_path / "b", model=ModelSettings(dtype="float16"))
+
+    assert num_bytes * 0.9 < mapped.mapped_bytes <= num_bytes
+    assert mapped.device_bytes < 1000
+    assert (private.mapped_bytes, private.device_bytes - mapped.device_bytes) == (0, mapped.mapped_bytes)
+    assert half.mapped_bytes == mapped.mapped_bytes // 2
+
+
+def test_closing_waits_for_the_batch_that_runs(tmp_path: Path, load: Load) -> None:
+    """Memory is not taken from under a computation; what waits is answered with an error."""
+    model: Any = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
+    started, go_on = threading.Event(), threading.Event()
+    run = model._queue.run
+
+    def slow(rows: Any) -> Any:
+        started.set()
+        assert go_on.wait(60)
+        return run(rows)
+
+    model._queue.run = slow
+    running = send(model, {"inputs": "the cat"})
+    assert started.wait(60)
+    waiting = send(model, {"inputs": "the dog"})
+    wait_until(lambda: len(model._queue) == 1, "the second request waits")
+    closing = threading.Thread(target=model.close)
+    closing.start()
+    assert whole(waiting).status == 429 if not closing.is_alive() else not running.has_news()
+    go_on.set()
+    closing.join(60)
+
+    assert whole(running).status == 200
+    assert whole(waiting).status == 429
+    assert whole(send(model, {"inputs": "late"})).status == 429
+
+
+def test_pickled_weights_need_a_setting(tmp_path: Path, load: Load) -> None:
+    """The settings of the worker reach the reader of weights."""
+    save_checkpoint(tmp_path, "BertModel")
+    torch.save(hf.AutoModel.from_pretrained(tmp_path).state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+
+    with pytest.raises(ModelBroken, match="allow_pickle"):
+        load(tmp_path)
+    assert ask(load(tmp_path, many=ManySettings(allow_pickle=True)), "cat")

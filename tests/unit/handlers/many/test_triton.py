@@ -1,0 +1,194 @@
+"""Triton's layout: its configuration, its TorchScript, its requests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.chat.reply import Reply
+from handlers.errors import InvalidRequest, ModelBroken
+from handlers.many.compute import Row
+from handlers.many.pbtxt import PbtxtError, parse_pbtxt
+from handlers.many.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
+
+CPU = torch.device("cpu")
+CONFIG = """
+# two inputs
+platform: "pytorch_libtorch"
+max_batch_size: 4
+input [
+  { name: "B__1" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "A__0", data_type: TYPE_FP32, dims: -1 }
+]
+output { name: "SUM__0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "DIFFERENCE__1" data_type: TYPE_FP32 dims: [ -1 ] }
+dynamic_batching { max_queue_delay_microseconds: 100 }
+"""
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+class SumAndDifference(torch.nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a + b, a - b
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for version in ("1", "2"):
+        (tmp_path / version).mkdir()
+    example = (torch.ones(1, 2), torch.ones(1, 2))
+    torch.jit.trace(SumAndDifference(), example).save(str(tmp_path / "2" / "model.pt"))
+    (tmp_path / "config.pbtxt").write_text(CONFIG)
+    return tmp_path
+
+
+def tensor(name: str, data: list[Any], **changes: Any) -> dict[str, Any]:
+    return {"name": name, "shape": [1, len(data)], "datatype": "FP32", "data": data, **changes}
+
+
+def work_of(task: TritonTask, body: dict[str, Any]) -> Any:
+    return task.read(read_tensors(body), Reply(lambda: None))
+
+
+def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:
+    works = [work_of(task, body) for body in bodies]
+    rows = [Row(w.inputs[0].inputs, 1, w.inputs[0].kind, lambda: True, lambda _: None) for w in works]
+    return [work.finish([output]) for work, output in zip(works, task.run(rows), strict=True)]
+
+
+def test_tensors_go_to_the_newest_version_in_the_order_of_their_names(folder: Path) -> None:
+    """Triton's rule: the number at the end of a name is its place."""
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+
+    (found,) = answer(task, {"id": "7", "inputs": [tensor("B__1", [1.0, 2.0]), tensor("A__0", [[5, 5]], shape=[1, 2])]})
+
+    assert found == {
+        "id": "7",
+        "model_version": "2",
+        "outputs": [
+            {"name": "SUM__0", "datatype": "FP32", "shape": [1, 2], "data": [6, 7]},
+            {"name": "DIFFERENCE__1", "datatype": "FP32", "shape": [1, 2], "data": [4, 3]},
+        ],
+    }
+
+
+def test_requests_of_one_shape_share_a_batch(folder: Path) -> None:
+    """Up to max_batch_size rows; each gets its own part of the outputs."""
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+    bodies = [{"inputs": [tensor("A__0", [i]), tensor("B__1", [1])], "outputs": [{"name": "SUM__0"}]} for i in range(9)]
+
+    found = answer(task, *bodies)
+
+    assert [each["outputs"][0]["data"] for each in found] == [[i + 1] for i in range(9)]
+    assert {work_of(task, body).inputs[0].kind for body in bodies} == {((torch.float32, (1,)),) * 2}
+
+
+def test_torchscript_needs_a_setting(folder: Path) -> None:
+    """It is a program; the error names the setting."""
+    with pytest.raises(ModelBroken, match=r"handler\.many\.allow_torchscript"):
+        TritonTask.load(folder, CPU, is_allowed=False)
+
+    (folder / "2" / "model.pt").write_bytes(b"nothing")
+    with pytest.raises(ModelBroken, match="no TorchScript"):
+        TritonTask.load(folder, CPU, is_allowed=True)
+    (folder / "2" / "model.pt").unlink()
+    with pytest.raises(ModelBroken, match="no TorchScript file"):
+        TritonTask.load(folder, CPU, is_allowed=True)
+
+
+def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) -> None:
+    """TorchServe's users have a model.pt and nothing else: inputs go to it in the order in which they come."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (folder / "2" / "model.pt").rename(alone / "model.pt")
+    task = TritonTask.load(alone, CPU, is_allowed=True)
+
+    (found,) = answer(task, {"inputs": [tensor("x", [3]), tensor("y", [1])]})
+
+    assert is_triton(alone)
+    assert [out["data"] for out in found["outputs"]] == [[4], [2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('backend: "tensorflow"', "tensorflow"),
+        ("platform: 5", "must stand once"),
+        ('backend: "pytorch" max_batch_size: "x"', "must stand once"),
+        ('backend: "pytorch" input { name: "a" data_type: TYPE_STRING dims: 1 }', "TYPE_STRING"),
+        ('backend: "pytorch" input { name: "a" data_type: TYPE_FP32 dims: 0 }', "dims"),
+        ('backend: "pytorch" default_model_filename: "../x"', "plain name"),
+        ("input {", "line 1"),
+        ("input: [ 1 2 ]", "comma"),
+        ("name 5", "value is missing"),
+        ("a: $", "means nothing"),
+        ("a { " * 100, "inside one another"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    """With what is wrong in it."""
+    (tmp_path / "config.pbtxt").write_text(text)
+
+    with pytest.raises(ModelBroken, match=reason):
+        read_config(tmp_path)
+
+
+def test_the_text_format_is_read_in_all_its_spellings() -> None:
+    """Colons before messages or not, angle brackets, separators, escapes, comments, numbers of every kind."""
+    text = """a: 'it\\'s' b < c: true; d: -1.5e3 > b: { c: WORD } e: [] # end
+    f: "x # y" g: 2f"""
+
+    assert parse_pbtxt(text) == {
+        "a": ["it's"],
+        "b": [{"c": [True], "d": [-1500.0]}, {"c": ["WORD"]}],
+        "e": [],
+        "f": ["x # y"],
+        "g": [2.0],
+    }
+    for broken in ("a:", "}", "a: 'x", "a { b: 1", '{ "a": 1 }'):
+        with pytest.raises(PbtxtError):
+            parse_pbtxt(broken)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {"name": "a"},
+        tensor("a", [1], datatype="BYTES"),
+        tensor("a", [1], shape=[2]),
+        tensor("a", [1], shape="x"),
+        tensor("a", [1], shape=[-1]),
+        tensor("a", ["x"]),
+        tensor("a", [True]),
+        tensor("a", [1.5], datatype="INT32"),
+        tensor("a", [1], datatype="BOOL"),
+        tensor("a", [300], datatype="UINT8"),
+        tensor("a", [10**30], datatype="INT64"),
+    ],
+)
+def test_a_tensor_that_is_not_what_it_says_is_refused(given: Any) -> None:
+    """Status 400, whatever is wrong with it."""
+    with pytest.raises(InvalidRequest):
+        read_tensor(given)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ([], "1 to 64"),
+        ([tensor("A__0", [1])], "A__0, B__1"),
+        ([tensor("A__0", [1]), tensor("A__0", [1])], "twice"),
+        ([tensor("A__0", [1]), tensor("B__1", [1], datatype="INT8")], "must be FP32"),
+        ([tensor("A__0", [1]), tensor("B__1", [1], shape=[1])], "shape"),
+        ([tensor("A__0", [1] * 5, shape=[5, 1]), tensor("B__1", [1])], "one batch size"),
+    ],
+)
+def test_inputs_must_be_those_of_the_configuration(inputs: list[Any], reason: str, folder: Path) -> None:
+    """Names, types, shapes and batch sizes are checked before the model sees anything."""
+    task = TritonTask.load(folder, CPU, is_allowed=True)
+
+    with pytest.raises(InvalidRequest, match=reason):
+        work_of(task, json.loads(json.dumps({"inputs": inputs})))

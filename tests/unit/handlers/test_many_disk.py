@@ -1,0 +1,420 @@
+"""Sources of models, and what is unpacked of them: the same for a directory and for S3."""
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handlers.errors import ConfigError, LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SourceUnavailable
+from handlers.many.disk import PARTIAL, DiskCache, take_home
+from handlers.many.model import Progress
+from handlers.many.s3 import open_s3
+from handlers.many.source import DirectorySource, GivenSource, ModelSource, Replaced, check_name, open_source
+from handlers.settings import ManySettings
+from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
+
+
+def archive_of(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def model(weights: bytes = b"w" * 1000) -> bytes:
+    return archive_of({"config.json": b"{}", "model.safetensors": weights})
+
+
+@dataclass
+class Place:
+    """Where models are put, and the source that finds them there."""
+
+    source: ModelSource
+    put: Callable[[str, bytes], None]
+    remove: Callable[[str], None]
+    settings: ManySettings
+    home: Path
+    caches: list[DiskCache] = field(default_factory=list)
+
+    def cache(self, **limits: Any) -> DiskCache:
+        settings = ManySettings(source=self.settings.source, **limits)
+        self.caches.append(DiskCache(self.home, self.source, settings))
+        return self.caches[-1]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with run_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Place:
+    root = tmp_path / "models"
+    root.mkdir()
+    (tmp_path / "home").mkdir()
+
+    def put(name: str, content: bytes) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "new").write_bytes(content)
+        (root / "new").replace(root / name)
+
+    def remove(name: str) -> None:
+        (root / name).unlink()
+
+    return Place(DirectorySource(root, 100), put, remove, ManySettings(source=str(root)), tmp_path / "home")
+
+
+@pytest.fixture
+def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    client = s3.client()
+    prefix = tmp_path.name
+    (tmp_path / "home").mkdir()
+    settings = ManySettings(source=f"s3://{BUCKET}/{prefix}", max_files=100)
+
+    def put(name: str, content: bytes) -> None:
+        client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=content)
+
+    def remove(name: str) -> None:
+        client.delete_object(Bucket=BUCKET, Key=f"{prefix}/{name}")
+
+    return Place(open_s3(settings), put, remove, settings, tmp_path / "home")
+
+
+@pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.s3)])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Nothing half done is left, and the books are right."""
+    place: Place = request.getfixturevalue(request.param)
+    yield place
+    assert [path.name for path in place.home.iterdir() if path.name.startswith(PARTIAL)] == []
+    for cache in place.caches[-1:]:
+        cache.check_integrity()
+
+
+def test_an_archive_is_unpacked_once(place: Place) -> None:
+    """The second request finds the folder; another worker's start finds it, too."""
+    place.put("a/m.tar.gz", model())
+    cache = place.cache()
+
+    first = cache.fetch("a/m.tar.gz", Progress())
+    second = cache.fetch("a/m.tar.gz", Progress())
+    restarted = place.cache()
+    third = restarted.fetch("a/m.tar.gz", Progress())
+
+    assert (first.folder / "model.safetensors").read_bytes() == b"w" * 1000
+    assert first.folder == second.folder == third.folder
+    assert [lease.is_new for lease in (first, second, third)] == [True, False, False]
+    assert cache.used_bytes == restarted.used_bytes == 1002
+
+
+def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
+    """By its version, while the worker runs; a lease keeps the old one."""
+    cache = place.cache()
+    with pytest.raises(ModelUnknown):
+        cache.fetch("m.tar.gz", Progress())
+
+    place.put("m.tar.gz", model(b"old"))
+    old = cache.fetch("m.tar.gz", Progress())
+    place.put("m.tar.gz", model(b"new"))
+    new = cache.fetch("m.tar.gz", Progress())
+    place.remove("m.tar.gz")
+
+    assert (old.folder / "model.safetensors").read_bytes() == b"old"
+    assert (new.folder / "model.safetensors").read_bytes() == b"new"
+    assert old.version != new.version
+    with pytest.raises(ModelUnknown):
+        cache.fetch("m.tar.gz", Progress())
+
+
+def test_a_folder_is_a_model_too(place: Place) -> None:
+    """Files below the name; a replaced file is another version."""
+    place.put("team/m/config.json", b"{}")
+    place.put("team/m/model.safetensors", b"one")
+    place.put("team/m/.cache/junk", b"x")
+    cache = place.cache()
+
+    one = cache.fetch("team/m", Progress())
+    place.put("team/m/model.safetensors", b"two")
+    two = cache.fetch("team/m", Progress())
+
+    assert (two.folder / "model.safetensors").read_bytes() == b"two"
+    assert one.version != two.version
+
+
+def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
+    """No copy, no budget."""
+    directory.put("m/config.json", b"{}")
+    cache = directory.cache()
+
+    lease = cache.fetch("m", Progress())
+
+    assert lease.folder == Path(directory.settings.source) / "m"
+    assert cache.used_bytes == 0
+
+
+def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
+    """The budget counts what is on disk; what is in use is refused as room."""
+    for name in "abcd":
+        place.put(f"{name}.tar.gz", model())
+    cache = place.cache(disk_bytes=2500)
+    leases = {name: cache.fetch(f"{name}.tar.gz", Progress()) for name in "ab"}
+
+    with pytest.raises(OutOfDisk, match="disk_bytes"):
+        cache.fetch("c.tar.gz", Progress())
+    for lease in leases.values():
+        lease.release()
+        lease.release()
+    cache.fetch("a.tar.gz", Progress()).release()
+    cache.fetch("c.tar.gz", Progress())
+
+    assert [name for name, _, _ in cache.models()] == ["a.tar.gz", "c.tar.gz"]
+    assert not leases["b"].folder.exists()
+    assert cache.used_bytes == 2004
+
+
+def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the budget does not know: others fill the disk, or it is smaller than the budget."""
+    directory.put("a.tar.gz", model())
+    directory.put("b.tar.gz", model())
+    cache = directory.cache()
+    held = cache.fetch("a.tar.gz", Progress())
+    usage = shutil.disk_usage(directory.home)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+
+    with pytest.raises(OutOfDisk, match="only 1000 bytes left"):
+        cache.fetch("b.tar.gz", Progress())
+
+    assert (held.folder / "config.json").exists()
+    assert [name for name, _, _ in cache.models()] == ["a.tar.gz"]
+    assert cache.used_bytes == 1002
+    assert not list(directory.home.glob(f"{PARTIAL}*"))
+
+
+def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's own refusal in the middle of a file: /dev/full is a real one."""
+    directory.put("a/config.json", b"{}")
+    directory.put("a.tar.gz", model())
+    cache = directory.cache()
+    real_open = Path.open
+
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        is_weights = path.name == "model.safetensors" and arguments == ("xb",)
+        return real_open(Path("/dev/full"), "wb", 0) if is_weights else real_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+
+    with pytest.raises(OutOfDisk, match="is full"):
+        cache.fetch("a.tar.gz", Progress())
+
+    assert cache.used_bytes == 0
+    assert not list(directory.home.glob(f"{PARTIAL}*"))
+
+
+def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
+    """Half folders, folders without a marker, and ones that lost a file; good ones stay."""
+    directory.put("a.tar.gz", model())
+    directory.put("b.tar.gz", model())
+    cache = directory.cache()
+    good, spoilt = (cache.fetch(f"{name}.tar.gz", Progress()) for name in "ab")
+    (spoilt.folder / "model.safetensors").unlink()
+    (directory.home / f"{PARTIAL}x").mkdir()
+    (directory.home / "0000-1111" / "files").mkdir(parents=True)
+
+    restarted = directory.cache()
+
+    assert [name for name, _, _ in restarted.models()] == ["a.tar.gz"]
+    assert [path.name for path in directory.home.iterdir()] == [good.folder.parent.name]
+
+
+def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> None:
+    """Directories for temporary files are cleaned by others, too."""
+    directory.put("a.tar.gz", model())
+    cache = directory.cache()
+    cache.fetch("a.tar.gz", Progress()).release()
+    shutil.rmtree(next(directory.home.iterdir()))
+
+    lease = cache.fetch("a.tar.gz", Progress())
+
+    assert (lease.folder / "model.safetensors").exists()
+    cache.check_integrity()
+
+
+def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
+    """So that it can be remembered until it is replaced."""
+    place.put("m.tar.gz", model()[:-20])
+    cache = place.cache()
+
+    with pytest.raises(ModelBroken) as caught:
+        cache.fetch("m.tar.gz", Progress())
+
+    assert caught.value.version == place.source.find("m.tar.gz").version
+    assert cache.used_bytes == 0
+
+
+def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place) -> None:
+    """Before it is read, where its size says enough."""
+    place.put("empty.tar.gz", archive_of({"readme": b"hello"}))
+    place.put("large.tar.gz", model(os.urandom(5000)))
+
+    with pytest.raises(ModelBroken, match=r"no config\.json.*'readme'"):
+        place.cache().fetch("empty.tar.gz", Progress())
+    with pytest.raises(ModelBroken, match="max_archive_bytes"):
+        place.cache(max_archive_bytes=4000).fetch("large.tar.gz", Progress())
+
+
+def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
+    """In the middle of the download."""
+    place.put("m.tar.gz", model())
+    now = iter(range(1000))
+    progress = Progress(lambda: next(now))
+    progress.allow(1)
+
+    with pytest.raises(LoadTimedOut):
+        place.cache().fetch("m.tar.gz", progress)
+
+
+def test_several_workers_of_a_host_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Each takes one of its own, and gets the same one after a restart."""
+    settings = ManySettings(cache_dir=str(tmp_path))
+    first, first_lock = take_home(settings)
+    second, second_lock = take_home(settings)
+    first_lock.close()
+    again, again_lock = take_home(settings)
+
+    assert first != second
+    assert first == again
+    second_lock.close()
+    again_lock.close()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/../b", "/a//b", "//a", ".hidden", "a/.b", "a\\b", "a\0b", "x" * 300])
+def test_names_that_lead_elsewhere_are_unknown(name: str) -> None:
+    """A name is a path below the source, nothing else."""
+    with pytest.raises(ModelUnknown):
+        check_name(name)
+
+
+def test_a_leading_slash_is_no_part_of_a_name() -> None:
+    """Some of SageMaker's examples write one."""
+    assert check_name("/a/b.tar.gz") == "a/b.tar.gz"
+
+
+def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) -> None:
+    """SageMaker gives a container a name and a folder; nobody gets the host's files that way."""
+    root = tmp_path / "opt"
+    (root / "hash" / "model").mkdir(parents=True)
+    (root / "hash" / "model" / "config.json").write_text("{}")
+    (root / "link").symlink_to("/etc")
+    source = GivenSource(directory.source, [str(root)], 100)
+
+    source.give("0a1b", f"file://{root}/hash/model")
+    found = source.find("0a1b")
+    source.forget("0a1b")
+
+    assert found.folder == root / "hash" / "model"
+    for url in ("/etc", f"{root}/../models", f"{root}/link", f"{root}/missing", "s3://bucket/x", "http://host/x"):
+        with pytest.raises(ModelUnknown):
+            source.give("0a1b", url)
+    with pytest.raises(ModelUnknown):
+        source.find("0a1b")
+
+
+def test_a_source_that_is_none_is_a_wrong_setting(tmp_path: Path) -> None:
+    """The worker does not start."""
+    for source in ("nowhere", "http://host/x", "s3://"):
+        with pytest.raises(ConfigError, match=r"handler\.many\.source"):
+            open_source(ManySettings(source=source), tmp_path)
+
+
+@pytest.mark.s3
+def test_a_broken_connection_is_taken_up_where_it_broke(
+    s3: Any, bucket: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The rest of the object is asked for; nothing is read twice or lost."""
+    body = os.urandom(24 << 20)  # more than sockets hold
+    bucket.put("m.tar.gz", body)
+    with LossyProxy(s3.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        source = open_s3(bucket.settings)
+        found = source.find("m.tar.gz")
+        read = bytearray()
+        with source.open(found, found.files[0], Progress()) as content:
+            read += content.read(1 << 20)
+            proxy.is_losing.set()
+            while piece := content.read(1 << 20):
+                read += piece
+
+    assert proxy.num_lost == 1
+    assert bytes(read) == body
+
+
+@pytest.mark.s3
+def test_an_object_that_is_replaced_in_between_is_noticed(bucket: Place) -> None:
+    """No model is made of two versions."""
+    bucket.put("m.tar.gz", model(b"old"))
+    found = bucket.source.find("m.tar.gz")
+    bucket.put("m.tar.gz", model(b"new"))
+
+    with pytest.raises(Replaced):
+        bucket.source.open(found, found.files[0], Progress()).read()
+
+
+@pytest.mark.s3
+def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
+    bucket: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was unpacked before is used; the rest is told to come back."""
+    bucket.put("m.tar.gz", model())
+    bucket.cache().fetch("m.tar.gz", Progress()).release()
+    with run_silent_server() as port:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+        settings = ManySettings(source=bucket.settings.source, connect_timeout_s=0.2, read_timeout_s=0.2)
+        bucket.source = open_s3(settings)
+        cache = bucket.cache()
+
+        lease = cache.fetch("m.tar.gz", Progress())
+        with pytest.raises(SourceUnavailable):
+            cache.fetch("other.tar.gz", Progress())
+
+    assert (lease.folder / "config.json").exists()
+
+
+@pytest.mark.s3
+def test_a_bucket_that_is_not_there_is_no_unknown_model(bucket: Place) -> None:
+    """Nobody knows whether the model exists."""
+    source = open_s3(ManySettings(source="s3://no-such-bucket/x"))
+
+    with pytest.raises(SourceUnavailable):
+        source.find("folder")
+
+
+def test_two_threads_fill_different_models_within_one_budget(directory: Place) -> None:
+    """What is being written counts, so that together they do not take more than there is."""
+    for number in range(8):
+        directory.put(f"m{number}.tar.gz", model(os.urandom(20_000)))
+    cache = directory.cache(disk_bytes=70_000)
+    peaks: list[int] = []
+
+    def fetch(number: int) -> None:
+        for turn in range(10):
+            cache.fetch(f"m{(number + turn) % 8}.tar.gz", Progress()).release()
+            peaks.append(cache.used_bytes)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(fetch, (0, 4)))
+
+    cache.check_integrity()
+    assert len(peaks) == 20
+    assert max(peaks) <= 70_000

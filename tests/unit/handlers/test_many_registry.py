@@ -1,0 +1,407 @@
+"""The registry with its threads, real files and a tiny model: concurrent requests, replaced models, measured memory."""
+
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+
+from handlers.errors import (
+    HandlerError,
+    ModelBroken,
+    ModelLoaded,
+    ModelLoading,
+    ModelUnknown,
+    OutOfMemory,
+)
+from handlers.many.model import Lease, Loaded, Progress
+from handlers.many.registry import ModelRegistry, open_registry
+from handlers.settings import ManySettings
+from tests.waiting import wait_until
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+Open = Callable[..., ModelRegistry]
+
+
+class TinyModel:
+    """Says what its file says, and takes as much memory as it is asked to claim."""
+
+    host_bytes = 0
+    mapped_bytes = 0
+
+    def __init__(self, folder: Path) -> None:
+        self.text = (folder / "model.safetensors").read_text()
+        self.device_bytes = len(self.text)
+        self.is_closed = False
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+
+    def start(self, incoming: Any, reply: Any) -> None:
+        raise NotImplementedError
+
+    def to_host(self) -> None:
+        raise NotImplementedError
+
+    def to_device(self) -> None:
+        raise NotImplementedError
+
+
+def load_tiny(folder: Path, progress: Progress) -> Loaded:
+    progress.begin("load", 1)
+    if (folder / "config.json").read_text() != "{}":
+        raise ValueError("its config.json is of no use")
+    return TinyModel(folder)
+
+
+def put(root: Path, name: str, text: str, config: str = "{}") -> None:
+    """An archive in the models' directory, at once as a whole."""
+    with tarfile.open(root / ".new", "w:gz", compresslevel=1) as tar:
+        for path, content in (("config.json", config), ("model.safetensors", text)):
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content.encode()))
+    (root / ".new").rename(root / name)
+
+
+def ask(registry: ModelRegistry, name: str) -> Lease:
+    """Wait for a lease. Raises what the request is told."""
+    heard: SimpleQueue[Lease | HandlerError] = SimpleQueue()
+    registry.acquire(name, heard.put, heard.put)
+    answer = heard.get(timeout=60)
+    if isinstance(answer, HandlerError):
+        raise answer
+    return answer
+
+
+def text_of(lease: Lease) -> str:
+    assert isinstance(lease.model, TinyModel)
+    assert not lease.model.is_closed
+    return lease.model.text
+
+
+def done(operation: Callable[..., None], *arguments: Any) -> None:
+    """Wait until an operation is done. Raises what it is told."""
+    heard: SimpleQueue[HandlerError | None] = SimpleQueue()
+    operation(*arguments, heard.put)
+    error = heard.get(timeout=60)
+    if error is not None:
+        raise error
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start(root: Path, tmp_path: Path) -> Iterator[Open]:
+    """A registry over that directory; in the end its books are right and nothing is in memory."""
+    opened: list[ModelRegistry] = []
+
+    def start(load: Callable[[Path, Progress], Loaded] = load_tiny, **limits: Any) -> ModelRegistry:
+        limits = {"device_bytes": 1000, "refresh_s": 1000.0, "cache_dir": str(tmp_path / "cache"), **limits}
+        opened.append(open_registry(ManySettings(source=str(root), **limits), tmp_path, load, CPU))
+        return opened[-1]
+
+    yield start
+    for registry in opened:
+        registry.close()
+        registry.check_integrity()
+        status = registry.status()
+        assert [each["name"] for each in status["models"] if each["tier"] != "disk" and each["tier"] != "broken"] == []
+        assert status["budgets"]["device"]["used"] == 0
+
+
+def test_many_clients_of_many_models_each_get_the_right_one(root: Path, start: Open) -> None:
+    """Zipf traffic under a budget of a few models, with models replaced, missing and broken in between."""
+    for number in range(24):
+        put(root, f"m{number}.tar.gz", f"m{number} v0".ljust(100))
+    (root / "cut.tar.gz").write_bytes((root / "m0.tar.gz").read_bytes()[:60])
+    put(root, "bad.tar.gz", "bad", config="[]")
+    registry = start(device_bytes=700, disk_bytes=2000, refresh_s=0.02, broken_s=0.01)
+    versions = [0] * 24
+    names = [f"m{number}.tar.gz" for number in range(24)]
+
+    def client(seed: int) -> int:
+        chance = random.Random(seed)
+        num_right = 0
+        for _ in range(150):
+            if chance.random() < 0.1:
+                with pytest.raises((ModelUnknown, ModelBroken)):
+                    ask(registry, chance.choice(["cut.tar.gz", "bad.tar.gz", "none.tar.gz"]))
+                continue
+            number = min(int(chance.paretovariate(0.7)) - 1, 23)
+            if chance.random() < 0.05:
+                waiter = registry.acquire(names[number], lambda lease: lease.release(), lambda error: None)
+                waiter.cancel()
+            lease = ask(registry, names[number])
+            assert text_of(lease).split()[0] == f"m{number}"
+            lease.release()
+            num_right += 1
+        return num_right
+
+    stop = threading.Event()
+
+    def operator() -> None:
+        chance = random.Random(99)
+        while not stop.is_set():
+            number = chance.randrange(24)
+            put(root, names[number], f"m{number} v{versions[number] + 1}".ljust(100))
+            versions[number] += 1
+            with suppress(ModelUnknown):
+                done(registry.unload, names[chance.randrange(24)])
+            registry.check_integrity()
+            used = registry.status()["budgets"]
+            assert used["device"]["used"] <= 700
+            assert used["disk"]["used"] <= 2000
+
+    with ThreadPoolExecutor(9) as pool:
+        operating = pool.submit(operator)
+        clients = [pool.submit(client, seed) for seed in range(8)]
+        try:
+            results = [each.result() for each in clients]
+        finally:
+            stop.set()
+        operating.result()
+
+    assert all(num_right > 100 for num_right in results)
+    registry.refresh()
+    for number, version in enumerate(versions):
+        lease = ask(registry, names[number])
+        assert text_of(lease).split() == [f"m{number}", f"v{version}"]
+        lease.release()
+    assert registry.status()["counters"]["evictions"] > 0
+    assert registry.status()["waiting"] == 0
+
+
+def test_a_replaced_model_is_picked_up_and_a_repaired_one_forgiven(root: Path, start: Open) -> None:
+    """By comparing with the source; the running request ends on the old version."""
+    put(root, "m.tar.gz", "old")
+    put(root, "bad.tar.gz", "bad", config="[]")
+    registry = start()
+    old = ask(registry, "m.tar.gz")
+    with pytest.raises(ModelBroken, match=r"model 'bad\.tar\.gz' cannot be used: its config\.json is of no use"):
+        ask(registry, "bad.tar.gz")
+
+    put(root, "m.tar.gz", "new")
+    put(root, "bad.tar.gz", "good")
+    registry.refresh()
+    new, good = ask(registry, "m.tar.gz"), ask(registry, "bad.tar.gz")
+
+    assert (text_of(old), text_of(new), text_of(good)) == ("old", "new", "good")
+    for lease in (old, new, good):
+        lease.release()
+
+
+def test_a_model_that_was_removed_is_unknown_after_the_next_look(root: Path, start: Open) -> None:
+    """It leaves memory, too."""
+    put(root, "m.tar.gz", "old")
+    registry = start()
+    ask(registry, "m.tar.gz").release()
+
+    (root / "m.tar.gz").unlink()
+    registry.refresh()
+
+    with pytest.raises(ModelUnknown):
+        ask(registry, "m.tar.gz")
+
+
+def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) -> None:
+    """One load, then the reason from memory."""
+    put(root, "bad.tar.gz", "bad")
+    loads: list[Path] = []
+
+    def load(folder: Path, progress: Progress) -> Loaded:
+        loads.append(folder)
+        raise RuntimeError("something unexpected, with details")
+
+    registry = start(load)
+    for _ in range(3):
+        with pytest.raises(ModelBroken, match="RuntimeError; the worker's log has more") as caught:
+            ask(registry, "bad.tar.gz")
+
+    assert len(loads) == 1
+    assert "details" not in str(caught.value)
+    assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
+
+
+def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -> None:
+    """ModelLoading at the hold limit; the model is there for whoever comes back."""
+    put(root, "m.tar.gz", "slow")
+    gate = threading.Event()
+
+    def load(folder: Path, progress: Progress) -> Loaded:
+        assert gate.wait(60)
+        return load_tiny(folder, progress)
+
+    registry = start(load, hold_s=0.05)
+    with pytest.raises(ModelLoading):
+        ask(registry, "m.tar.gz")
+    assert registry.status()["loading"] == ["m.tar.gz"]
+
+    gate.set()
+    wait_until(lambda: registry.status()["next_to_go"] == ["m.tar.gz"], "the load is done")
+
+    lease = ask(registry, "m.tar.gz")
+    assert (lease.found, text_of(lease)) == ("hit", "slow")
+    lease.release()
+
+
+def test_an_operator_loads_pins_and_unloads(root: Path, start: Open, tmp_path: Path) -> None:
+    """The container's operations, each with its own refusal."""
+    for name in ("a", "b"):
+        put(root, f"{name}.tar.gz", name * 600)
+    given = tmp_path / "given" / "0a1b"
+    given.mkdir(parents=True)
+    (given / "config.json").write_text("{}")
+    (given / "model.safetensors").write_text("given")
+    registry = start(url_roots=(str(tmp_path / "given"),), pinned=("a.tar.gz",), room_timeout_s=0.1)
+    wait_until(lambda: "pinned" in str(registry.status()) and _is_ready(registry, "a.tar.gz"), "a is pinned")
+
+    with pytest.raises(OutOfMemory):
+        done(registry.load, "b.tar.gz", None)
+    with pytest.raises(ModelLoaded):
+        done(registry.load, "a.tar.gz", None)
+    with pytest.raises(ModelUnknown):
+        done(registry.load, "x", "/etc")
+    with pytest.raises(ModelUnknown):
+        done(registry.unload, "b.tar.gz")
+    done(registry.load, "0a1b", str(given))
+    registry.unpin("a.tar.gz")
+    done(registry.load, "b.tar.gz", None)
+    lease = ask(registry, "0a1b")
+    text = text_of(lease)
+    lease.release()
+    done(registry.unload, "0a1b")
+
+    assert text == "given"
+    assert [each["name"] for each in registry.status()["models"] if each["tier"] == "device"] == ["b.tar.gz"]
+    with pytest.raises(ModelUnknown):
+        ask(registry, "0a1b")
+
+
+def _is_ready(registry: ModelRegistry, name: str) -> bool:
+    return any(each["name"] == name and each["tier"] == "device" for each in registry.status()["models"])
+
+
+def test_a_restarted_worker_finds_what_it_unpacked(root: Path, start: Open) -> None:
+    """Cold the first time, from disk the next."""
+    put(root, "m.tar.gz", "text")
+    first = start()
+    lease = ask(first, "m.tar.gz")
+    cold = lease.found
+    lease.release()
+    first.close()
+
+    lease = ask(start(), "m.tar.gz")
+    assert (cold, lease.found) == ("cold", "disk")
+    lease.release()
+
+
+def test_a_worker_that_stops_tells_everybody(root: Path, start: Open) -> None:
+    """Whoever waits hears, a lease is honoured to its end, and the model is closed after it."""
+    put(root, "m.tar.gz", "text")
+    registry = start()
+    lease = ask(registry, "m.tar.gz")
+
+    registry.close()
+    text = text_of(lease)
+    lease.release()
+
+    assert text == "text"
+    assert isinstance(lease.model, TinyModel)
+    assert lease.model.is_closed
+    with pytest.raises(HandlerError):
+        ask(registry, "m.tar.gz")
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+from queue import SimpleQueue
+import torch
+from handlers.many.registry import open_registry
+from handlers.settings import ManySettings
+
+MIB = 1 << 20
+SIZE = 24 * MIB
+
+def private():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+class Heavy:
+    host_bytes = mapped_bytes = 0
+    def __init__(self):
+        # Pieces that malloc takes from its heaps: freeing them gives nothing back unless somebody asks for it.
+        self.pieces = [bytearray(b"x" * (32 << 10)) for _ in range(SIZE // (32 << 10))]
+        self.kept = [bytearray(100) for _ in range(1000)]
+        self.device_bytes = SIZE
+    def close(self):
+        self.pieces.clear()
+
+root = Path(sys.argv[1])
+for number in range(12):
+    (root / f"m{number}").mkdir()
+    (root / f"m{number}" / "config.json").write_text("{}")
+settings = ManySettings(source=str(root), cache_dir=sys.argv[2], device_bytes=3 * SIZE, refresh_s=1000.0)
+registry = open_registry(settings, root, lambda folder, progress: Heavy(), torch.device("cpu"))
+
+def ask(name):
+    heard = SimpleQueue()
+    registry.acquire(name, lambda lease: heard.put((lease, private())), heard.put)
+    lease, taken = heard.get(timeout=60)
+    lease.release()
+    return taken
+
+def unload(name):
+    heard = SimpleQueue()
+    registry.unload(name, lambda error: heard.put((error, private())))
+    error, taken = heard.get(timeout=60)
+    assert error is None, error
+    return taken
+
+ask("m0")
+unload("m0")
+base = private()
+peaks = [ask(f"m{number}") - base for number in range(12)]
+after = [unload(name) - base for name in registry.status()["next_to_go"]]
+registry.close()
+print(json.dumps({"size": SIZE, "peaks": peaks, "after": after}))
+"""
+
+
+def test_evicted_memory_is_free_when_it_is_said_to_be_free(tmp_path: Path) -> None:
+    """Measured in a process of its own: private bytes stay within the budget, and an unload gives them back at once."""
+    (tmp_path / "models").mkdir()
+
+    measured = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "models"), str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert measured.returncode == 0, measured.stderr[-2000:]
+    said = json.loads(measured.stdout)
+    slack = said["size"] // 4
+    assert max(said["peaks"]) <= 3 * said["size"] + slack
+    assert said["peaks"][2] >= 3 * said["size"] - slack
+    assert [round(taken / said["size"]) for taken in said["after"]] == [2, 1, 0]
+    assert said["after"][-1] <= slack

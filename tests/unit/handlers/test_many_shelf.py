@@ -1,0 +1,597 @@
+"""The registry's books in any order of events: no thread, no clock, no model."""
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from handlers.errors import (
+    HandlerError,
+    InternalError,
+    LoadStopped,
+    ModelBroken,
+    ModelLoading,
+    ModelUnknown,
+    OutOfMemory,
+    Overloaded,
+)
+from handlers.many.disk import DiskLease
+from handlers.many.entry import Entry, State, Ticket, Work
+from handlers.many.model import Lease, Loaded
+from handlers.many.shelf import Shelf
+from handlers.settings import ManySettings
+
+NAMES = ("a", "b", "c", "d")
+
+
+class FakeLoaded:
+    """A model that knows where it is and whether it was closed."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.is_on_device = True
+        self.num_closed = 0
+
+    @property
+    def device_bytes(self) -> int:
+        return self.num_bytes if self.is_on_device else 0
+
+    @property
+    def host_bytes(self) -> int:
+        return 0 if self.is_on_device else self.num_bytes
+
+    mapped_bytes = 0
+
+
+class FakeDiskLease:
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.folder = Path()
+        self.is_new = version == "v1"
+        self.num_released = 0
+
+    def release(self) -> None:
+        self.num_released += 1
+
+
+class Bench:
+    """A shelf, the work that it has asked for and that is not done yet, and what its clients have heard."""
+
+    def __init__(self, device: int, host: int, *, is_unified: bool = False, **limits: Any) -> None:
+        self.now = 1000.0
+        self.settings = ManySettings(host_bytes=host, **limits)
+        self.shelf = Shelf(self.settings, device, self._give_back, is_unified=is_unified, clock=lambda: self.now)
+        self.work: list[tuple[Work, Entry]] = []
+        self.models: list[FakeLoaded] = []
+        self.disk_leases: list[FakeDiskLease] = []
+        self.leases: list[Lease] = []
+        self.heard: dict[Ticket, list[object]] = {}
+        self.cancelled: set[Ticket] = set()
+        self.unloads: list[list[HandlerError | None]] = []
+        self.num_versions = 0
+
+    def pump(self) -> None:
+        while self.shelf.todo:
+            todo, self.shelf.todo = self.shelf.todo, []
+            for each in todo:
+                if isinstance(each, tuple):
+                    self.work.append(each)
+                else:
+                    each()
+
+    def want(self, name: str, *, is_patient: bool = False) -> Ticket:
+        heard: list[object] = []
+
+        def ready(lease: Lease) -> None:
+            heard.append(lease)
+            self.leases.append(lease)
+
+        until = math.inf if is_patient else self.now + self.settings.hold_s
+        ticket = Ticket(ready, heard.append, until)
+        self.heard[ticket] = heard
+        self.shelf.want(ticket, name, self.now)
+        self.pump()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        self.cancelled.add(ticket)
+        self.shelf.cancel(ticket)
+        self.pump()
+
+    def release(self, lease: Lease) -> None:
+        self.leases.remove(lease)
+        lease.release()
+        lease.release()
+
+    def _give_back(self, entry: Entry) -> None:
+        self.shelf.give_back(entry, self.now)
+        self.pump()
+
+    def unload(self, name: str) -> list[HandlerError | None]:
+        done: list[HandlerError | None] = []
+        self.shelf.retire(name, done.append, self.now)
+        self.unloads.append(done)
+        self.pump()
+        return done
+
+    def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> Work:
+        """Do one piece of the work that was asked for, well or with an error."""
+        work, entry = self.work.pop(index % len(self.work))
+        shelf = self.shelf
+        if work is Work.FETCH and not shelf.is_fetch_wanted(entry):
+            pass
+        elif work is Work.CLOSE:
+            assert entry.model is not None
+            model = cast(FakeLoaded, entry.model)
+            assert entry.num_leases == 0
+            assert model.num_closed == 0
+            model.num_closed += 1
+            entry.model = None
+            shelf.closed(entry, self.now)
+        elif error is not None:
+            shelf.failed(entry, error, self.now)
+        elif work is Work.FETCH:
+            self.num_versions += 1
+            lease = FakeDiskLease(f"v{self.num_versions}")
+            self.disk_leases.append(lease)
+            shelf.fetched(entry, cast(DiskLease, lease), num_bytes, self.now)
+        elif work is Work.LOAD:
+            self.models.append(FakeLoaded(num_bytes))
+            shelf.loaded(entry, cast(Loaded, self.models[-1]), self.now)
+        else:
+            cast(FakeLoaded, entry.model).is_on_device = work is Work.PROMOTE
+            (shelf.promoted if work is Work.PROMOTE else shelf.demoted)(entry, self.now)
+        self.pump()
+        return work
+
+    def finish_all(self, num_bytes: int = 30) -> list[Work]:
+        done = []
+        while self.work:
+            done.append(self.finish(num_bytes=num_bytes))
+        return done
+
+    def load(self, name: str, num_bytes: int = 30) -> Lease:
+        ticket = self.want(name)
+        self.finish_all(num_bytes)
+        (lease,) = self.heard[ticket]
+        assert isinstance(lease, Lease)
+        return lease
+
+    def tiers(self) -> dict[str, State]:
+        return {name: entry.state for name, entry in self.shelf.entries.items()}
+
+    def check(self) -> None:
+        self.shelf.check_integrity()
+        for lease in self.leases:
+            assert cast(FakeLoaded, lease.model).num_closed == 0
+            assert cast(FakeLoaded, lease.model).is_on_device
+        assert all(len(heard) <= 1 for heard in self.heard.values())
+
+    def check_end(self) -> None:
+        """All that was begun is ended, everybody has heard, and nothing is left."""
+        self.finish_all()
+        for lease in list(self.leases):
+            self.release(lease)
+        self.finish_all()
+        self.now += self.settings.hold_s + self.settings.room_timeout_s
+        self.shelf.tick(self.now)
+        self.pump()
+        self.finish_all()
+        self.check()
+        assert all(len(heard) == 1 for ticket, heard in self.heard.items() if ticket not in self.cancelled)
+        self.shelf.stop(LoadStopped(), self.now)
+        self.pump()
+        self.finish_all()
+        for lease in list(self.leases):
+            self.release(lease)
+        self.finish_all()
+        self.check()
+        assert self.shelf.entries == {}
+        assert self.shelf.others == set()
+        assert (self.shelf.device.used_bytes, self.shelf.host.used_bytes) == (0, 0)
+        assert all(model.num_closed == 1 for model in self.models)
+        assert all(lease.num_released == 1 for lease in self.disk_leases)
+        assert all(done == [None] for done in self.unloads)
+
+
+ERRORS = st.sampled_from([ModelBroken("x"), ModelUnknown("x"), OutOfMemory("x"), InternalError("x")])
+
+
+class ShelfMachine(RuleBasedStateMachine):
+    """Whatever comes in whatever order, and however the work ends."""
+
+    @initialize(is_unified=st.booleans(), cache=st.sampled_from(["enabled", "enabled", "disabled"]))
+    def begin(self, is_unified: bool, cache: str) -> None:
+        self.bench = Bench(100, 80, is_unified=is_unified, cache=cache, max_waiting=6, max_loading=3, broken_s=20)
+
+    @rule(name=st.sampled_from(NAMES), is_patient=st.sampled_from([False, False, False, True]))
+    def acquire(self, name: str, is_patient: bool) -> None:
+        self.bench.want(name, is_patient=is_patient)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = [ticket for ticket, heard in self.bench.heard.items() if not heard]
+        if waiting:
+            self.bench.cancel(data.draw(st.sampled_from(waiting)))
+
+    @rule(index=st.integers(0, 20))
+    def release(self, index: int) -> None:
+        if self.bench.leases:
+            self.bench.release(self.bench.leases[index % len(self.bench.leases)])
+
+    @rule(name=st.sampled_from(NAMES), num_bytes=st.integers(20, 60))
+    def use(self, name: str, num_bytes: int) -> None:
+        """An ordinary request, up to its lease."""
+        self.bench.want(name)
+        self.bench.finish_all(num_bytes)
+
+    @rule(index=st.integers(0, 20), num_bytes=st.integers(1, 120))
+    def finish(self, index: int, num_bytes: int) -> None:
+        if self.bench.work:
+            self.bench.finish(index, num_bytes=num_bytes)
+
+    @rule(num_bytes=st.integers(1, 60))
+    def finish_all(self, num_bytes: int) -> None:
+        self.bench.finish_all(num_bytes)
+
+    @rule(index=st.integers(0, 20), error=ERRORS)
+    def fail(self, index: int, error: HandlerError) -> None:
+        if self.bench.work:
+            self.bench.finish(index, error=error)
+
+    @rule(name=st.sampled_from(NAMES))
+    def pin(self, name: str) -> None:
+        self.bench.shelf.pinned.add(name)
+        self.bench.want(name, is_patient=True)
+
+    @rule(name=st.sampled_from(NAMES))
+    def unpin(self, name: str) -> None:
+        self.bench.shelf.unpin(name, self.bench.now)
+        self.bench.pump()
+
+    @rule(name=st.sampled_from(NAMES))
+    def unload(self, name: str) -> None:
+        if name in self.bench.shelf.entries:
+            self.bench.unload(name)
+
+    @rule(seconds=st.sampled_from([1, 10, 31, 60]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.bench.now += seconds
+        self.bench.shelf.tick(self.bench.now)
+        self.bench.pump()
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "bench"):
+            self.bench.check_end()
+
+
+TestShelf = ShelfMachine.TestCase
+TestShelf.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_long_random_lives_keep_the_books_right(seed: int) -> None:
+    """Hypothesis's examples are short; these are long enough that most of them evict, demote and promote."""
+    random = Random(seed)
+    bench = Bench(
+        100,
+        random.choice([50, 80, 150]),
+        is_unified=seed % 3 == 0,
+        cache="disabled" if seed % 8 == 7 else "enabled",
+        max_waiting=8,
+        max_loading=4,
+        broken_s=20,
+    )
+    errors = [ModelBroken("x"), ModelUnknown("x"), OutOfMemory("x"), InternalError("x")]
+    for _ in range(1000):
+        chance = random.random()
+        name = random.choice("abcdefg")
+        waiting = [ticket for ticket, heard in bench.heard.items() if not heard and ticket not in bench.cancelled]
+        if chance < 0.30:
+            bench.want(name, is_patient=random.random() < 0.2)
+        elif chance < 0.60 and bench.work:
+            is_ill = random.random() < 0.1
+            error = random.choice(errors) if is_ill else None
+            bench.finish(random.randrange(99), num_bytes=random.choice([10, 25, 30, 35, 40, 110]), error=error)
+        elif chance < 0.86 and bench.leases:
+            bench.release(random.choice(bench.leases))
+        elif chance < 0.89 and waiting:
+            bench.cancel(random.choice(waiting))
+        elif chance < 0.91 and name in bench.shelf.entries:
+            bench.unload(name)
+        elif chance < 0.92:
+            bench.shelf.pinned.add(name)
+            bench.want(name, is_patient=True)
+        elif chance < 0.96:
+            for pinned in list(bench.shelf.pinned):
+                bench.shelf.unpin(pinned, bench.now)
+                bench.pump()
+        elif chance < 0.98:
+            bench.now += random.choice([1, 10, 31])
+            bench.shelf.tick(bench.now)
+            bench.pump()
+        bench.check()
+
+    counters = bench.shelf.counters
+    assert counters.hits > 0
+    assert counters.evictions + counters.demotions > 0 or bench.settings.cache == "disabled"
+    bench.check_end()
+
+
+def test_many_who_want_a_model_share_one_load() -> None:
+    """Single flight: one download and one load, and each gets a lease of it."""
+    bench = Bench(100, 0)
+
+    tickets = [bench.want("a") for _ in range(5)]
+    done = bench.finish_all()
+
+    assert done == [Work.FETCH, Work.LOAD]
+    assert len({id(cast(Lease, bench.heard[ticket][0]).model) for ticket in tickets}) == 1
+    bench.check_end()
+
+
+def test_the_least_recently_used_leaves_the_device_for_the_host_and_then_for_good() -> None:
+    """Device to host to disk, in the order of the last use."""
+    bench = Bench(70, 40)
+    for name in ("a", "b"):
+        bench.release(bench.load(name))
+    bench.release(bench.load("a"))
+
+    bench.release(bench.load("c"))
+    first = bench.tiers()
+    bench.release(bench.load("d"))
+
+    assert first == {"a": State.READY, "b": State.ON_HOST, "c": State.READY}
+    assert bench.tiers() == {"a": State.ON_HOST, "c": State.READY, "d": State.READY}
+    assert bench.shelf.next_to_go() == ["c", "d"]
+    bench.check_end()
+
+
+def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
+    """Promotion is neither a fetch nor a load."""
+    bench = Bench(30, 60)
+    for name in ("a", "b"):
+        bench.release(bench.load(name))
+
+    bench.want("a")
+
+    assert Work.LOAD not in bench.finish_all()
+    assert bench.leases[0].found == "host"
+    assert bench.load("a").found == "hit"
+    assert bench.tiers() == {"a": State.READY, "b": State.ON_HOST}
+    bench.check_end()
+
+
+def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
+    """Memory that requests use is not taken; a release lets the waiting load go on."""
+    bench = Bench(40, 0)
+    lease = bench.load("a")
+
+    ticket = bench.want("b")
+    bench.finish_all()
+    waits = list(bench.heard[ticket])
+    bench.now += 3
+    bench.release(lease)
+    bench.finish_all()
+
+    (second,) = bench.heard[ticket]
+    assert waits == []
+    assert isinstance(second, Lease)
+    assert (lease.found, second.found, second.load_s) == ("cold", "disk", 3)
+    bench.check_end()
+
+
+def test_a_load_does_not_wait_for_memory_for_ever() -> None:
+    """After room_timeout_s it is refused as out of memory."""
+    bench = Bench(40, 0)
+    bench.load("a")
+    ticket = bench.want("b")
+    bench.finish_all()
+
+    bench.now += bench.settings.room_timeout_s
+    bench.shelf.tick(bench.now)
+    bench.pump()
+
+    assert [type(each) for each in bench.heard[ticket]] == [OutOfMemory]
+    bench.check_end()
+
+
+def test_a_model_larger_than_the_budget_is_measured_once_and_then_refused_at_once() -> None:
+    """Its files said less than it takes. The second request must not evict the others for nothing."""
+    bench = Bench(100, 0)
+    bench.release(bench.load("a", 60))
+    ticket = bench.want("b")
+    bench.finish(num_bytes=10)
+    bench.finish(num_bytes=130)
+    bench.finish_all()
+    bench.release(bench.load("a", 60))
+    bench.num_versions = 1  # so that b is the same version
+
+    again = bench.want("b")
+    done = bench.finish_all()
+
+    assert [type(bench.heard[each][0]) for each in (ticket, again)] == [OutOfMemory, OutOfMemory]
+    assert done == [Work.FETCH]
+    assert bench.tiers() == {"a": State.READY}
+    bench.check_end()
+
+
+def test_a_pinned_model_is_never_evicted() -> None:
+    """What only fits without it is refused at once."""
+    bench = Bench(50, 50)
+    bench.shelf.pinned.add("a")
+    bench.release(bench.load("a"))
+
+    ticket = bench.want("b")
+    bench.finish_all()
+
+    assert [type(each) for each in bench.heard[ticket]] == [OutOfMemory]
+    assert bench.tiers() == {"a": State.READY}
+    bench.check_end()
+
+
+def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_new_one() -> None:
+    """Both versions are there for as long as somebody uses the old one."""
+    bench = Bench(100, 0)
+    old = bench.load("a")
+
+    done = bench.unload("a")
+    new = bench.load("a")
+    told_early = list(done)
+    bench.release(old)
+    bench.finish_all()
+
+    assert (old.version, new.version) == ("v1", "v2")
+    assert cast(FakeLoaded, old.model).num_closed == 1
+    assert (told_early, done) == ([], [None])
+    bench.check_end()
+
+
+def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it() -> None:
+    """It goes back to the device for them, and then for good."""
+    bench = Bench(30, 60)
+    bench.release(bench.load("a"))
+    bench.want("b")
+    bench.finish()
+    assert [work for work, _ in bench.work] == [Work.DEMOTE]
+
+    ticket = bench.want("a")
+    bench.unload("a")
+    bench.finish_all()
+    for lease in list(bench.leases):
+        bench.release(lease)
+        bench.finish_all()
+
+    assert isinstance(bench.heard[ticket][0], Lease)
+    assert list(bench.tiers()) == ["b"]
+    bench.check_end()
+
+
+def test_a_broken_model_is_remembered_for_a_while() -> None:
+    """It is not read again for each request, and it is not condemned for ever."""
+    bench = Bench(100, 0, broken_s=60)
+    bench.want("a")
+    bench.finish(error=ModelBroken("no config.json"))
+
+    again = bench.want("a")
+    bench.now += 61
+    bench.want("a")
+
+    assert [type(each) for each in bench.heard[again]] == [ModelBroken]
+    assert [work for work, _ in bench.work] == [Work.FETCH]
+    bench.check_end()
+
+
+def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
+    """Its failure comes after the new version's load has begun."""
+    bench = Bench(100, 0)
+    bench.want("a")
+    bench.unload("a")
+
+    during = bench.want("a")
+    bench.finish(error=ModelBroken("the old one"))
+    after = bench.want("a")
+    bench.finish_all()
+
+    assert [type(bench.heard[each][0]) for each in (during, after)] == [Lease, Lease]
+    bench.check_end()
+
+
+def test_who_waits_too_long_is_told_to_come_back_and_the_load_goes_on() -> None:
+    """429 with Retry-After; a later request finds the model."""
+    bench = Bench(100, 0, hold_s=55)
+    ticket = bench.want("a")
+
+    bench.finish()
+    bench.now += 55
+    bench.shelf.tick(bench.now)
+    bench.pump()
+    bench.finish_all()
+
+    (error,) = bench.heard[ticket]
+    assert isinstance(error, ModelLoading)
+    assert error.retry_after_s
+    assert bench.tiers() == {"a": State.READY}
+    bench.check_end()
+
+
+def test_a_load_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    """Clients that left do not keep the loaders busy."""
+    bench = Bench(100, 0)
+    ticket = bench.want("a")
+
+    bench.cancel(ticket)
+    done = bench.finish_all()
+
+    assert done == [Work.FETCH]
+    assert bench.tiers() == {}
+    bench.check_end()
+
+
+def test_waiters_and_loads_are_bounded() -> None:
+    """What is beyond the limits is refused at once."""
+    bench = Bench(100, 0, max_waiting=3, max_loading=2)
+
+    bench.want("a")
+    bench.want("b")
+    many_loads = bench.want("c")
+    bench.want("a")
+    many_waiters = bench.want("a")
+
+    assert [type(bench.heard[each][0]) for each in (many_loads, many_waiters)] == [Overloaded, Overloaded]
+    bench.check_end()
+
+
+def test_without_a_cache_a_model_goes_with_its_last_request() -> None:
+    """ModelCacheSetting=Disabled: load, serve, drop."""
+    bench = Bench(100, 100, cache="disabled")
+    first, second = bench.want("a"), bench.want("a")
+    bench.finish_all()
+
+    bench.release(cast(Lease, bench.heard[first][0]))
+    kept = bench.tiers()
+    bench.release(cast(Lease, bench.heard[second][0]))
+    bench.finish_all()
+
+    assert kept == {"a": State.READY}
+    assert bench.tiers() == {}
+    bench.check_end()
+
+
+def test_two_models_that_turn_out_too_large_do_not_wait_for_each_other() -> None:
+    """Each holds memory and needs more: one gives up, the other goes on."""
+    bench = Bench(100, 0)
+    tickets = [bench.want(name) for name in ("a", "b")]
+    for _ in range(2):
+        bench.finish(num_bytes=40)
+
+    for _ in range(2):
+        bench.finish(num_bytes=70)
+    bench.finish_all()
+
+    assert sorted(type(bench.heard[each][0]).__name__ for each in tickets) == ["Lease", "OutOfMemory"]
+    bench.check_end()
+
+
+@pytest.mark.parametrize("error", [ModelUnknown("gone"), OutOfMemory("full")])
+def test_only_broken_models_are_remembered(error: HandlerError) -> None:
+    """A model that is added later, or that finds room later, is found by the next request."""
+    bench = Bench(100, 0)
+    bench.want("a")
+    bench.finish(error=error)
+
+    ticket = bench.want("a")
+    bench.finish_all()
+
+    assert isinstance(bench.heard[ticket][0], Lease)
+    bench.check_end()

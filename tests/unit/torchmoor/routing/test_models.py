@@ -1,0 +1,328 @@
+"""Where requests for one of many models go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
+from torchmoor.routing.models import COLD, COPY, LOADING, RESIDENT, UNPACKED, Placement, Report, Tier
+from torchmoor.routing.pool import Pool
+
+HOT = 3
+
+
+@pytest.fixture
+def placement() -> Placement:
+    return Placement(hot_outstanding=HOT, max_models=100)
+
+
+def hold(placement: Placement, name: str, *, used: int = 0, most: int = 0, **tiers: Tier) -> None:
+    """An instance reports these models and no others."""
+    placement.report(name, Report(tiers, used, most), placement.mark())
+
+
+def sent_to(
+    placement: Placement, pool: Pool[FakeCandidate], model: str, *, excluded: str = ""
+) -> tuple[str, str] | None:
+    """Where a request goes and why, and it goes there."""
+    pick = placement.choose(model, pool, frozenset(excluded.split()))
+    if pick is None:
+        return None
+    placement.begin(model, pick.instance.name)
+    change(pool, pick.instance, outstanding=pick.instance.outstanding + 1)
+    return pick.instance.name, pick.reason
+
+
+def test_holder_is_preferred_by_tier(placement: Placement) -> None:
+    """The device before host memory, host memory before a disk, a disk before nothing."""
+    pool = pool_of(*named(4))
+    hold(placement, "i2", m=Tier.DISK)
+    assert sent_to(placement, pool, "m") == ("i2", UNPACKED)
+    placement.failed("m", "i2")
+    hold(placement, "i1", m=Tier.HOST)
+    assert sent_to(placement, pool, "m") == ("i1", RESIDENT)
+    hold(placement, "i3", m=Tier.DEVICE)
+    assert sent_to(placement, pool, "m") == ("i3", RESIDENT)
+
+
+def test_burst_for_a_cold_model_makes_one_load(placement: Placement) -> None:
+    """The first request is noted; the others follow it, however many more than hot they are."""
+    pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(8)))
+    first = sent_to(placement, pool, "m")
+    assert first is not None
+
+    others = {sent_to(placement, pool, "m") for _ in range(20)}
+
+    assert (first[1], others) == (COLD, {(first[0], LOADING)})
+
+
+def test_hot_holder_gets_one_copy_at_a_time(placement: Placement) -> None:
+    """While the copy is loading, requests stay where the model is; then they spread; then there is another."""
+    pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
+    hold(placement, "i0", m=Tier.DEVICE)
+    assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", RESIDENT)] * HOT
+
+    copy = sent_to(placement, pool, "m")
+    assert copy is not None
+    assert copy[0] != "i0"
+    assert copy[1] == COPY
+    assert {sent_to(placement, pool, "m") for _ in range(5)} == {("i0", RESIDENT)}
+
+    placement.loaded("m", copy[0])
+    assert [sent_to(placement, pool, "m") for _ in range(HOT - 1)] == [(copy[0], RESIDENT)] * (HOT - 1)
+    third = sent_to(placement, pool, "m")
+    assert third is not None
+    assert third[0] not in ("i0", copy[0])
+    assert third[1] == COPY
+
+
+def test_model_that_everybody_holds_goes_to_the_least_busy(placement: Placement) -> None:
+    """However many hold it, equal load spreads."""
+    pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(20)))
+    for index in range(20):
+        hold(placement, f"i{index}", m=Tier.DEVICE)
+
+    sent = [sent_to(placement, pool, "m") for _ in range(40)]
+
+    assert sorted(sent, key=str) == sorted([(f"i{n}", RESIDENT) for n in range(20)] * 2, key=str)
+
+
+def test_copy_goes_only_where_there_is_less_to_do(placement: Placement) -> None:
+    """When everybody is as busy, a copy would cost a load and win nothing."""
+    pool = pool_of(FakeCandidate("i0", capacity=100), FakeCandidate("i1", outstanding=50, capacity=100))
+    hold(placement, "i0", m=Tier.DEVICE)
+
+    assert {sent_to(placement, pool, "m") for _ in range(3 * HOT)} == {("i0", RESIDENT)}
+
+
+def test_full_holder_is_passed_by(placement: Placement) -> None:
+    """An instance at its capacity takes nothing; nobody free is nobody."""
+    pool = pool_of(FakeCandidate("i0", outstanding=4, capacity=4), FakeCandidate("i1", capacity=1))
+    hold(placement, "i0", m=Tier.DEVICE)
+
+    assert sent_to(placement, pool, "m") == ("i1", COPY)
+    assert sent_to(placement, pool, "m") is None
+
+
+def test_refusing_instance_is_passed_by(placement: Placement) -> None:
+    """An instance that had no room for the model is not tried again for the request, nor for the next."""
+    pool = pool_of(*named(2))
+    first = sent_to(placement, pool, "m")
+    assert first is not None
+    placement.failed("m", first[0])
+
+    second = sent_to(placement, pool, "m", excluded=first[0])
+
+    assert second is not None
+    assert second[0] != first[0]
+    assert second[1] == COLD
+    placement.loaded("m", second[0])
+    assert sent_to(placement, pool, "m") == (second[0], RESIDENT)
+
+
+def test_instance_that_is_not_ready_holds_nothing(placement: Placement) -> None:
+    """Its models go elsewhere while it is away, and it counts again when it is back with its memory."""
+    one, other = named(2)
+    pool = pool_of(one, other)
+    hold(placement, "i0", m=Tier.DEVICE)
+    change(pool, one, is_ready=False)
+
+    assert sent_to(placement, pool, "m") == ("i1", COLD)
+
+    change(pool, one, is_ready=True)
+    assert sent_to(placement, pool, "m") == ("i0", RESIDENT)
+
+
+def test_cold_models_spread_over_idle_instances_and_stay_put(placement: Placement) -> None:
+    """By rendezvous hashing: about equal shares, and the same instance again when a model has been evicted."""
+    pool = pool_of(*named(4))
+    homes = {f"m{n}": placement.choose(f"m{n}", pool) for n in range(400)}
+    counts = [sum(pick is not None and pick.instance.name == f"i{i}" for pick in homes.values()) for i in range(4)]
+    gone = pool.find("i3")
+    assert gone is not None
+    pool.remove(gone)
+
+    moved = [m for m, pick in homes.items() if pick is not None and placement.choose(m, pool) != pick]
+
+    assert min(counts) > 60
+    assert all(pick is not None and pick.instance is gone for m in moved if (pick := homes[m]))
+
+
+def test_cold_model_goes_where_memory_is_free(placement: Placement) -> None:
+    """Of equally busy instances; what is on its way counts as much as what is there."""
+    pool = pool_of(*named(2))
+    hold(placement, "i0", used=90, most=100, a=Tier.DEVICE)
+    hold(placement, "i1", used=40, most=100, b=Tier.DEVICE, c=Tier.DEVICE)
+    assert {pick.instance.name for n in range(20) if (pick := placement.choose(f"m{n}", pool))} == {"i1"}
+
+    placement.begin("x", "i1")
+    placement.begin("y", "i1")
+    placement.begin("z", "i1")
+
+    assert {pick.instance.name for n in range(40) if (pick := placement.choose(f"m{n}", pool))} == {"i0", "i1"}
+
+
+def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: Placement) -> None:
+    """Loading from a disk is quicker, but not by so much."""
+    pool = pool_of(FakeCandidate("i0", outstanding=3, capacity=100), FakeCandidate("i1", capacity=100))
+    hold(placement, "i0", m=Tier.DISK)
+    assert placement.choose("m", pool) == (pool.find("i0"), UNPACKED)
+
+    busy = pool.find("i0")
+    assert busy is not None
+    change(pool, busy, outstanding=60)
+
+    assert placement.choose("m", pool) == (pool.find("i1"), COLD)
+
+
+def test_report_without_a_model_forgets_it(placement: Placement) -> None:
+    """It was evicted."""
+    pool = pool_of(*named(3))
+    hold(placement, "i0", m=Tier.DEVICE)
+    hold(placement, "i0")
+
+    assert not placement.is_held("m", "i0")
+    pick = placement.choose("m", pool)
+    assert pick is not None
+    assert pick.reason == COLD
+
+
+def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placement) -> None:
+    """And one that came while its request is running; after that, what no report names is gone."""
+    pool = pool_of(*named(3))
+    mark = placement.mark()
+    sent = sent_to(placement, pool, "m")
+    assert sent is not None
+    placement.report(sent[0], Report({}), mark)
+    assert sent_to(placement, pool, "m") == (sent[0], LOADING)
+    hold(placement, sent[0])
+    assert sent_to(placement, pool, "m") == (sent[0], LOADING)
+
+    for _ in range(3):
+        placement.end("m", sent[0])
+    assert placement.is_expecting(sent[0])
+    hold(placement, sent[0])
+
+    assert not placement.is_expecting(sent[0])
+    pick = placement.choose("m", pool)
+    assert pick is not None
+    assert pick.reason == COLD
+
+
+def test_restarted_instance_is_forgotten(placement: Placement) -> None:
+    """With what it held and what was on its way; requests that ran there still end."""
+    pool = pool_of(*named(2))
+    hold(placement, "i0", m=Tier.DEVICE)
+    placement.begin("m", "i0")
+    placement.begin("n", "i0")
+
+    placement.forget("i0")
+
+    assert [placement.choose(m, pool, frozenset()).reason for m in "mn"] == [COLD, COLD]  # type: ignore[union-attr]
+    placement.end("m", "i0")
+    placement.end("n", "i0")
+    placement.check_integrity()
+    assert placement.num_outstanding == 0
+
+
+def test_without_cache_nothing_is_held_after_its_last_request() -> None:
+    """ModelCacheSetting=Disabled: requests that come together share a load, a later one does not."""
+    placement = Placement(hot_outstanding=HOT, max_models=100, is_cached=False)
+    pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
+    first = sent_to(placement, pool, "m")
+    assert first is not None
+    assert sent_to(placement, pool, "m") == (first[0], LOADING)
+    placement.loaded("m", first[0])
+    placement.end("m", first[0])
+    assert sent_to(placement, pool, "m") == (first[0], LOADING)
+    placement.end("m", first[0])
+    placement.end("m", first[0])
+
+    assert not placement.is_expecting(first[0])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """So many models of a report, and so many notes, whatever names clients make up."""
+    placement = Placement(hot_outstanding=HOT, max_models=10)
+    placement.report("i0", Report({f"m{n}": Tier.DEVICE for n in range(1000)}), placement.mark())
+    for number in range(5000):
+        placement.begin(f"made-up-{number}", "i0")
+        placement.end(f"made-up-{number}", "i0")
+
+    placement.check_integrity()
+    assert sum(placement.is_held(f"m{n}", "i0") for n in range(1000)) == 10
+    assert len(placement._notes["i0"]) == 4096
+
+
+class PlacementMachine(RuleBasedStateMachine):
+    """Requests, reports and restarts in any order."""
+
+    names = st.sampled_from([f"i{index}" for index in range(3)])
+    models = st.sampled_from(["m", "n", "o", "p"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placement = Placement(hot_outstanding=2, max_models=3)
+        self.pool = pool_of(*named(3))
+        self.running: list[tuple[str, str]] = []
+        self.marks: dict[str, int] = {}
+
+    @rule(model=models, excluded=st.sets(names, max_size=2))
+    def send(self, model: str, excluded: set[str]) -> None:
+        """A request goes to an open instance that is not excluded, if there is one."""
+        pick = self.placement.choose(model, self.pool, frozenset(excluded))
+        free = [i for i in self.pool.open_instances if i.name not in excluded]
+        assert (pick is None) == (not free)
+        if pick is not None:
+            assert pick.instance in free
+            change(self.pool, pick.instance, outstanding=pick.instance.outstanding + 1)
+            self.placement.begin(model, pick.instance.name)
+            self.running.append((model, pick.instance.name))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), end=st.sampled_from(["loaded", "failed", "lost"]))
+    def answer(self, data: st.DataObject, end: str) -> None:
+        """A request ends, one way or another."""
+        model, name = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if end != "lost":
+            getattr(self.placement, end)(model, name)
+        self.placement.end(model, name)
+        instance = self.pool.find(name)
+        assert instance is not None
+        change(self.pool, instance, outstanding=instance.outstanding - 1)
+
+    @rule(name=names)
+    def ask(self, name: str) -> None:
+        """A question is on its way."""
+        self.marks[name] = self.placement.mark()
+
+    @rule(name=names, tiers=st.dictionaries(models, st.sampled_from(list(Tier)), max_size=4))
+    def report(self, name: str, tiers: dict[str, Tier]) -> None:
+        """Its answer."""
+        if name in self.marks:
+            self.placement.report(name, Report(tiers, 5, 10), self.marks.pop(name))
+
+    @rule(name=names)
+    def restart(self, name: str) -> None:
+        """An instance loses its memory."""
+        self.placement.forget(name)
+
+    @rule(name=names, is_ready=st.booleans())
+    def ready(self, name: str, is_ready: bool) -> None:
+        """An instance comes and goes."""
+        instance = self.pool.find(name)
+        assert instance is not None
+        change(self.pool, instance, is_ready=is_ready)
+
+    @invariant()
+    def holds(self) -> None:
+        """The two directions agree, and every request is counted once."""
+        self.placement.check_integrity()
+        assert self.placement.num_outstanding == len(self.running)
+
+
+TestPlacementMachine = PlacementMachine.TestCase
+TestPlacementMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,54 @@
+"""What the command line and the environment say of many models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchmoor.errors import ConfigError
+from torchmoor.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, plan_many, read_container
+from torchmoor.settings import ContainerSettings
+
+
+def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory by its absolute path, because each instance has a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+
+    assert plan_many(["many"], "models", {}).environment == {SOURCE: str(tmp_path / "models")}
+    assert plan_many(["llava", "many"], "s3://bucket/p", {}).environment == {SOURCE: "s3://bucket/p"}
+    assert plan_many(["many"], "", {SOURCE: "s3://b"}).environment == {}
+    assert plan_many(["llava"], "", {}).environment == {}
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "models", "message"),
+    [
+        (["llava"], "s3://bucket/p", "add --endpoint many"),
+        (["many"], "", "--endpoint many needs --models"),
+        (["many"], "/nowhere", "there is no directory /nowhere"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(endpoints: list[str], models: str, message: str) -> None:
+    """With what to do about it."""
+    with pytest.raises(ConfigError, match=message):
+        plan_many(endpoints, models, {})
+
+
+def test_in_a_container_the_platform_says_what_is_loaded() -> None:
+    """SAGEMAKER_MULTI_MODEL=true: no source is needed, and models are loaded from where the platform puts them."""
+    environ = {MULTI_MODEL: "true"}
+
+    assert plan_many(["many"], "", environ).environment == {URL_ROOTS: "/opt/ml/models"}
+    assert plan_many(["many"], "", {**environ, URL_ROOTS: "/x"}).environment == {}
+    assert read_container(environ) == ContainerSettings(serves_models=True)
+    assert read_container({}) == ContainerSettings()
+    assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)
+    assert read_container({}, ContainerSettings(serves_models=True)).serves_models
+
+
+def test_models_that_are_not_kept_are_not_expected_to_be() -> None:
+    """The handlers' setting is read, so that it need not be given twice."""
+    assert plan_many(["many"], "s3://b", {}).settings.is_cached
+    assert not plan_many(["many"], "s3://b", {CACHE: "disabled"}).settings.is_cached

@@ -1,0 +1,146 @@
+"""torchmoor package: what goes into an archive, what is refused, and that it is the same each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from torchmoor.cli import main
+from torchmoor.errors import TorchmoorError
+from torchmoor.package import package
+
+
+def safetensors(num_bytes: int = 8) -> bytes:
+    """A file with one tensor, as the format has it."""
+    entry = {"w": {"dtype": "F32", "shape": [num_bytes // 4], "data_offsets": [0, num_bytes]}}
+    header = json.dumps(entry).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "minilm"
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (folder / "model.safetensors").write_bytes(safetensors())
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    (folder / "tf_model.h5").write_bytes(b"h5")
+    (folder / "README.md").write_text("# hello")
+    (folder / ".git" / "HEAD").write_text("ref")
+    return folder
+
+
+def test_only_what_serving_needs_goes_in(checkpoint: Path, tmp_path: Path) -> None:
+    """No pickles, no weights of other programs, nothing hidden; subfolders of sentence-transformers stay."""
+    made = package(checkpoint, tmp_path / "m.tar.gz")
+
+    with tarfile.open(made.path) as tar:
+        names = tar.getnames()
+    assert names == ["1_Pooling/config.json", "config.json", "model.safetensors", "tokenizer.json"]
+    assert list(made.left_out) == [".git/", "README.md", "pytorch_model.bin", "tf_model.h5"]
+
+
+def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: Path, tmp_path: Path) -> None:
+    """Compressing weights saves little and costs each cold start; the system's own tar reads the result."""
+    (checkpoint / "model.safetensors").write_bytes(safetensors(400_000))
+    (checkpoint / "vocab.txt").write_text("word\n" * 40_000)
+
+    made = package(checkpoint, tmp_path / "m.tar.gz")
+    subprocess.run(["tar", "-xzf", made.path, "-C", tmp_path], check=True)
+
+    assert 400_000 < made.num_bytes < 420_000
+    assert all((tmp_path / name).read_bytes() == (checkpoint / name).read_bytes() for name in made.files)
+
+
+@pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
+def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    """Whenever it is made, in whatever order the files were written, whoever may read them."""
+    first = package(checkpoint, tmp_path / name).path.read_bytes()
+    for path in checkpoint.rglob("*"):
+        os.utime(path, (1, 1))
+    (checkpoint / "config.json").chmod(0o600)
+
+    second = package(checkpoint, tmp_path / name).path.read_bytes()
+
+    assert first == second
+
+
+def test_a_mar_is_a_zip_of_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
+    """TorchServe's container for the same content."""
+    made = package(checkpoint, tmp_path / "m.mar")
+
+    with zipfile.ZipFile(made.path) as bundle:
+        assert bundle.testzip() is None
+        assert sorted(bundle.namelist()) == list(made.files)
+
+
+def test_everything_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+    """One message to act on, and no file."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+
+    with pytest.raises(TorchmoorError) as caught:
+        package(folder, tmp_path / "m.tar.gz")
+
+    assert all(word in str(caught.value) for word in ("config.json", "safetensors", "tokenizer"))
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_pickled_weights_are_only_taken_when_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+    """They can run code; the message names the option."""
+    (checkpoint / "model.safetensors").unlink()
+
+    with pytest.raises(TorchmoorError, match="--allow-pickle"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+    assert "pytorch_model.bin" in package(checkpoint, tmp_path / "m.tar.gz", allow_pickle=True).files
+
+
+def test_a_cut_off_weights_file_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    """A Git LFS pointer or half a download would only fail on the worker."""
+    (checkpoint / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+    with pytest.raises(TorchmoorError, match="cut off"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
+def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    """The index says which files there must be."""
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(TorchmoorError, match="model-00001-of-00002"):
+        package(checkpoint, tmp_path / "m.tar.gz")
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    """The name's ending decides the form, and a failure is told."""
+    with pytest.raises(TorchmoorError, match=r"\.tar\.gz or \.mar"):
+        package(checkpoint, tmp_path / "m.rar")
+    with pytest.raises(TorchmoorError, match="cannot be written"):
+        package(checkpoint, tmp_path / "nowhere" / "m.tar.gz")
+
+
+def test_the_command_says_what_it_made(checkpoint: Path, tmp_path: Path) -> None:
+    """One line on standard output, what was left out on standard error, an error as an error."""
+    target = tmp_path / "models" / "m.tar.gz"
+    target.parent.mkdir()
+
+    made = CliRunner().invoke(main, ["package", str(checkpoint), "-o", str(target)])
+    failed = CliRunner().invoke(main, ["package", str(tmp_path / "models"), "-o", str(target)])
+
+    assert made.exit_code == 0
+    assert f"{target}  4 files" in made.stdout
+    assert "left out pytorch_model.bin" in made.stderr
+    assert failed.exit_code == 1
+    assert "cannot be packaged" in failed.stderr

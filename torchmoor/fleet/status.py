@@ -1,0 +1,216 @@
+"""What instances hold and have room for, by asking them: sessions, and which of many models.
+
+Only instances are asked of whose answer something depends: those of variants whose clients open sessions, and those
+with many models. They are asked by the handler's status operation, which no load starves. The cost is bounded: so many
+questions a second over all instances, and answers that take long to read are asked for less often. An instance that
+answers something else is no handler of ours, and is left alone until it has been down, unless it is said to have many
+models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from time import thread_time
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.operations import OperationAnswer, Operations
+from torchmoor.fleet.registry import Registry
+from torchmoor.routing.models import Placement, Report, Tier
+from torchmoor.settings import HealthSettings
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+READING_SHARE = 0.05  # of the proxy's time, at most, goes to reading answers
+_TIERS = {tier.name.lower(): tier for tier in Tier}
+_WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
+
+
+class Status(NamedTuple):
+    """A handler's answer. room: free sessions; report: its models. Each None if it does not say."""
+
+    room: int | None
+    report: Report | None
+
+
+class StatusListener(Protocol):
+    """Who passes on what instances say to other processes."""
+
+    def on_asked(self, instance: Instance) -> None:
+        """A question goes out."""
+        ...
+
+    def on_status(self, instance: Instance, status: Status) -> None:
+        """The answer to it; if there is none, nothing follows, or another question."""
+        ...
+
+
+class StatusPoller:
+    """Keeps `session_room` of ready instances and the placement of models up to date."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        settings: HealthSettings,
+        operations: Operations,
+        listener: StatusListener | None = None,
+    ) -> None:
+        self._listener = listener
+        self._registry = registry
+        self._settings = settings
+        self._operations = operations
+        self._allowed = 0.0  # questions that may be asked now
+        self._asked_at: dict[str, float] = {}
+        self._reading_s: dict[str, float] = {}  # what an instance's last answer took
+        self._others: set[str] = set()  # do not know the operation
+        self._questions: dict[str, asyncio.Task[None]] = {}
+        self._loop_task: asyncio.Task[None] | None = None
+        registry.listen(self._on_change)
+
+    async def __aenter__(self) -> StatusPoller:
+        self._loop_task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._loop_task is not None
+        tasks = [self._loop_task, *self._questions.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.ask_due(loop.time())
+            await asyncio.sleep(TICK_S)
+
+    def ask_due(self, now: float) -> None:
+        """Begin to ask those whose turn it is, the longest due first, as many as may be asked."""
+        most = max(1.0, self._settings.max_status_per_s)
+        self._allowed = min(most, self._allowed + self._settings.max_status_per_s * TICK_S)
+        due = [
+            (due_at, instance)
+            for instance in self._registry.instances()
+            if instance.is_ready
+            and instance.name not in self._questions
+            and instance.name not in self._others
+            and (due_at := self._due_at(instance)) is not None
+            and due_at <= now
+        ]
+        due.sort(key=lambda entry: entry[0])
+        for _, instance in due[: int(self._allowed)]:
+            self._allowed -= 1
+            self._asked_at[instance.name] = now
+            self._questions[instance.name] = asyncio.create_task(self._ask(instance))
+
+    def _due_at(self, instance: Instance) -> float | None:
+        """When to ask an instance next; None if nothing depends on it."""
+        variant = self._registry.variant_of(instance)
+        if variant.models is None and not variant.opens_sessions:
+            return None
+        asked_at = self._asked_at.get(instance.name)
+        if asked_at is None:
+            return 0.0
+        is_busy = variant.models is not None and variant.models.is_expecting(instance.name)
+        interval_s = self._settings.busy_status_interval_s if is_busy else self._settings.status_interval_s
+        reading_s = self._reading_s.get(instance.name, 0.0) * len(self._reading_s)
+        return asked_at + max(interval_s, reading_s / READING_SHARE)
+
+    async def _ask(self, instance: Instance) -> None:
+        models = self._registry.variant_of(instance).models
+        mark = 0 if models is None else models.mark()
+        if self._listener is not None:
+            self._listener.on_asked(instance)
+        try:
+            answer = await self._operations.ask(instance, "status", {}, timeout_s=self._settings.probe_timeout_s)
+            if self._registry.find(instance.name) is not instance or not instance.is_ready:
+                return
+            began = thread_time()  # and not the clock: a busy host would look like a long answer
+            status = self._read(instance, answer, is_ours=models is not None)
+            take_status(instance, status, models, mark)
+            if self._listener is not None:
+                self._listener.on_status(instance, status)
+            self._reading_s[instance.name] = thread_time() - began
+        finally:
+            self._questions.pop(instance.name, None)
+
+    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> Status:
+        if answer is None:
+            return _NOTHING
+        status = read_status(answer.body) if answer.status == 200 else _NOTHING
+        if status == _NOTHING and answer.status < 500 and not is_ours:
+            logger.info("instance tells no status instance=%s", instance.name)
+            self._others.add(instance.name)
+        return status
+
+    def _on_change(self, instance: Instance) -> None:
+        """What was known of an instance is no longer true once it is down, or gone."""
+        name = instance.name
+        is_known = self._registry.find(name) is instance
+        if not is_known or not instance.is_ready:
+            self._others.discard(name)
+            self._asked_at.pop(name, None)
+            self._reading_s.pop(name, None)
+        forget_lost(self._registry, instance)
+
+
+def take_status(instance: Instance, status: Status, models: Placement | None, mark: int) -> None:
+    """Route by what an instance says. mark: the placement's, from before the question."""
+    instance.session_room = status.room
+    if models is not None and status.report is not None:
+        models.report(instance.name, status.report, mark)
+
+
+def forget_lost(registry: Registry, instance: Instance) -> None:
+    """An instance has changed: if it has lost its memory, or is gone, so are its models."""
+    models = registry.variant_of(instance).models
+    if models is not None and (registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY):
+        models.forget(instance.name)
+
+
+_NOTHING = Status(None, None)
+
+
+def read_status(body: bytes) -> Status:
+    """A handler's status; nothing if it is none."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return _NOTHING
+    if not isinstance(content, dict):
+        return _NOTHING
+    return Status(_read_room(content.get("sessions")), _read_report(content))
+
+
+def _read_room(sessions: object) -> int | None:
+    """Free sessions."""
+    if not isinstance(sessions, dict):
+        return None
+    most, number = sessions.get("max"), sessions.get("open")
+    return max(0, most - number) if isinstance(most, int) and isinstance(number, int) else None
+
+
+def _read_report(content: Mapping[str, object]) -> Report | None:
+    """Models by their tiers, the best of each; what has none that we know, or was replaced, is left out."""
+    rows = content.get("models")
+    if not isinstance(rows, list):
+        return None
+    models: dict[str, Tier] = {}
+    for row in rows:
+        if isinstance(row, dict):
+            name, tier = row.get("name"), _TIERS.get(str(row.get("tier")))
+            if isinstance(name, str) and tier is not None and not row.get("retired"):
+                models[name] = min(tier, models.get(name, tier))
+    budgets = content.get("budgets")
+    device = budgets.get("device") if isinstance(budgets, dict) else None
+    used, most = (device.get("used"), device.get("max")) if isinstance(device, dict) else (None, None)
+    if not isinstance(used, int) or not isinstance(most, int):
+        used = most = 0
+    return Report(models, used, most)

@@ -1,0 +1,235 @@
+"""`torchmoor package`: a Hugging Face directory as the model.tar.gz, or .mar, that SageMaker and many.mar take.
+
+The same files give the same bytes: in order of their names, without times, owners or permissions. Weights that can run
+code when they are read are left out unless somebody insists.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from torchmoor.errors import TorchmoorError
+
+WEIGHTS = (".safetensors",)
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
+FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the weights again, for other programs
+JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc", ".tar.gz", ".mar")
+JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
+TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read pictures
+SUFFIXES = (".tar.gz", ".tgz", ".mar")
+COMPRESSION = 6
+STORED = 0  # weights are as good as random: 7 % smaller would cost three times as long at each cold start
+PIECE_BYTES = 1 << 20
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
+Report = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """What was made."""
+
+    path: Path
+    files: Sequence[str]
+    left_out: Sequence[str]
+    num_bytes: int
+
+
+def package(
+    folder: Path, output: Path, *, allow_pickle: bool = False, report: Report = lambda done, total: None
+) -> Packaged:
+    """Raises TorchmoorError, which says everything that is missing; the output is complete or not there."""
+    if not output.name.endswith(SUFFIXES):
+        raise TorchmoorError(f"{output.name} must end in .tar.gz or .mar")
+    if not folder.is_dir():
+        raise TorchmoorError(f"there is no directory {folder}")
+    files, left_out = choose_files(folder, allow_pickle=allow_pickle)
+    problems = find_problems(folder, files, left_out, allow_pickle=allow_pickle)
+    if problems:
+        raise TorchmoorError(f"{folder} cannot be packaged: {'; '.join(problems)}")
+    write = _write_zip if output.name.endswith(".mar") else _write_tar
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file, folder, files, _Progress(sum((folder / name).stat().st_size for name in files), report))
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, output)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as exc:
+        raise TorchmoorError(f"{output} cannot be written: {exc.strerror or exc}") from exc
+    return Packaged(output, files, left_out, output.stat().st_size)
+
+
+def choose_files(folder: Path, *, allow_pickle: bool) -> tuple[list[str], list[str]]:
+    """Names below the folder that belong to the model, and those that do not, both in order."""
+    files: list[str] = []
+    left_out: list[str] = []
+    for base, folders, names in os.walk(folder, followlinks=True):
+        depth = len(Path(base).relative_to(folder).parts)
+        junk = [
+            each for each in folders if each.startswith(".") or each in JUNK_FOLDERS or each.startswith("checkpoint-")
+        ]
+        left_out += [f"{(Path(base) / each).relative_to(folder)}/" for each in junk]
+        folders[:] = [each for each in folders if each not in junk] if depth < 4 else []
+        for name in names:
+            path = Path(base) / name
+            is_wanted = path.is_file() and not _is_junk(name) and (allow_pickle or not name.endswith(PICKLED))
+            (files if is_wanted else left_out).append(str(path.relative_to(folder)))
+    return sorted(files), sorted(left_out)
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name in TRAINING or name.lower().endswith((*JUNK, *FOREIGN))
+
+
+def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *, allow_pickle: bool) -> list[str]:
+    """What keeps it from being a model that can be served, each with what to do."""
+    problems: list[str] = []
+    config = _read_json(folder, "config.json", problems)
+    if config is not None and not config.get("architectures"):
+        problems.append("config.json names no architectures, by which the task is told: save it with save_pretrained")
+    weights = [name for name in files if name.endswith(WEIGHTS)]
+    pickled = [name for name in (files if allow_pickle else left_out) if name.endswith(PICKLED)]
+    if not weights and not (pickled and allow_pickle):
+        advice = "save it with save_pretrained, which writes model.safetensors"
+        if pickled:
+            advice += f"; or take {', '.join(pickled[:3])} with --allow-pickle, if you trust who made it"
+        problems.append(f"there are no .safetensors weights: {advice}")
+    index = "model.safetensors.index.json"
+    if index in files:
+        shards = (_read_json(folder, index, problems) or {}).get("weight_map")
+        named = {str(shard) for shard in shards.values()} if isinstance(shards, dict) else set()
+        missing = sorted(named - set(files))
+        if missing:
+            problems.append(f"{index} names files that are not there: {', '.join(missing[:5])}")
+    for name in weights:
+        if not _is_whole(folder / name):
+            problems.append(f"{name} is cut off or is no safetensors file (a Git LFS pointer?): download it again")
+    if not any(name in files for name in (*TOKENIZERS, *PROCESSORS)):
+        problems.append("there is neither a tokenizer (tokenizer.json) nor an image processor: save it there, too")
+    return problems
+
+
+def _read_json(folder: Path, name: str, problems: list[str]) -> dict[str, object] | None:
+    try:
+        said = json.loads((folder / name).read_bytes())
+    except FileNotFoundError:
+        problems.append(f"there is no {name}: give the directory that save_pretrained wrote")
+        return None
+    except (OSError, ValueError) as exc:
+        problems.append(f"{name} cannot be read: {exc}")
+        return None
+    return said if isinstance(said, dict) else {}
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a safetensors file is as long as its header says: 8 bytes of length, JSON, then the tensors."""
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > num_bytes - 8:
+            return False
+        try:
+            header = json.loads(file.read(length))
+            ends = [int(entry["data_offsets"][1]) for key, entry in header.items() if key != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            return False
+    return 8 + length + max(ends, default=0) == num_bytes
+
+
+class _Progress:
+    def __init__(self, total: int, report: Report) -> None:
+        self._done = 0
+        self._total = total
+        self._report = report
+
+    def add(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._report(self._done, self._total)
+
+
+class _Counted:
+    """A file whose reads are counted."""
+
+    def __init__(self, file: IO[bytes], progress: _Progress) -> None:
+        self._file = file
+        self._progress = progress
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._progress.add(len(data))
+        return data
+
+
+class _Gzip:
+    """One stream of gzip members, each with its own compression, as gzip's format allows and its readers know."""
+
+    def __init__(self, output: IO[bytes]) -> None:
+        self._output = output
+        self._level = COMPRESSION
+        self._member = self._open()
+        self._written = 0
+
+    def begin(self, level: int) -> None:
+        """What is written from now on is compressed so."""
+        if level != self._level:
+            self._member.close()
+            self._level = level
+            self._member = self._open()
+
+    def _open(self) -> gzip.GzipFile:
+        return gzip.GzipFile(filename="", mode="wb", fileobj=self._output, compresslevel=self._level, mtime=0)
+
+    def write(self, data: bytes) -> int:
+        self._written += len(data)
+        return self._member.write(data)
+
+    def tell(self) -> int:
+        return self._written
+
+    def close(self) -> None:
+        self._member.close()
+
+
+def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: _Progress) -> None:
+    with (
+        closing(_Gzip(output)) as packed,
+        tarfile.open(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in files:
+            packed.begin(STORED if name.endswith((*WEIGHTS, *PICKLED)) else COMPRESSION)
+            with (folder / name).open("rb") as file:
+                member = tarfile.TarInfo(name)
+                member.size = os.fstat(file.fileno()).st_size
+                member.mode = 0o644
+                tar.addfile(member, cast(IO[bytes], _Counted(file, progress)))
+
+
+def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], progress: _Progress) -> None:
+    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as bundle:
+        for name in files:
+            member = zipfile.ZipInfo(name, ZIP_TIME)
+            member.compress_type = zipfile.ZIP_STORED if name.endswith((*WEIGHTS, *PICKLED)) else zipfile.ZIP_DEFLATED
+            member.create_system = 3  # Unix, whatever this runs on
+            member.external_attr = 0o100644 << 16
+            member.file_size = (folder / name).stat().st_size
+            with (folder / name).open("rb") as file, bundle.open(member, "w") as copy:
+                counted = _Counted(file, progress)
+                while piece := counted.read(PIECE_BYTES):
+                    copy.write(piece)
