@@ -19,7 +19,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -59,10 +59,20 @@ class Faults(logging.Handler):
         self.seen.append(logging.Formatter().format(record))
 
 
-FAULTS = Faults()
-logging.getLogger("torchmoor").addHandler(FAULTS)
-logging.getLogger("torchmoor").propagate = False
-logging.getLogger("torchmoor").setLevel(logging.ERROR)
+@contextmanager
+def faults() -> Iterator[list[str]]:
+    """What the proxy logs as faults, and nowhere else; afterwards it logs as before, for the tests that follow."""
+    logger, handler = logging.getLogger("torchmoor"), Faults()
+    before = logger.propagate, logger.level
+    logger.propagate = False
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(handler)
+    try:
+        yield handler.seen
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before[0]
+        logger.setLevel(before[1])
 
 
 def token_of(body: bytes) -> bytes:
@@ -349,8 +359,8 @@ LOOP = Loop()
 def check(data: bytes) -> None:
     """Play a script; what went wrong out of sight counts too."""
     broken: list[dict[str, Any]] = []
-    FAULTS.seen.clear()
     LOOP.set_exception_handler(lambda loop, context: broken.append(context))
-    LOOP.run_until_complete(play(data))
+    with faults() as seen:
+        LOOP.run_until_complete(play(data))
 
-    assert (FAULTS.seen, broken) == ([], [])
+    assert (seen, broken) == ([], [])

@@ -55,7 +55,7 @@ REFUSED = [
     ("SessionId", "NEW_SESSION_", f"^(NEW_SESSION)$|{NAME}$"),
 ]
 NOT_THERE = [
-    ("TargetModel", "model-1.tar.gz", "has one model"),
+    ("TargetModel", "model-1.tar.gz", "is not a multi-model endpoint"),
     ("TargetContainerHostname", "second", "has one container; leave TargetContainerHostname out"),
     ("InferenceComponentName", "component-1", "has no inference components; leave InferenceComponentName out"),
     ("EnableExplanations", "`true`", "has no explainer; leave EnableExplanations out"),
