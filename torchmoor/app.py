@@ -61,7 +61,9 @@ class Proxy(DataPlane):
             log = None if self.observer is None else self.observer.log
             collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
-            dashboard = await stack.enter_async_context(Dashboard(self.registry, dispatchers, _is_up_to_date))
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, dispatchers, _is_up_to_date)
+            )
             token = self._settings.credentials.admin_token
             admin = AdminServer(
                 self.registry,

@@ -14,10 +14,11 @@ from playwright.sync_api import Browser, expect
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Received, Wire, answering, streaming
+from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry
-from torchmoor.settings import Credentials
+from torchmoor.settings import Credentials, MultiModelSettings
 
 MIB = 1 << 20
 STATUS = {
@@ -69,7 +70,7 @@ def change(stage: Stage, action: Callable[[Registry], None]) -> None:
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
     """It says that it runs nothing but its own files and is framed by nobody."""
-    for path in ("/", "/dashboard.js", "/dashboard.css", "/dashboard.json"):
+    for path in ("/", "/dashboard.js", "/models.js", "/dashboard.css", "/dashboard.json"):
         answer = requests.get(stage.proxy.admin_url + path, timeout=10)
 
         assert answer.status_code == 200, path
@@ -148,6 +149,7 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
             page = tab.page
             expect(page.locator("#health")).to_have_text("2 of 4 instances ready")
             expect(page.locator(".card .badge")).to_have_text(["ready", "draining", "down", "ready"])
+            expect(page.get_by_role("heading", name="Models")).to_be_hidden()
             expect(page.locator(".tile", has_text="In flight").locator("b")).to_have_text("1")
             expect(page.get_by_role("img", name=re.compile("Answers by latency"))).to_be_visible()
             expect(page.locator(".card").first).to_contain_text("700 MiB of 1 GiB")
@@ -186,6 +188,57 @@ def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> No
         expect(page.locator(".card .badge").first).to_have_text("draining")
         expect(page.locator("#done")).to_have_text("llava-0 is draining.")
         assert stage.instance("llava-0").state is InstanceState.DRAINING
+
+
+@pytest.mark.browser
+def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+    """Which are where, how large, when used, what goes next; each button asks first, and says what came of it."""
+    fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
+    stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
+    fleet.many["a"].tiers = {"bert-small": "device", "vit-tiny": "disk"}
+    fleet.many["b"].tiers = {f"variant-{number}": "host" for number in range(99)}
+    for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
+        with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
+            expect(tab.page.locator("#models-facts")).to_have_text("100 of 101 shown")
+            expect(tab.page.locator("#models tr").first).to_contain_text("bert-small")
+            assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.check_accessibility()
+            tab.save(tmp_path / f"models-{scheme}.png")
+
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        page.get_by_label("Name contains").fill("BERT")
+        row = page.locator("#models tr")
+        expect(row).to_have_count(1)
+        for text in ("bert-small", "a", "device", "1,000 B", "0 s ago", "next"):
+            expect(row.get_by_text(text, exact=True)).to_be_visible()
+        expect(page.locator(".card").first).to_contain_text("Models (device)")
+
+        def press(button: str, answer: str) -> None:
+            page.get_by_role("button", name=button).click()
+            page.get_by_role("dialog", name=f"{button}?").get_by_role("button", name=answer).click()
+
+        press("Unload bert-small at a", "Cancel")
+        press("Pin bert-small at a", "Pin")
+        expect(page.locator("#done")).to_have_text("bert-small is pinned, on device.")
+        expect(row.get_by_text("pinned", exact=True)).to_be_visible()
+        assert fleet.many["a"].pinned == {"bert-small"}
+        press("Unpin bert-small at a", "Unpin")
+        expect(row.get_by_text("next", exact=True)).to_be_visible()
+        press("Unload bert-small at a", "Unload")
+        expect(row).to_have_count(0)
+        assert "bert-small" not in fleet.many["a"].tiers
+
+        page.get_by_label("Name contains").fill("llama-nano")
+        page.get_by_role("button", name="Prewarm it").click()
+        page.get_by_role("dialog", name="Prewarm llama-nano?").get_by_role("button", name="Prewarm").click()
+        expect(row.get_by_text("llama-nano", exact=True)).to_be_visible()
+
+        page.get_by_label("Name contains").fill("nobody")
+        page.get_by_role("button", name="Prewarm it").click()
+        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()
+        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")
+        tab.complaints.clear()  # Chromium's own line for the refusal
 
 
 @pytest.mark.browser

@@ -207,6 +207,7 @@ function gauges(instance) {
   add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
   add("Features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
   add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
+  for (const [tier, budget] of Object.entries(budgetsOf(instance.name))) add(`Models (${tier})`, budget.used, budget.max, bytes);
   return rows;
 }
 
@@ -252,26 +253,30 @@ function showInstance(card, instance) {
   button.onclick = () => ask(verb, instance);
 }
 
-// Draining
-
-function ask(verb, instance) {
+// Nothing is done without a second press, and the first answer is no.
+function askFirst(title, text, yes, action) {
   const dialog = $("confirm");
-  const isDrain = verb === "drain";
-  say($("confirm-title"), `${isDrain ? "Drain" : "Resume"} ${instance.name}?`);
-  say(
-    $("confirm-text"),
-    isDrain
-      ? `It gets no new requests; the ${number(instance.outstanding)} that it works on are finished. With a journal its sessions go on elsewhere.`
-      : "It gets requests again as soon as it answers a probe, at first a few."
-  );
-  say($("confirm-yes"), isDrain ? "Drain" : "Resume");
+  say($("confirm-title"), title);
+  say($("confirm-text"), text);
+  say($("confirm-yes"), yes);
   $("confirm-no").onclick = () => dialog.close();
   $("confirm-yes").onclick = () => {
     dialog.close();
-    act(verb, instance.name);
+    action();
   };
   dialog.showModal();
   $("confirm-no").focus();
+}
+
+// Draining
+
+function ask(verb, instance) {
+  const isDrain = verb === "drain";
+  const title = isDrain ? "Drain" : "Resume";
+  const text = isDrain
+    ? `It gets no new requests; the ${number(instance.outstanding)} that it works on are finished. With a journal its sessions go on elsewhere.`
+    : "It gets requests again as soon as it answers a probe, at first a few.";
+  askFirst(`${title} ${instance.name}?`, text, title, () => act(verb, instance.name));
 }
 
 async function act(verb, name) {
@@ -309,6 +314,7 @@ function show(told) {
   const instances = told.instances.slice().sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   const cards = keep($("instances"), instances.map((each) => each.name), () => copy("instance-template"));
   instances.forEach((instance, at) => showInstance(cards[at], instance));
+  pollModels(told.has_many_models);
 }
 
 let isAsking = false;
@@ -340,4 +346,5 @@ async function poll() {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) poll();
 });
+startModels();
 poll();

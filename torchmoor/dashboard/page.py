@@ -16,6 +16,7 @@ from aiohttp import web
 from torchmoor.dashboard.history import INTERVAL_S, VariantHistory
 from torchmoor.dashboard.statuses import InstanceStatuses
 from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.metrics import Traffic
 
@@ -36,17 +37,24 @@ FILES = {
     "/": ("index.html", "text/html"),
     "/dashboard.css": ("dashboard.css", "text/css"),
     "/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/models.js": ("models.js", "text/javascript"),
 }
 
 
 class Dashboard:
     """Use as a context, in which the samples are taken."""
 
-    def __init__(self, registry: Registry, traffic: Iterable[Traffic], refresh: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        operations: Operations,
+        traffic: Iterable[Traffic],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
         """refresh: brings the numbers up to date, where that takes asking other processes."""
         self._refresh = refresh
         self._registry = registry
-        self._statuses = InstanceStatuses(registry)
+        self._statuses = InstanceStatuses(registry, operations)
         self._started_at = time.monotonic()
         self._histories = [VariantHistory(each, self._started_at) for each in traffic]
         self._sampling: asyncio.Task[None] | None = None
@@ -91,6 +99,7 @@ class Dashboard:
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
+            "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "variants": [self._describe_variant(history) for history in self._histories],
             "instances": [
                 {**describe_instance(instance, self._registry), "status": self._statuses.find(instance.name)}

@@ -92,7 +92,9 @@ class ReplicaFleet:
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             totals = self.totals
             log = totals.log if self._settings.observe.access_log else None
-            dashboard = await stack.enter_async_context(Dashboard(self.registry, totals.variants, self.refresh))
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, totals.variants, self.refresh)
+            )
             admin = AdminServer(
                 self.registry,
                 MetricsCollector(self.registry, totals.variants, totals.denied, log),
