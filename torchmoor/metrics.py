@@ -7,8 +7,8 @@ endpoint and variant: both come from the configuration, so they are bounded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -63,6 +63,11 @@ class Histogram:
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count values that another histogram has counted."""
+        self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
+        self.sum += total
+
     def cumulative(self) -> list[tuple[str, float]]:
         """Bucket bounds and the number of values up to each, as Prometheus wants them."""
         total = 0
@@ -97,6 +102,18 @@ class InvocationMetrics:
         "model_invocations",
         "model_hits",
         "model_loading_wait",
+        "async_processed",
+        "async_failures",
+        "async_expired",
+        "async_cancelled",
+        "async_repeated",
+        "async_download_failures",
+        "async_upload_failures",
+        "async_notification_failures",
+        "async_time_in_backlog",
+        "async_total_time",
+        "async_download_latency",
+        "async_upload_latency",
     )
 
     def __init__(self, endpoint: str, variant: str) -> None:
@@ -112,6 +129,14 @@ class InvocationMetrics:
         self.first_chunk_overhead_latency = Histogram()
         self.model_invocations = self.model_hits = 0  # of endpoints with many models: see torchmoor.model_metrics
         self.model_loading_wait = Histogram()
+        # Of asynchronous requests: see torchmoor.async_inference.metrics.
+        self.async_processed = self.async_failures = self.async_expired = self.async_cancelled = 0
+        self.async_repeated = self.async_download_failures = self.async_upload_failures = 0
+        self.async_notification_failures = 0
+        self.async_time_in_backlog = Histogram()
+        self.async_total_time = Histogram()
+        self.async_download_latency = Histogram()
+        self.async_upload_latency = Histogram()
         self.decisions: dict[str, Tally] = {}  # by why an instance was chosen
 
     def tally(self, reason: str) -> Tally:
@@ -138,6 +163,31 @@ class InvocationMetrics:
             self.server_errors += 1
         elif status >= 400:
             self.client_errors += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All numbers, in a form for JSON; see add."""
+        numbers = {
+            name: [value.counts, value.sum] if isinstance(value, Histogram) else value
+            for name in self.__slots__
+            if not isinstance(value := getattr(self, name), str | dict)
+        }
+        return {**numbers, "decisions": {reason: tally.count for reason, tally in self.decisions.items()}}
+
+    def add(self, snapshot: Mapping[str, Any]) -> None:
+        """Count what another process has counted."""
+        for name, given in snapshot.items():
+            value = getattr(self, name)
+            if isinstance(value, Histogram):
+                value.add(*given)
+            elif name == "decisions":
+                for reason, count in given.items():
+                    self.tally(reason).count += count
+            else:
+                setattr(self, name, value + given)
+
+    def reset(self) -> None:
+        """Begin again from nothing."""
+        self.__init__(self.endpoint, self.variant)  # type: ignore[misc]
 
     def values(self) -> Iterator[tuple[str, int]]:
         """The counters by their names."""

@@ -99,11 +99,11 @@ class Attempt:
         except ObjectError as error:
             return self._on_input_error(error)
         async with download:
-            self._metrics.download_latency.observe(monotonic() - began)
+            self._metrics.async_download_latency.observe(monotonic() - began)
             return await self._invoke(download, request.content_type or download.content_type)
 
     def _on_input_error(self, error: ObjectError) -> Outcome:
-        self._metrics.download_failures += 1
+        self._metrics.async_download_failures += 1
         if error.is_permanent:
             return _failure(f"The input could not be read: {error}")
         raise Again(f"The input could not be read: {error}", counts=False) from error
@@ -182,13 +182,13 @@ class Attempt:
                 raise chain.error from error
             if not isinstance(error, ObjectError):
                 raise
-            self._metrics.upload_failures += 1
+            self._metrics.async_upload_failures += 1
             if error.is_permanent:
                 return _failure(f"The answer could not be stored: {error}")
             raise Again(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
         self._leave()
-        self._metrics.upload_latency.observe(monotonic() - began)
+        self._metrics.async_upload_latency.observe(monotonic() - began)
         return Outcome(
             state=State.COMPLETED,
             content_type=answer.content_type,

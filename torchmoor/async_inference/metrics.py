@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from torchmoor.async_inference.request import Backlog
-from torchmoor.metrics import Histogram
+from torchmoor.metrics import Histogram, InvocationMetrics
 
 COUNTERS = {
     "InvocationsProcesssed": "Asynchronous requests that have ended with a result. AWS spells it so.",
@@ -33,50 +33,22 @@ GAUGES = {
 }
 
 
-class VariantMetrics:
-    """One variant's numbers."""
-
-    def __init__(self) -> None:
-        self.processed = self.failures = self.expired = self.cancelled = 0
-        self.download_failures = self.upload_failures = self.notification_failures = 0
-        self.repeated = 0
-        self.time_in_backlog = Histogram()
-        self.total_time = Histogram()
-        self.download_latency = Histogram()
-        self.upload_latency = Histogram()
-
-    def values(self) -> Iterator[tuple[str, int]]:
-        """The counters by their names."""
-        yield "InvocationsProcesssed", self.processed
-        yield "InvocationFailures", self.failures
-        yield "ExpiredRequests", self.expired
-        yield "CancelledRequests", self.cancelled
-        yield "RequestDownloadFailures", self.download_failures
-        yield "ResponseUploadFailures", self.upload_failures
-        yield "NotificationFailures", self.notification_failures
-        yield "RepeatedAttempts", self.repeated
-
-    def histograms(self) -> Iterator[tuple[str, Histogram]]:
-        """The histograms by their names."""
-        yield "TimeInBacklog", self.time_in_backlog
-        yield "TotalProcessingTime", self.total_time
-        yield "RequestDownloadLatency", self.download_latency
-        yield "ResponseUploadLatency", self.upload_latency
-
-
 class AsyncMetrics:
-    """One endpoint's numbers. A request that no instance has seen counts for the first variant."""
+    """One endpoint's numbers, for whoever counts and whoever shows them.
 
-    def __init__(self, endpoint: str, variants: Iterable[str], num_ready: Callable[[], int]) -> None:
+    variants: where each counts. A request that no instance has seen counts for the first.
+    """
+
+    def __init__(self, endpoint: str, variants: Mapping[str, InvocationMetrics], num_ready: Callable[[], int]) -> None:
         self.endpoint = endpoint
-        self.variants = {name: VariantMetrics() for name in variants}
+        self.variants = variants
         self.backlog = Backlog()  # as it was when it was last looked at
         self._num_ready = num_ready
-        self._first = next(iter(self.variants.values()))
+        self._first = next(iter(variants))
 
-    def of(self, variant: str | None) -> VariantMetrics:
+    def of(self, variant: str | None) -> InvocationMetrics:
         """A variant's."""
-        return self._first if variant is None else self.variants[variant]
+        return self.variants[self._first if variant is None else variant]
 
     def gauges(self) -> Iterator[tuple[str, float]]:
         """The endpoint's, by their names."""
@@ -85,6 +57,24 @@ class AsyncMetrics:
         yield "ApproximateBacklogSizePerInstance", size / max(1, num_ready)
         yield "ApproximateAgeOfOldestRequest", self.backlog.oldest_age_s
         yield "HasBacklogWithoutCapacity", int(size > 0 and num_ready == 0)
+
+
+def _values(metrics: InvocationMetrics) -> Iterator[tuple[str, int]]:
+    yield "InvocationsProcesssed", metrics.async_processed
+    yield "InvocationFailures", metrics.async_failures
+    yield "ExpiredRequests", metrics.async_expired
+    yield "CancelledRequests", metrics.async_cancelled
+    yield "RequestDownloadFailures", metrics.async_download_failures
+    yield "ResponseUploadFailures", metrics.async_upload_failures
+    yield "NotificationFailures", metrics.async_notification_failures
+    yield "RepeatedAttempts", metrics.async_repeated
+
+
+def _histograms(metrics: InvocationMetrics) -> Iterator[tuple[str, Histogram]]:
+    yield "TimeInBacklog", metrics.async_time_in_backlog
+    yield "TotalProcessingTime", metrics.async_total_time
+    yield "RequestDownloadLatency", metrics.async_download_latency
+    yield "ResponseUploadLatency", metrics.async_upload_latency
 
 
 class AsyncMetricsCollector:
@@ -104,9 +94,9 @@ class AsyncMetricsCollector:
                 gauges[name].add_metric([endpoint.endpoint], value)
             for variant, metrics in endpoint.variants.items():
                 where = [endpoint.endpoint, variant]
-                for name, number in metrics.values():
+                for name, number in _values(metrics):
                     counters[name].add_metric(where, number)
-                for name, histogram in metrics.histograms():
+                for name, histogram in _histograms(metrics):
                     histograms[name].add_metric(where, histogram.cumulative(), sum_value=histogram.sum)
         yield from counters.values()
         yield from histograms.values()

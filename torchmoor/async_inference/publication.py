@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from time import monotonic
 
 from torchmoor.async_inference.locations import locate_staged
-from torchmoor.async_inference.metrics import AsyncMetrics, VariantMetrics
+from torchmoor.async_inference.metrics import AsyncMetrics
 from torchmoor.async_inference.notices import Notice, Notifier, Topics
 from torchmoor.async_inference.object_store import ObjectError, ObjectMissing, ObjectStore
 from torchmoor.async_inference.queue import Queue
 from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
+from torchmoor.metrics import InvocationMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +52,16 @@ class Publisher:
         try:
             await self._place(request, outcome, metrics)
         except ObjectError as error:
-            metrics.upload_failures += 1
+            metrics.async_upload_failures += 1
             self._judge(request, outcome, error)
         await self._clean(claim, outcome)
         response = outcome.body if outcome.succeeded else outcome.reason.encode()
         notice = Notice.of(request, outcome, self.wall(), response)
-        metrics.notification_failures += await self.notifier.notify(notice, self.topics)
+        metrics.async_notification_failures += await self.notifier.notify(notice, self.topics)
         if await self.queue.finish(claim):
             self._count(request, outcome, metrics)
 
-    async def _place(self, request: AsyncRequest, outcome: Outcome, metrics: VariantMetrics) -> None:
+    async def _place(self, request: AsyncRequest, outcome: Outcome, metrics: InvocationMetrics) -> None:
         if not outcome.succeeded:
             await self.store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
         elif outcome.staged is not None:
@@ -68,7 +69,7 @@ class Publisher:
         else:
             began = monotonic()
             await self.store.put(request.output_location, outcome.body or b"", outcome.content_type)
-            metrics.upload_latency.observe(monotonic() - began)
+            metrics.async_upload_latency.observe(monotonic() - began)
 
     def _judge(self, request: AsyncRequest, outcome: Outcome, error: ObjectError) -> None:
         """A store may be down for long, and rights are mended; only what has lost its meaning is given up."""
@@ -91,14 +92,14 @@ class Publisher:
                 except ObjectError as error:
                     logger.warning("staged object left behind url=%s error=%s", staged, error)
 
-    def _count(self, request: AsyncRequest, outcome: Outcome, metrics: VariantMetrics) -> None:
+    def _count(self, request: AsyncRequest, outcome: Outcome, metrics: InvocationMetrics) -> None:
         match outcome.state:
             case State.COMPLETED:
-                metrics.processed += 1
+                metrics.async_processed += 1
             case State.EXPIRED:
-                metrics.expired += 1
+                metrics.async_expired += 1
             case State.CANCELLED:
-                metrics.cancelled += 1
+                metrics.async_cancelled += 1
             case _:
-                metrics.failures += 1
-        metrics.total_time.observe(max(0.0, self.wall() - request.received_at))
+                metrics.async_failures += 1
+        metrics.async_total_time.observe(max(0.0, self.wall() - request.received_at))

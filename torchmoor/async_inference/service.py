@@ -27,9 +27,11 @@ from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.async_inference.slots import Slots
 from torchmoor.async_inference.worker import Worker
-from torchmoor.errors import ApiError, InternalFailure
+from torchmoor.errors import ApiError, InternalFailure, QueueUnavailable
 
 logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0  # at the backlog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +45,19 @@ class AsyncParts:
 
 
 class AsyncEndpoint:
-    """An endpoint that takes asynchronous requests. variants: the names of them; root: of results without a path."""
+    """An endpoint that takes asynchronous requests.
+
+    slots: where this process runs them; None if another process does. root: of results without a path of their own.
+    """
 
     def __init__(
-        self, name: str, settings: AsyncEndpointSettings, variants: Sequence[str], slots: Slots, root: str
+        self, settings: AsyncEndpointSettings, metrics: AsyncMetrics, slots: Slots | None, *, root: str
     ) -> None:
-        self.name = name
+        self.name = metrics.endpoint
         self.slots = slots
-        self.metrics = AsyncMetrics(name, variants, lambda: slots.num_ready)
-        self.output_path = settings.output_path or default_output_path(root, name)
-        self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, name)
+        self.metrics = metrics
+        self.output_path = settings.output_path or default_output_path(root, self.name)
+        self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, self.name)
         self.topics = Topics(
             success_topic=settings.success_topic,
             error_topic=settings.error_topic,
@@ -98,8 +103,12 @@ class AsyncInference:
             stack.push_async_callback(notifier.close)
             await stack.enter_async_context(self._client)
             for endpoint in self.endpoints.values():
-                worker = self.workers[endpoint.name] = self._make_worker(endpoint, notifier)
-                await stack.enter_async_context(worker)
+                if endpoint.slots is not None:
+                    worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.slots, notifier)
+                    await stack.enter_async_context(worker)
+            watching = asyncio.get_running_loop().create_task(self._watch())
+            stack.push_async_callback(asyncio.wait, (watching,))
+            stack.callback(watching.cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -112,7 +121,7 @@ class AsyncInference:
         """The queue ends each in its time; whoever asked may have gone."""
         await asyncio.gather(*self._submitting, return_exceptions=True)
 
-    def _make_worker(self, endpoint: AsyncEndpoint, notifier: Notifier) -> Worker:
+    def _make_worker(self, endpoint: AsyncEndpoint, slots: Slots, notifier: Notifier) -> Worker:
         means = Means(
             store=self.store,
             client=self._client,
@@ -130,7 +139,21 @@ class AsyncInference:
             max_delay_s=self.settings.max_backoff_s,
             wall=self._wall,
         )
-        return Worker(endpoint.name, self.queue, endpoint.slots, means, publisher, self._wall)
+        return Worker(endpoint.name, self.queue, slots, means, publisher, self._wall)
+
+    async def _watch(self) -> None:
+        """Look at the backlogs, for metrics; and have the queue forget what is old."""
+        while True:
+            try:
+                for endpoint in self.endpoints.values():
+                    endpoint.metrics.backlog = await self.queue.backlog(endpoint.name)
+                while await self.queue.forget():
+                    pass
+            except QueueUnavailable as error:
+                logger.warning("backlog unknown error=%s", error)
+            except Exception:
+                logger.exception("fault while looking at the backlog")
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     def locate(self, endpoint: str, inference_id: str, *, filename: str, extension: str) -> ResultLocations:
         """Where a request's result or failure will be. Raises LocationRefused."""
@@ -143,9 +166,11 @@ class AsyncInference:
         return locations
 
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
-        """As `Queue.submit`; a worker of this process looks at once."""
+        """As `Queue.submit`; a worker of this process looks at once, another's soon."""
         stored = await self.queue.submit(request)
-        self.workers[request.endpoint].wake()
+        worker = self.workers.get(request.endpoint)
+        if worker is not None:
+            worker.wake()
         return stored
 
     def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:

@@ -24,7 +24,6 @@ from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 1.0  # at the backlog, for metrics
 DECIDE_AGAIN_S = 1.0
 
 
@@ -52,7 +51,7 @@ class Worker:
         self._awake = asyncio.Event()
         self._holds: dict[str, Hold] = {}  # by inference id
         self._serving: set[asyncio.Task[None]] = set()
-        self._loops: list[asyncio.Task[None]] = []
+        self._taking: asyncio.Task[None] | None = None
         slots.listen(self.wake)
 
     @property
@@ -71,14 +70,14 @@ class Worker:
             hold.look()
 
     async def __aenter__(self) -> Worker:
-        loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._run()), loop.create_task(self._watch())]
+        self._taking = asyncio.get_running_loop().create_task(self._run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for group in (self._loops, list(self._serving)):
+        assert self._taking is not None
+        for group in ([self._taking], self._serving.copy()):
             for task in group:
                 task.cancel()
             await asyncio.gather(*group, return_exceptions=True)
@@ -130,19 +129,6 @@ class Worker:
         self._serving.discard(task)
         self.wake()
 
-    async def _watch(self) -> None:
-        """Look at the backlog for the metrics, and have the queue forget what is old."""
-        while True:
-            try:
-                self.metrics.backlog = await self._queue.backlog(self.endpoint)
-                while await self._queue.forget():
-                    pass
-            except QueueUnavailable as error:
-                logger.debug("backlog unknown endpoint=%s error=%s", self.endpoint, error)
-            except Exception:
-                logger.exception("worker's fault endpoint=%s", self.endpoint)
-            await asyncio.sleep(LOOK_INTERVAL_S)
-
     # Serving
 
     async def _serve(self, claim: Claim, slot: Slot | None) -> None:
@@ -184,14 +170,14 @@ class Worker:
         """What the request has been decided to end with; None if it has not."""
         if claim.attempt == 1:
             waited_s = max(0.0, self._wall() - claim.request.received_at)
-            self.metrics.of(slot.variant).time_in_backlog.observe(waited_s)
+            self.metrics.of(slot.variant).async_time_in_backlog.observe(waited_s)
         attempt = Attempt(self._means, claim, slot)
         try:
             try:
                 outcome = await self._try(attempt, claim)
             except Again as again:
                 if not again.counts or claim.attempt < self._settings.max_attempts:
-                    self.metrics.of(slot.variant).repeated += 1
+                    self.metrics.of(slot.variant).async_repeated += 1
                     delay_s = self._delay_s(claim) if again.delay_s is None else again.delay_s
                     await self._give_back(claim, delay_s, again.reason, counts=again.counts)
                     return None

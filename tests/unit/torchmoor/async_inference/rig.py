@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance
 from torchmoor.async_inference.directory_store import DirectoryStore
+from torchmoor.async_inference.metrics import AsyncMetrics
 from torchmoor.async_inference.notices import Notice, Notifier, Topics
 from torchmoor.async_inference.object_settings import ObjectSettings
 from torchmoor.async_inference.object_store import ObjectStore
@@ -19,6 +20,7 @@ from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.async_inference.sqlite_queue import SqliteQueue
+from torchmoor.metrics import InvocationMetrics
 from torchmoor.settings import AsyncQueueSettings
 
 DEADLINE_S = 60.0
@@ -146,12 +148,12 @@ class Rig:
         return self.wrap_queue(SqliteQueue(self.folder / "queue.db", AsyncQueueSettings(), **clock))
 
     def make_service(self, **changes: Any) -> AsyncInference:
+        counts = {"AllTraffic": InvocationMetrics("llava", "AllTraffic")}
         endpoint = AsyncEndpoint(
-            "llava",
             AsyncEndpointSettings(),
-            ["AllTraffic"],
+            AsyncMetrics("llava", counts, lambda: self.places.num_ready),
             self.places,
-            (self.folder / "results").as_uri(),
+            root=(self.folder / "results").as_uri(),
         )
         parts = AsyncParts(
             queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener

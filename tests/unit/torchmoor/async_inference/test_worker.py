@@ -339,7 +339,7 @@ def test_time_to_live_passes_without_an_instance(rig: Rig) -> None:
 
             assert record.state is State.EXPIRED
             assert list(rig.results()) == ["one-error.out"]
-            assert service.endpoints["llava"].metrics.of(None).expired == 1
+            assert service.endpoints["llava"].metrics.of(None).async_expired == 1
 
     play(scene())
 
@@ -364,7 +364,7 @@ def test_places_bound_what_runs(rig: Rig) -> None:
 
             assert rig.results() == {f"r{number}.out": b"%d" % number for number in range(20)}
             assert 1 <= rig.places.most_held <= 2
-            assert service.endpoints["llava"].metrics.of(None).processed == 20
+            assert service.endpoints["llava"].metrics.of(None).async_processed == 20
 
     play(scene())
 
