@@ -70,6 +70,7 @@ class Instance:
     session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
     breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
+    started_at: when its process was started, in monotonic seconds; None where somebody else has done that.
     """
 
     __slots__ = (
@@ -89,6 +90,7 @@ class Instance:
         "share",
         "on_load",
         "idle",
+        "started_at",
     )
 
     def __init__(
@@ -104,6 +106,7 @@ class Instance:
         metrics_port: int | None = None,
         capacity: int = 64,
         state: InstanceState = InstanceState.STARTING,
+        started_at: float | None = None,
     ) -> None:
         self.name = name
         self.endpoint = endpoint
@@ -121,6 +124,7 @@ class Instance:
         self.share = 1.0
         self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
+        self.started_at = started_at
 
     @property
     def is_ready(self) -> bool:

@@ -21,10 +21,11 @@ class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
     opens_sessions: a client has opened one, so that it matters how many more its instances can take. models: which of
-    them hold which of many models; None where they serve one.
+    them hold which of many models; None where they serve one. last_start_s: what an instance took, when one was last
+    started, until it was ready; None while nobody has measured it.
     """
 
-    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models")
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models", "last_start_s")
 
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
         self.settings = settings
@@ -32,6 +33,7 @@ class Variant:
         self.endpoint = endpoint
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
+        self.last_start_s: float | None = None
         self.models: Placement | None = None
         if multi_model is not None:
             self.models = Placement(
