@@ -22,17 +22,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Protocol
 
-from torchmoor.errors import LaunchError
+from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.launcher import Launch
 from torchmoor.fleet.operations import OperationAnswer, Operations
-from torchmoor.fleet.registry import Registry, Variant
+from torchmoor.fleet.registry import Registry, Scale, Variant
 from torchmoor.fleet.scaling import Scaling, decide
 from torchmoor.scaling_settings import ScalingSettings
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between looks that nobody has asked for
+PENDING_TIMEOUT_S = 1.0  # a queue that is slow to answer must not keep real-time requests waiting
 ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 5.0  # an instance that must stay is not asked for its sessions again before
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0  # after a start that failed
@@ -123,6 +124,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.scaling = Scaling(settings.initial_count)
         self.num_sent = 0
+        self.pending: Pending | None = None  # as last heard
         self.backoff_s = 0.0
         self.starts_after = 0.0
 
@@ -206,7 +208,7 @@ class Autoscaler:
             backlog = await self._count(group, traffic[variant.endpoint, variant.name], has_queue=is_first)
             before = group.scaling.desired
             group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=self._clock())
-            variant.scale = (group.scaling.desired, backlog)
+            variant.scale = Scale(group.scaling.desired, backlog)
             if group.scaling.desired != before:
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
             await self._act(group)
@@ -219,9 +221,14 @@ class Autoscaler:
         outstanding = sum(instance.outstanding for instance in group.variant.pool.members)
         waiting = traffic.num_waiting
         if has_queue and self._find_pending is not None:
-            pending = await self._find_pending(group.variant.endpoint)
-            waiting += pending.waiting
-            outstanding = max(outstanding, pending.running)
+            try:
+                async with asyncio.timeout(PENDING_TIMEOUT_S):
+                    group.pending = await self._find_pending(group.variant.endpoint)
+            except (TimeoutError, TorchmoorError) as error:  # what was last heard of it goes on to count
+                logger.warning("queue does not answer endpoint=%s error=%s", group.variant.endpoint, error)
+        if group.pending is not None:
+            waiting += group.pending.waiting
+            outstanding = max(outstanding, group.pending.running)
         was_busy = traffic.num_sent != group.num_sent
         group.num_sent = traffic.num_sent
         return max(waiting + outstanding, int(was_busy))
