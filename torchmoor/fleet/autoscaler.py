@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from time import monotonic
-from types import TracebackType
 from typing import Protocol
 
 from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.launcher import Launch
-from torchmoor.fleet.operations import OperationAnswer, Operations
+from torchmoor.fleet.operations import OperationAnswer
 from torchmoor.fleet.registry import Registry, Scale, Variant
 from torchmoor.fleet.scaling import Scaling, decide
 from torchmoor.scaling_settings import ScalingSettings
@@ -76,6 +76,16 @@ class Front(Protocol):
 
     def traffic(self) -> Iterable[Traffic]:
         """Of every variant."""
+        ...
+
+
+class Asker(Protocol):
+    """Asks instances; fleet/operations."""
+
+    async def ask(
+        self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
+    ) -> OperationAnswer | None:
+        """Have an operation done; None if there is no answer."""
         ...
 
 
@@ -134,7 +144,7 @@ class Group:
 
 
 class Autoscaler:
-    """For as long as the context lasts; `start` has the first instances run. It stops none at its end."""
+    """`start` has the first instances run, `run` goes on for ever, `stop` ends what is under way but no instance."""
 
     def __init__(
         self,
@@ -142,6 +152,7 @@ class Autoscaler:
         registry: Registry,
         host: Host,
         front: Front,
+        operations: Asker,
         report: Callable[[str], None],
         *,
         are_journaled: bool,
@@ -153,50 +164,40 @@ class Autoscaler:
         self._registry = registry
         self._host = host
         self._front = front
+        self._operations = operations
         self._report = report
         self._are_journaled = are_journaled
         self._find_pending = find_pending
         self._clock = clock
         self._woken = asyncio.Event()
-        self._operations = Operations()
-        self._loop_task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Autoscaler:
-        await self._operations.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        tasks = [member.task for group in self._groups for member in group.members.values()]
-        if self._loop_task is not None:
-            tasks.append(self._loop_task)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._operations.__aexit__(kind, error, trace)
+        self._is_started = False
 
     async def start(self) -> None:
-        """Have the initial instances ready, then go on looking. Raises LaunchError if one does not come up."""
-        firsts = [self._begin(group) for group in self._groups for _ in range(group.settings.initial_count)]
-        await asyncio.gather(*firsts)
-        self._loop_task = asyncio.create_task(self._run())
+        """Have the initial instances ready. Raises LaunchError if one does not come up."""
+        await asyncio.gather(*[self._begin(group) for group in self._groups for _ in range(group.scaling.desired)])
+        self._is_started = True
 
-    def wake(self) -> None:
-        """Something waits: look now."""
-        self._woken.set()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look again and again, and at once when it is woken."""
         while True:
             self._woken.clear()
             try:
                 await self.look()
             except Exception:  # the next look may succeed, and without looks nothing ever starts
                 logger.exception("autoscaler failed")
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LOOK_S)
-            except TimeoutError:
-                pass
+
+    async def stop(self) -> None:
+        """Start and stop nothing any more."""
+        tasks = [member.task for group in self._groups for member in group.members.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Something waits: look now."""
+        self._woken.set()
 
     async def look(self) -> None:
         """Count, decide and act, for every variant."""
@@ -264,7 +265,7 @@ class Autoscaler:
         try:
             await self._host.begin(launch)
         except LaunchError as error:
-            if self._loop_task is None:  # the first ones of all: their failure is the fleet's
+            if not self._is_started:  # the first ones of all: their failure is the fleet's
                 raise
             group.backoff_s = min(max(MIN_BACKOFF_S, 2 * group.backoff_s), MAX_BACKOFF_S)
             logger.error("instance failed instance=%s error=%s", launch.name, error)
@@ -292,13 +293,14 @@ class Autoscaler:
             number -= 1
 
     async def _watch_leaving(self, group: Group) -> None:
-        """Stop those that have nothing to do any more. One that an operator has resumed stays."""
+        """Stop those that have nothing to do any more. One that an operator has resumed stays for another cool-down."""
         for member in group.in_phase(Phase.LEAVING):
             instance = self._registry.find(member.name)
             if instance is None or instance.state is InstanceState.DOWN:
                 self._end(group, member)
             elif not self._registry.is_drained(member.name):
                 member.phase = Phase.RUNNING
+                group.scaling = Scaling(group.scaling.desired + 1)  # it was one less for this one
             elif not instance.outstanding and not self._is_wanted(group):
                 if await self._must_stay(member, instance):  # opened while it was asked for them
                     self._call_back(member)
