@@ -149,7 +149,8 @@ def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None
             await launcher.begin(launches(1)[0])
             assert all(instance.is_ready for instance in registry.instances())
             last_start_s = registry.get_endpoint("llava").variants[0].last_start_s
-            assert last_start_s is not None and 0 < last_start_s < DEADLINE_S
+            assert last_start_s is not None
+            assert 0 < last_start_s < DEADLINE_S
 
     run(scenario())
 
