@@ -22,6 +22,7 @@ from botocore.validate import ParamValidator
 
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance
+from torchmoor.scaling_config import read_autoscaling
 from torchmoor.settings import (
     AccessSettings,
     ContainerSettings,
