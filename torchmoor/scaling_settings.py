@@ -1,5 +1,7 @@
-"""How many instances a variant may have, and by which policies: frozen groups. The defaults are AWS's own example of an
-asynchronous endpoint that goes to zero; torchmoor.scaling_config reads them from Application Auto Scaling's own form.
+"""How many instances a variant may have, and by which policies: frozen groups.
+
+The defaults are AWS's own example of an asynchronous endpoint that goes to zero. torchmoor.scaling_config reads them
+from Application Auto Scaling's own form.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torchmoor.errors import ConfigError
 def _require(name: str, value: float, least: float) -> None:
     """Raise ConfigError unless the number is the least one or more, and not infinite."""
     if not least <= value < float("inf"):
-        raise ConfigError(f"Autoscaling: {name} must be {least:g} or more, not {value}")
+        raise ConfigError(f"{name} must be {least:g} or more, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class TargetTracking:
         _require("ScaleInCooldown", self.scale_in_cooldown_s, 0)
         _require("ScaleOutCooldown", self.scale_out_cooldown_s, 0)
         if not 0 < self.target < float("inf"):
-            raise ConfigError(f"Autoscaling: TargetValue must be positive, not {self.target}")
+            raise ConfigError(f"TargetValue must be positive, not {self.target}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,28 @@ class ScalingSettings:
         _require("MaxCapacity", self.max_capacity, max(1, self.min_capacity))
         _require("max_held", self.max_held, 1)
         if not 0 < self.max_hold_s < float("inf"):
-            raise ConfigError(f"Autoscaling: max_hold_s must be positive, not {self.max_hold_s}")
+            raise ConfigError(f"max_hold_s must be positive, not {self.max_hold_s}")
         if not self.min_capacity <= self.initial_count <= self.max_capacity:
             raise ConfigError(
-                f"Autoscaling: InitialInstanceCount must be from MinCapacity ({self.min_capacity}) to MaxCapacity "
+                f"InitialInstanceCount must be from MinCapacity ({self.min_capacity}) to MaxCapacity "
                 f"({self.max_capacity}), not {self.initial_count}"
             )
         if self.min_capacity == 0 and self.step is None:
             raise ConfigError(
-                "Autoscaling: MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, because a backlog "
+                "MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, because a backlog "
                 "per instance says nothing while there is no instance: nobody would ever start one"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """Instances that `torchmoor serve` starts on its own host: those of variants with Autoscaling."""
+
+    model_store: str = "model_store"  # where the variants' archives are, MODEL_NAME.mar
+    run_dir: str = ""  # where their folders and logs go while they run; "": a temporary directory
+    capacity: int = 100  # requests that an instance is sent at a time
+    start_timeout_s: float = 180.0  # how long it may take to load its model
+
+    def __post_init__(self) -> None:
+        _require("capacity", self.capacity, 1)
+        _require("start_timeout_s", self.start_timeout_s, 1)

@@ -43,8 +43,10 @@ def targets(aws: str) -> list[dict[str, Any]]:
 
 
 def test_registers_the_published_policies_and_removes_them(aws: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Limits, target tracking, and a step with its alarm on HasBacklogWithoutCapacity; then nothing is left, and removing
-    it again is no error."""
+    """Limits, target tracking, and a step with its alarm on HasBacklogWithoutCapacity; then nothing is left.
+
+    To remove what is not there is no error.
+    """
     arguments = ["--endpoint", "llava", "--endpoint-url", aws]
 
     assert main(arguments) == 0
