@@ -21,7 +21,7 @@ from botocore.model import Shape
 from botocore.validate import ParamValidator
 
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance import INSTANCE_NAME, Instance
 from torchmoor.scaling_config import read_autoscaling
 from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
@@ -89,7 +89,6 @@ _KEYS_OF_ENDPOINT = {
     *("late_binding", "kv_aware", "multi_model"),
 }
 _KEYS_OF_FILE = {"Endpoints", "Instances", "Autoscaling", "launcher", "sessions", "account_id", *_GROUPS}
-_INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ class InstanceSettings:
     capacity: int = 64
 
     def __post_init__(self) -> None:
-        if len(self.name) > 63 or not _INSTANCE_NAME.fullmatch(self.name):
+        if len(self.name) > 63 or not INSTANCE_NAME.fullmatch(self.name):
             raise ConfigError(f"Instances: name {self.name!r} must be of a-z, 0-9 and single hyphens, 63 at most")
         for key, least in (("port", 1), ("management_port", 0), ("metrics_port", 0)):
             if not least <= getattr(self, key) <= 65_535:

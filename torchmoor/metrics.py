@@ -110,6 +110,11 @@ class InvocationMetrics:
         overhead.counts[bisect_left(BUCKETS, overhead_s)] += 1
         overhead.sum += overhead_s
 
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent to an instance and are over."""
+        return sum(self.model_latency.counts)
+
     def count_status(self, status: int) -> None:
         """Count the status that a client was told."""
         if status >= 500:

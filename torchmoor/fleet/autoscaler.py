@@ -51,6 +51,15 @@ class Host(Protocol):
         ...
 
 
+class Counts(Protocol):
+    """A variant's numbers since the start."""
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent to an instance and are over."""
+        ...
+
+
 class Traffic(Protocol):
     """What a variant's clients do."""
 
@@ -62,8 +71,8 @@ class Traffic(Protocol):
         ...
 
     @property
-    def num_sent(self) -> int:
-        """Requests that have been sent to an instance and are over, since the start."""
+    def metrics(self) -> Counts:
+        """What was counted."""
         ...
 
 
@@ -76,6 +85,10 @@ class Front(Protocol):
 
     def traffic(self) -> Iterable[Traffic]:
         """Of every variant."""
+        ...
+
+    def is_idle(self, instance: Instance) -> bool:
+        """True if an instance that drains has nothing to do any more, and gets nothing."""
         ...
 
 
@@ -230,8 +243,8 @@ class Autoscaler:
         if group.pending is not None:
             waiting += group.pending.waiting
             outstanding = max(outstanding, group.pending.running)
-        was_busy = traffic.num_sent != group.num_sent
-        group.num_sent = traffic.num_sent
+        num_sent = traffic.metrics.num_sent
+        was_busy, group.num_sent = num_sent != group.num_sent, num_sent
         return max(waiting + outstanding, int(was_busy))
 
     # Acting
@@ -301,10 +314,10 @@ class Autoscaler:
             elif not self._registry.is_drained(member.name):
                 member.phase = Phase.RUNNING
                 group.scaling = Scaling(group.scaling.desired + 1)  # it was one less for this one
-            elif not instance.outstanding and not self._is_wanted(group):
+            elif self._front.is_idle(instance) and not self._is_wanted(group):
                 if await self._must_stay(member, instance):  # opened while it was asked for them
                     self._call_back(member)
-                elif not instance.outstanding:
+                elif self._front.is_idle(instance):
                     self._end(group, member)
 
     def _is_wanted(self, group: Group) -> bool:

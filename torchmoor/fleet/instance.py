@@ -6,6 +6,7 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
@@ -13,6 +14,8 @@ from typing import Any
 
 from torchmoor.fleet.breaker import Breaker, BreakerState
 from torchmoor.settings import ALL_TRAFFIC, RecoverySettings
+
+INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
 
 class InstanceState(Enum):

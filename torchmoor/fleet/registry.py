@@ -77,6 +77,13 @@ class Endpoint:
         """True if at least one instance may be sent new work."""
         return any(instance.is_ready for instance in self.instances)
 
+    def can_serve(self) -> bool:
+        """True if a request that comes now is served, though perhaps by an instance that is started for it."""
+        return self.has_ready_instance() or any(
+            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
+            for variant in self.variants
+        )
+
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.instances!r}>"
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -28,12 +28,19 @@ STEP = StepScaling(cooldown_s=0)
 
 
 @dataclass
+class Sent:
+    """Counts, as the test says."""
+
+    num_sent: int = 0
+
+
+@dataclass
 class Clients:
     """One variant's traffic, as the test says."""
 
     variant: Variant
     num_waiting: int = 0
-    num_sent: int = 0
+    metrics: Sent = field(default_factory=Sent)
 
 
 class World:
@@ -93,6 +100,9 @@ class World:
 
     def traffic(self) -> list[Clients]:
         return [self.clients]
+
+    def is_idle(self, instance: Instance) -> bool:
+        return not instance.outstanding
 
     async def ask(
         self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
@@ -275,7 +285,7 @@ def test_use_between_two_looks_is_noticed() -> None:
         async with making() as world:
             await world.grow(1)
             for _ in range(30):
-                world.clients.num_sent += 1
+                world.clients.metrics.num_sent += 1
                 assert await world.look() == ["llava-0"]
 
     run(scenario())
