@@ -1,8 +1,8 @@
 """Chooses instances for the requests of one variant, and holds those that no instance can take yet.
 
 With late binding an instance gets at most its capacity of running requests. Where instances are started as they are
-needed, a request that finds none is held until there is one. Whenever one ends, or an instance becomes ready, what waits
-goes on (`on_free`): there is no task, and nothing is looked at again and again.
+needed, a request that finds none is held until there is one. Whenever one ends, or an instance becomes ready, what
+waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
 """
 
 from __future__ import annotations

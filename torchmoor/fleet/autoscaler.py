@@ -29,6 +29,7 @@ from torchmoor.fleet.operations import OperationAnswer
 from torchmoor.fleet.registry import Registry, Scale, Variant
 from torchmoor.fleet.scaling import Scaling, decide
 from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.settings import ALL_TRAFFIC
 
 logger = logging.getLogger(__name__)
 
@@ -378,4 +379,4 @@ def read_open_sessions(answer: OperationAnswer) -> int | None:
 
 
 def _name(variant: Variant) -> str:
-    return f"{variant.endpoint}/{variant.name}"
+    return variant.endpoint if variant.name == ALL_TRAFFIC else f"{variant.endpoint}/{variant.name}"

@@ -201,7 +201,7 @@ def test_goes_from_zero_to_what_the_backlog_needs_and_back() -> None:
 
             assert sorted(world.ended) == ["llava-0", "llava-1", "llava-2"]
             assert (world.group.members, list(world.registry.instances())) == ({}, [])
-            assert world.reports[0] == "llava/AllTraffic: from 0 to 1 instances, backlog 12"
+            assert world.reports[0] == "llava: from 0 to 1 instances, backlog 12"
 
     run(scenario())
 
