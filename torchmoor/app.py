@@ -12,6 +12,7 @@ from types import TracebackType
 from torchmoor.admin import AdminServer
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
@@ -57,14 +58,20 @@ class Proxy(DataPlane):
             await self.start(stack)
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.status)
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), self.num_denied)
+            dispatchers = self.gateway.dispatchers()
+            log = None if self.observer is None else self.observer.log
+            collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, dispatchers, self.refresh)
+            )
             token = self._settings.credentials.admin_token
             admin = AdminServer(
                 self.registry,
                 collector,
                 scraper,
-                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers())),
+                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(dispatchers)),
+                dashboard,
                 listen.admin_host,
                 listen.admin_port,
                 token=token,
@@ -96,6 +103,11 @@ class Proxy(DataPlane):
         super().reload_tls()
         if self.admin_tls is not None:
             reload_tls(self.admin_tls)
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
 
     def is_idle(self, instance: Instance) -> bool:
         """True if an instance that drains has nothing to do any more."""

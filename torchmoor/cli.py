@@ -17,7 +17,7 @@ from torchmoor.package import package as make_package
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
@@ -157,6 +157,12 @@ def main() -> None:
     type=click.IntRange(1, 64),
     help="Proxy processes that share the port; one carries about 30,000 requests a second.",
 )
+@click.option(
+    "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."
+)
+@click.option(
+    "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
@@ -184,6 +190,8 @@ def up(
     allow_image_host: tuple[str, ...],
     start_timeout: float,
     processes: int,
+    access_log: str,
+    traces_url: str,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -221,6 +229,7 @@ def up(
             tls_key=tls_key,
             processes=processes,
         )
+        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
     options = UpOptions(
@@ -239,6 +248,7 @@ def up(
         start_timeout_s=start_timeout,
         is_open=no_auth,
         models=models,
+        observe=observe,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))

@@ -34,6 +34,7 @@ from torchmoor.settings import (
     LimitSettings,
     ListenSettings,
     MultiModelSettings,
+    ObserveSettings,
     PrefixAwareSettings,
     ProxySettings,
     RecoverySettings,
@@ -77,6 +78,7 @@ _GROUPS = {
     "recovery": RecoverySettings,
     "access": AccessSettings,
     "container": ContainerSettings,
+    "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

@@ -30,6 +30,7 @@ from torchmoor.http.outgoing import ReplayBudget
 from torchmoor.http.server import HttpServer
 from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
+from torchmoor.observe.observing import RequestObserver, observing
 from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class DataPlane:
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
         self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
+        self.observer: RequestObserver | None = None
+        self._observe = settings.observe
         self._listen = listen
         registry.listen(self._on_change)
 
@@ -101,7 +104,8 @@ class DataPlane:
         return {} if self.gate is None else self.gate.num_denied
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Everything but the listener; stops with the stack."""
+        """Everything but the listener; stops with the stack. Raises ConfigError if a log cannot be written."""
+        self.observer = self.gateway.observer = await stack.enter_async_context(observing(self._observe))
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)
@@ -123,6 +127,11 @@ class DataPlane:
         """Read the certificate again, if there is one."""
         if self.tls is not None:
             reload_tls(self.tls)
+
+    def reopen_log(self) -> None:
+        """Go on in a new access log: the old one was moved away."""
+        if self.observer is not None and self.observer.log is not None:
+            self.observer.log.reopen()
 
     def _on_change(self, instance: Instance) -> None:
         """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.

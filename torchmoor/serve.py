@@ -16,6 +16,7 @@ from torchmoor.access.exposure import check_exposure
 from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
 from torchmoor.many import read_container
+from torchmoor.observe.observing import check_observing
 from torchmoor.reload import Reloader
 from torchmoor.replicas.fleet import make_front
 from torchmoor.up import SESSION_KEYS
@@ -37,7 +38,7 @@ async def run(path: Path, *, processes: int | None, is_open: bool, announce: Cal
     async with make_front(settings, registry) as proxy:
         read_again = partial(read, path, processes=processes, is_open=is_open)
         reloader = Reloader(configuration, read_again, registry, proxy)
-        loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -80,6 +81,7 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     configuration = read(path, processes=processes, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
     make_front(settings, registry)  # reads the certificates
+    check_observing(settings.observe)
     if not settings.sessions.keys:
         warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
     found: dict[str, dict[str, list[str]]] = {}
@@ -91,3 +93,8 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
             if not names:
                 warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
     return json.dumps({"ok": True, "endpoints": found})
+
+
+def _in_turn(*actions: Callable[[], None]) -> None:
+    for action in actions:
+        action()

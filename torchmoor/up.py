@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import read_credentials
@@ -30,6 +30,7 @@ from torchmoor.settings import (
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
+    ObserveSettings,
     ProxySettings,
     SessionSettings,
     VariantSettings,
@@ -64,6 +65,7 @@ class UpOptions:
     is_open: bool
     scaling: ScalingSettings | None = None  # None: num_instances of them, as long as the fleet runs
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -89,6 +91,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         container=read_container(os.environ),
         listen=options.listen,
         credentials=credentials,
+        observe=options.observe,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -114,7 +117,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         HostFleet(settings, registry, launcher, proxy, launches, report) as fleet,
     ):
         stopping = _stop_on_signals(launcher)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload_tls)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         starting = asyncio.create_task(fleet.start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

@@ -130,8 +130,12 @@ class Served:
         return read(self.send(endpoint, **headers))
 
     def instances(self) -> dict[str, dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.admin}/instances", timeout=TIMEOUT_S) as answer:
-            return {row["name"]: row for row in json.load(answer)["instances"]}
+        return {row["name"]: row for row in self.look("instances")["instances"]}
+
+    def look(self, path: str) -> Any:
+        """What the admin plane shows there."""
+        with urllib.request.urlopen(f"{self.admin}/{path}", timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
 
     def outstanding(self) -> int:
         return sum(row["outstanding"] for row in self.instances().values())
@@ -194,6 +198,17 @@ def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Ite
                 process.send_signal(signal.SIGTERM)
             process.wait(TIMEOUT_S)
             wait_until(lambda: not any(map(is_running, children)), "all processes are gone")
+
+
+def serve_in_vain(path: Path) -> subprocess.CompletedProcess[str]:
+    """A `torchmoor serve` of two processes that is to be refused."""
+    return subprocess.run(
+        [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", "2"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **changes: Any) -> Path:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import uvloop
 
 from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.fake_many import FakeMany
-from tests.proxy.replicas import Holding, read, read_any, serving, write_config
+from tests.proxy.replicas import Holding, read, read_any, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
@@ -187,3 +187,77 @@ def test_every_process_knows_which_instance_holds_which_model(holding: Holding, 
         assert [len(who_has(f"cold{number}")) for number in range(6)] == [1] * 6
         assert sum(each.num_loads for each in many.values()) == 7
         assert served.count("ModelInvocations") == 6 * 19
+
+
+def test_dashboard_shows_all_processes_as_one(holding: Holding, tmp_path: Path) -> None:
+    """Whichever process has a request: counted once, in the totals, in the curves, and with its instance."""
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())})
+    with serving(path, 3) as served:
+        for _ in range(10):
+            served.ask()
+        holding.hold()
+        running = [served.send() for _ in range(6)]
+        wait_until(lambda: holding.num_held == 6, "the instances have them")
+
+        told = served.look("dashboard.json")
+        (variant,) = told["variants"]
+        assert (variant["invocations"], variant["in_flight"], variant["ready"]) == (16, 6, 2)
+        assert {row["name"]: row["outstanding"] for row in told["instances"]} == holding.running
+
+        def curve() -> list[int]:
+            in_flight: list[int] = served.look("dashboard.json")["variants"][0]["series"]["in_flight"]
+            return in_flight
+
+        wait_until(lambda: curve()[-1:] == [6], "the next sample has them")
+        assert served.look("dashboard.json")["variants"][0]["decisions"] == {"least-outstanding-requests": 16}
+        holding.release()
+        for connection in running:
+            read(connection)
+
+
+def test_processes_write_one_access_log(holding: Holding, tmp_path: Path) -> None:
+    """Every request is one whole line of the one file, also of the next one, once the first was moved away."""
+    log = tmp_path / "access.jsonl"
+    observe = {"access_log": str(log), "access_log_interval_s": 0.01}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
+
+    def request_ids(of: Path) -> list[str]:
+        whole, _, _ = of.read_text().rpartition("\n")  # what is being written at this moment may end anywhere
+        return [json.loads(line)["request_id"] for line in whole.splitlines()]
+
+    with serving(path, 3) as served:
+        for _ in range(30):
+            served.ask()
+        wait_until(lambda: len(request_ids(log)) == 30, "all lines are written")
+        assert len(set(request_ids(log))) == 30
+        assert (served.count("AccessLogLines"), served.count("AccessLogDropped")) == (30, 0)
+
+        old = log.rename(tmp_path / "access.jsonl.1")
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: open_files(served.children(), log) == 3, "every process has the new file")
+        for _ in range(12):
+            served.ask()
+        wait_until(lambda: len(request_ids(log)) == 12, "the next lines are there")
+
+    assert len(request_ids(old)) == 30
+
+
+def open_files(processes: list[int], path: Path) -> int:
+    """How often these processes have the file of this name open."""
+    number = 0
+    for descriptor in (each for process in processes for each in Path(f"/proc/{process}/fd").glob("*")):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            number += os.readlink(descriptor) == str(path)
+    return number
+
+
+def test_access_log_that_cannot_be_written_is_refused_at_the_start(holding: Holding, tmp_path: Path) -> None:
+    """With the reason of the process that found it out."""
+    observe = {"access_log": str(tmp_path / "nowhere" / "access.jsonl")}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
+
+    result = serve_in_vain(path)
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "observe.access_log: cannot append to" in result.stderr
+    assert "Traceback" not in result.stderr

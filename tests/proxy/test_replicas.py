@@ -6,8 +6,6 @@ import http.client
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import make_session_id
-from tests.proxy.replicas import TIMEOUT_S, Holding, Served, is_running, read, serving, write_config
+from tests.proxy.replicas import TIMEOUT_S, Holding, Served, is_running, read, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
 
 PROCESSES = 3
@@ -216,13 +214,7 @@ def test_taken_port_is_refused_even_if_it_could_be_shared(config: Path, shared: 
     path = tmp_path / "torchmoor.yaml"
     path.write_text(config.read_text().replace("  port: 0\n", f"  port: {shared.port}\n"))
 
-    result = subprocess.run(
-        [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", "2"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    result = serve_in_vain(path)
 
     assert (result.returncode, result.stdout) == (1, "")
     assert "cannot listen" in result.stderr

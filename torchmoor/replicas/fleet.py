@@ -16,6 +16,7 @@ from types import TracebackType
 from torchmoor.admin import AdminServer
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.app import Proxy, admin_url, runtime_url
+from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import check_replaceable, make_tls, reload_tls
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
@@ -91,11 +92,17 @@ class ReplicaFleet:
             await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
+            totals = self.totals
+            log = totals.log if self._settings.observe.access_log else None
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, totals.variants, self.refresh)
+            )
             admin = AdminServer(
                 self.registry,
-                MetricsCollector(self.registry, self.totals.variants, self.totals.denied),
+                MetricsCollector(self.registry, totals.variants, totals.denied, log),
                 scraper,
-                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.totals.variants)),
+                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(totals.variants)),
+                dashboard,
                 listen.admin_host,
                 listen.admin_port,
                 token=self._settings.credentials.admin_token,
@@ -179,6 +186,15 @@ class ReplicaFleet:
         self._tell("reload_tls")
         if self.admin_tls is not None:
             reload_tls(self.admin_tls)
+
+    def reopen_log(self) -> None:
+        """Have every process go on in a new access log: the old one was moved away."""
+        self._tell("reopen_log")
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
 
     def is_idle(self, instance: Instance) -> bool:
         """True if every process has heard that an instance drains, and none has anything outstanding there."""

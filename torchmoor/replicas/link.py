@@ -1,7 +1,7 @@
 """What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
 
 Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, credentials,
-reload_tls, stop.
+reload_tls, reopen_log, stop.
 Process to parent: ready, failed, down, suspect, expecting, breaker, held, report.
 Either notices the other's end by the end of the socket, however it came.
 """

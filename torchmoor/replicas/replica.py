@@ -95,6 +95,8 @@ class Replica:
                 self._plane.take_credentials(from_text(message["credentials"]))
             case "reload_tls":
                 self._plane.reload_tls()
+            case "reopen_log":
+                self._plane.reopen_log()
             case _:
                 self._is_obeying = True
                 try:
@@ -179,8 +181,9 @@ class Replica:
             self._link.send("expecting", model=model, name=name)
 
     def _report(self) -> None:
-        dispatchers = self._plane.gateway.dispatchers()
-        self._link.send("report", report=make_report(self.registry, dispatchers, self._plane.num_denied))
+        plane = self._plane
+        log = None if plane.observer is None else plane.observer.log
+        self._link.send("report", report=make_report(self.registry, plane.gateway.dispatchers(), plane.num_denied, log))
 
     # Time
 

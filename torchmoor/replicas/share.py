@@ -17,7 +17,7 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
     def part(total: int, least: int = 1) -> int:
         return max(least, -(-total // processes))
 
-    limits, access = settings.limits, settings.access
+    limits, access, observe = settings.limits, settings.access, settings.observe
     return replace(
         settings,
         limits=replace(
@@ -28,6 +28,7 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
         ),
         recovery=replace(settings.recovery, retry_burst=part(settings.recovery.retry_burst)),
         access=replace(access, max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
+        observe=replace(observe, access_log_buffer_bytes=part(observe.access_log_buffer_bytes)),
         endpoints=tuple(_share_of_endpoint(endpoint, processes) for endpoint in settings.endpoints),
     )
 

@@ -13,7 +13,7 @@ from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.registry import Registry, Variant
-from torchmoor.metrics import InvocationMetrics
+from torchmoor.metrics import InvocationMetrics, LogCounts
 
 Report = dict[str, Any]
 _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
@@ -38,6 +38,13 @@ class VariantTotal:
         self.num_waiting = 0
 
 
+class LogTotal:
+    """The access log's numbers, as the metrics collector wants them."""
+
+    def __init__(self) -> None:
+        self.num_lines = self.num_dropped = 0
+
+
 class Totals:
     """Of one fleet of processes, by their rows."""
 
@@ -45,6 +52,7 @@ class Totals:
         self._registry = registry
         self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
         self.denied: dict[str, int] = {}
+        self.log = LogTotal()
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
 
@@ -62,9 +70,9 @@ class Totals:
         for old in self._ended:
             for total, given in zip(variants, old["variants"], strict=True):
                 total.metrics.add(given["metrics"])
-        denied = _sum(old["denied"] for old in self._ended)
+        denied, log = _sum(old["denied"] for old in self._ended), _sum(old["log"] for old in self._ended)
         kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0} for total in variants]
-        self._ended = [{"variants": kept, "denied": denied, "instances": {}}]
+        self._ended = [{"variants": kept, "denied": denied, "log": log, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
         """True if a process may send new work to an instance, as far as its last report tells."""
@@ -73,7 +81,7 @@ class Totals:
         return any(found is not None and found["state"] == ready for found in reports)
 
     def compute(self) -> None:
-        """Bring `variants`, `denied` and the registry's instances up to date."""
+        """Bring `variants`, `denied`, `log` and the registry's instances up to date."""
         reports = [*self._ended, *self._running.values()]
         for number, total in enumerate(self.variants):
             total.metrics.reset()
@@ -83,6 +91,8 @@ class Totals:
                 total.num_waiting += report["variants"][number]["num_waiting"]
         self.denied.clear()
         self.denied.update(_sum(report["denied"] for report in reports))
+        log = _sum(report["log"] for report in reports)
+        self.log.num_lines, self.log.num_dropped = log.get("lines", 0), log.get("dropped", 0)
         self.show_instances()
 
     def show_instances(self) -> None:
@@ -97,7 +107,9 @@ class Totals:
             instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
 
 
-def make_report(registry: Registry, dispatchers: Iterable[Dispatcher], denied: dict[str, int]) -> Report:
+def make_report(
+    registry: Registry, dispatchers: Iterable[Dispatcher], denied: dict[str, int], log: LogCounts | None
+) -> Report:
     """What a process has counted since its start, and how it sees the instances."""
     return {
         "variants": [
@@ -105,6 +117,7 @@ def make_report(registry: Registry, dispatchers: Iterable[Dispatcher], denied: d
             for dispatcher in dispatchers
         ],
         "denied": dict(denied),
+        "log": {} if log is None else {"lines": log.num_lines, "dropped": log.num_dropped},
         "instances": {
             instance.name: {
                 "state": instance.state.value,

@@ -47,10 +47,12 @@ def report(
 ) -> ProcessReport:
     metrics = InvocationMetrics("chat", "AllTraffic")
     metrics.invocations = invocations
+    metrics.tally("session").count = invocations
     metrics.model_latency.observe(latency_s)
     return {
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting}],
         "denied": {"InvalidSignature": invocations},
+        "log": {"lines": invocations, "dropped": 1},
         "instances": {"chat-0": {"state": "ready", "breaker": breaker, "failures": 2, "share": share, "idle": 1}},
         "opening": [],
     }
@@ -69,6 +71,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
+    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
     assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)
 
     for _ in range(2):  # a process ends, its successor too
@@ -78,6 +81,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (25, 3, {"InvalidSignature": 25})
     assert sum(variant.metrics.model_latency.counts) == 4
+    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (25, 25, 4)
     assert (instance.breaker.state, instance.share) == (BreakerState.CLOSED, 1.0)
 
 
