@@ -116,8 +116,8 @@ class AdminServer:
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """200 while every endpoint has a ready instance."""
-        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.has_ready_instance()]
+        """200 while every endpoint has a ready instance, or starts one when a request comes."""
+        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
         return web.json_response(
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )

@@ -101,6 +101,11 @@ class DataPlane:
         self._listen = listen
         registry.listen(self._on_change)
 
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Have it called when a request waits for an instance to be started."""
+        for dispatcher in self.gateway.dispatchers():
+            dispatcher.on_held = wake
+
     @property
     def num_denied(self) -> dict[str, int]:
         """Requests refused for their credentials, by kind of error."""

@@ -151,6 +151,11 @@ class InvocationMetrics:
         overhead.counts[bisect_left(BUCKETS, overhead_s)] += 1
         overhead.sum += overhead_s
 
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent to an instance and are over."""
+        return sum(self.model_latency.counts)
+
     def observe_first_chunk(self, model_s: float, overhead_s: float) -> None:
         """Count how long a stream's client waited for its first bytes."""
         self.first_chunk_latency.observe(model_s + overhead_s)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
+from torchmoor.scaling_settings import ScalingSettings
 
 ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE")
 ALL_TRAFFIC = "AllTraffic"
@@ -227,6 +228,7 @@ class VariantSettings:
     routing_strategy: str = ROUTING_STRATEGIES[0]
     prefix_aware: PrefixAwareSettings = field(default_factory=PrefixAwareSettings)
     kv_aware: KvAwareSettings = field(default_factory=KvAwareSettings)
+    scaling: ScalingSettings | None = None  # None: its instances are not ours to start and stop while requests run
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):

@@ -22,8 +22,10 @@ from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.host_fleet import HostFleet
 from torchmoor.many import MANY, plan_many, read_container
 from torchmoor.replicas.fleet import make_front
+from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import (
     EndpointSettings,
     LateBindingSettings,
@@ -61,6 +63,7 @@ class UpOptions:
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
+    scaling: ScalingSettings | None = None  # None: num_instances of them, as long as the fleet runs
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
     observe: ObserveSettings = field(default_factory=ObserveSettings)
 
@@ -79,7 +82,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         endpoints=tuple(
             EndpointSettings(
                 name=name,
-                variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=options.scaling),),
                 late_binding=LateBindingSettings() if options.is_late_binding else None,
                 multi_model=many.settings if name == MANY else None,
             )
@@ -103,17 +106,19 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
+    most = options.num_instances if options.scaling is None else options.scaling.max_capacity
+    launches = plan(options.endpoints, most, find_gpus(os.environ))
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         Launcher(launcher_settings, registry, environment, report) as launcher,
         make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        HostFleet(settings, registry, launcher, proxy, launches, report) as fleet,
     ):
         stopping = _stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
-        starting = asyncio.create_task(launcher.start(launches))
+        starting = asyncio.create_task(fleet.start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             starting.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -33,7 +34,7 @@ from torchmoor.replicas.link import Assignment, Message, describe, write_status
 from torchmoor.replicas.port import reserve
 from torchmoor.replicas.process import Process
 from torchmoor.replicas.share import share_of
-from torchmoor.replicas.totals import Totals
+from torchmoor.replicas.totals import Totals, VariantTotal
 from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class ReplicaFleet:
         self._speaking: Process | None = None  # whose word is being passed on to the others
         self._counts: SharedCounts | None = None
         self._reports: dict[int, asyncio.Event] = {}
+        self._wake: Callable[[], None] | None = None
         self._stack = AsyncExitStack()
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
@@ -207,6 +209,16 @@ class ReplicaFleet:
         self._counts.refresh()
         return not instance.outstanding
 
+    # Front, for torchmoor.fleet.autoscaler, too: is_idle and refresh
+
+    def traffic(self) -> list[VariantTotal]:
+        """What the clients of each variant did when `refresh` last asked."""
+        return self.totals.variants
+
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Have it called when a request waits, at any process, for an instance to be started."""
+        self._wake = wake
+
     # Numbers
 
     async def refresh(self) -> None:
@@ -252,6 +264,7 @@ class ReplicaFleet:
             "facts": describe(instance),
             "state": instance.state.value,
             "slot": self._slot_of(instance),
+            "last_start_s": self.registry.variant_of(instance).last_start_s,
         }
 
     def on_asked(self, instance: Instance) -> None:
@@ -280,6 +293,10 @@ class ReplicaFleet:
         """Act on what a process has found out, and let the others know."""
         if message["kind"] == "report":
             self._take_report(process, message["report"])
+            return
+        if message["kind"] == "held":
+            if self._wake is not None:
+                self._wake()
             return
         instance = self.registry.find(message["name"])
         if instance is None:
