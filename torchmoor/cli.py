@@ -11,6 +11,7 @@ import click
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
+from torchmoor.cli_async import async_group
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
@@ -30,6 +31,9 @@ STORE = "model_store"
 @click.version_option(package_name="torchmoor")
 def main() -> None:
     """Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API."""
+
+
+main.add_command(async_group)
 
 
 @main.command()
