@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import boto3
 import pytest
 
 from tests.servers import BUCKET, S3Server
@@ -58,9 +58,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         timeout=30,
     )
-    key = path.read_text()
-    if "CERTIFICATE" not in key or "PRIVATE KEY" not in key:
-        pytest.fail("openssl wrote no certificate with its key")
     return path
 
 
@@ -128,16 +125,20 @@ def test_a_presigned_url_is_an_input(
     s3_server.client().put_object(Bucket=BUCKET, Key=key, Body=data, ContentType="image/x-test")
     names = Names()
 
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while piece := await source.read(1 << 16):
+            sink.write(piece)
+            await sink.drain()
+        sink.close()
+
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", s3_server.port)
-        upstream_writer.write(await reader.readuntil(b"\r\n\r\n"))
-        while piece := await upstream_reader.read(1 << 16):
-            writer.write(piece)
-            await writer.drain()
+        try:
+            await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
+        finally:
+            upstream_writer.close()
 
     def presign(port: int) -> str:
-        import boto3
-
         values = s3_server.environment
         client = boto3.client(
             "s3",
@@ -158,10 +159,6 @@ def test_a_presigned_url_is_an_input(
             with pytest.raises(ObjectDenied) as told:
                 await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))
             assert "Signature" not in str(told.value)
-            with pytest.raises(TooLarge):
-                await HttpsStore(
-                    ObjectSettings(https_hosts=(NAME,), private_networks=LOOPBACK, max_input_bytes=MIB), names.resolve
-                ).open(url)
 
     run(certificate, monkeypatch, test, names)
     assert set(names.asked) == {NAME}
@@ -239,6 +236,7 @@ def head(status: str, *lines: str) -> bytes:
         (head("200 OK", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n", LocationRefused),
         (head("200 OK", "Content-Length: 3", "Content-Encoding: gzip") + b"abc", LocationRefused),
         (head("200 OK", "Content-Length: 5") + b"abc", ObjectUnavailable),
+        (head("200 OK", f"Content-Length: {MIB + 1}"), TooLarge),
         (b"nonsense\r\n\r\n", ObjectUnavailable),
         (b"", ObjectUnavailable),
     ],
@@ -253,7 +251,7 @@ def test_answers_that_are_no_whole_object(
             with pytest.raises(error):
                 await read_all(store, f"https://{NAME}:{port}/x")
 
-    run(certificate, monkeypatch, test)
+    run(certificate, monkeypatch, test, max_input_bytes=MIB)
 
 
 def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +285,6 @@ def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch
 
     async def test(store: HttpsStore) -> None:
         async with answering(certificate, head("200 OK", "Content-Length: 0")) as port:
-            assert urlsplit(f"https://wrong.example:{port}").hostname == "wrong.example"
             with pytest.raises(ObjectUnavailable, match="Certificate"):
                 await store.open(f"https://wrong.example:{port}/x")
 
