@@ -86,7 +86,8 @@ class Outbound:
         """The answer's head; release or close it. Raises LocationRefused, aiohttp.ClientError, TimeoutError."""
         parts = self.check(url)
         try:
-            return await self._session(parts.scheme).request(
+            session = await self._session(parts.scheme)
+            return await session.request(
                 method,
                 URL(url, encoded=True),  # a presigned URL is right as it is
                 headers=headers,
@@ -98,13 +99,15 @@ class Outbound:
                 raise LocationRefused(str(exc.os_error)) from exc
             raise
 
-    def _session(self, scheme: str) -> aiohttp.ClientSession:
+    async def _session(self, scheme: str) -> aiohttp.ClientSession:
+        # Not aiohttp's own context, which is of the time of its import; reading the certificates takes a while.
+        context = await asyncio.to_thread(ssl.create_default_context) if scheme not in self._sessions else None
         if scheme not in self._sessions:
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     resolver=_JudgingResolver(self, scheme, self._resolver),
                     use_dns_cache=False,
-                    ssl=ssl.create_default_context(),  # aiohttp's own is of the time of its import
+                    ssl=context or True,
                     limit=self._max_connections,
                 ),
                 timeout=self._timeout,

@@ -25,6 +25,7 @@ from torchmoor.async_inference.object_store import (
     ObjectUnavailable,
     TooLarge,
 )
+from torchmoor.async_inference.s3_store import S3Store
 
 NAME = "bucket.s3.example"
 LOOPBACK = ("127.0.0.0/8",)
@@ -122,7 +123,15 @@ def test_a_presigned_url_is_an_input(
     """Signed for the name, fetched from the address that was judged, byte for byte; one that is forged is denied."""
     key = f"objects/{tmp_path.name}/a b+c"
     data = bytes(range(256)) * (3 * MIB // 256)
-    s3_server.client().put_object(Bucket=BUCKET, Key=key, Body=data, ContentType="image/x-test")
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def put() -> None:
+        store = S3Store(ObjectSettings())
+        await store.put(f"s3://{BUCKET}/{key}", data, "image/x-test")
+        await store.close()
+
+    asyncio.run(put())
     names = Names()
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
