@@ -133,15 +133,16 @@ class Database:
                 return jobs, False
         return jobs, True
 
-    def _do(self, jobs: list[_Job]) -> None:
+    def _do(self, jobs: list[_Job], *, is_retry: bool = False) -> None:
         """All in one transaction; where that fails, each in its own."""
         try:
             self._transact(jobs)
         except Exception as exc:
             self._recover(exc)
-            if len(jobs) > 1 and _code(exc) != sqlite3.SQLITE_BUSY:  # that one has taken its time already
+            # One may have failed for all, or the disk has room by now; a lock has been waited for long enough.
+            if not is_retry and _code(exc) != sqlite3.SQLITE_BUSY:
                 for job in jobs:
-                    self._do([job])
+                    self._do([job], is_retry=True)
             else:
                 error = _translated(exc)
                 for job in jobs:
@@ -177,9 +178,12 @@ class Database:
                 connection.execute("ROLLBACK")
             if _code(exc) in _HARMLESS:
                 self._connection = connection
+                if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 return
-        except sqlite3.Error:
-            logger.warning("asynchronous queue's rollback failed", exc_info=True)
+        except sqlite3.Error as error:
+            logger.warning("asynchronous queue cannot go on as it was error=%s", error)
+        self._connection = None
         connection.close()
 
 
