@@ -18,6 +18,7 @@ from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
+from torchmoor.dashboard.page import Dashboard
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -35,6 +36,7 @@ from torchmoor.http.sweeper import Sweeper
 from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
 from torchmoor.model_metrics import ModelMetricsCollector
+from torchmoor.observe.observing import RequestObserver, observing
 from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class Proxy:
         self.admin_tls = _make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
         self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
         self.status = StatusPoller(registry, settings.health, self.operations)
+        self.observer: RequestObserver | None = None
         self._settings = settings
         self._stack = AsyncExitStack()
         registry.listen(self._on_change)
@@ -112,14 +115,27 @@ class Proxy:
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
+            self.observer = await stack.enter_async_context(observing(self._settings.observe))
+            self.gateway.observer = self.observer
             denied = {} if self.gate is None else self.gate.num_denied
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
+            log = None if self.observer is None else self.observer.log
+            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             token = self._settings.credentials.admin_token
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, self.gateway.dispatchers())
+            )
             models = ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers()))
-            tls = None if self.admin_tls is None else self.admin_tls.context
             admin = AdminServer(
-                self.registry, collector, scraper, models, listen.admin_host, listen.admin_port, token=token, tls=tls
+                self.registry,
+                collector,
+                scraper,
+                models,
+                dashboard,
+                listen.admin_host,
+                listen.admin_port,
+                token=token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
@@ -167,6 +183,16 @@ class Proxy:
             raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
         if self.gate is not None:
             self.gate.take(credentials)
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
+
+    def reopen_log(self) -> None:
+        """Go on in a new access log: the old one was moved away."""
+        if self.observer is not None and self.observer.log is not None:
+            self.observer.log.reopen()
 
     def reload_tls(self) -> None:
         """Take renewed certificates for the connections to come; if one is no good, the old one stays."""

@@ -16,7 +16,7 @@ from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.package import package as make_package
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
@@ -115,6 +115,12 @@ def main() -> None:
     metavar="SECONDS",
     help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
 )
+@click.option(
+    "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."
+)
+@click.option(
+    "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
@@ -136,6 +142,8 @@ def up(
     late_binding: bool,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
+    access_log: str,
+    traces_url: str,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -168,6 +176,7 @@ def up(
             tls_certificate=tls_cert,
             tls_key=tls_key,
         )
+        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
     options = UpOptions(
@@ -185,6 +194,7 @@ def up(
         start_timeout_s=start_timeout,
         is_open=no_auth,
         models=models,
+        observe=observe,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))

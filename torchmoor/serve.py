@@ -16,6 +16,7 @@ from torchmoor.app import Proxy
 from torchmoor.config import Configuration, read_file
 from torchmoor.fleet.registry import Registry
 from torchmoor.many import read_container
+from torchmoor.observe.observing import check_observing
 from torchmoor.reload import Reloader
 from torchmoor.up import SESSION_KEYS
 
@@ -34,7 +35,7 @@ async def run(path: Path, *, is_open: bool, announce: Callable[[str], None]) -> 
         loop.add_signal_handler(number, stopping.set)
     async with Proxy(settings, registry) as proxy:
         reloader = Reloader(configuration, lambda: read(path, is_open=is_open), registry, proxy)
-        loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -73,6 +74,7 @@ def check(path: Path, *, is_open: bool, warn: Callable[[str], None]) -> str:
     configuration = read(path, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
     Proxy(settings, registry)  # reads the certificate
+    check_observing(settings.observe)
     if not settings.sessions.keys:
         warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
     found: dict[str, dict[str, list[str]]] = {}
@@ -84,3 +86,8 @@ def check(path: Path, *, is_open: bool, warn: Callable[[str], None]) -> str:
             if not names:
                 warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
     return json.dumps({"ok": True, "endpoints": found})
+
+
+def _in_turn(*actions: Callable[[], None]) -> None:
+    for action in actions:
+        action()

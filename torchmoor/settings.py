@@ -134,6 +134,24 @@ class RecoverySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSettings:
+    """What is told of each request; nothing unless it is asked for."""
+
+    access_log: str = ""  # a file's path, which is appended to, or "stderr"; "": none
+    access_log_buffer_bytes: int = 4 * MIB  # of lines to be written; beyond it they are dropped, and counted
+    access_log_interval_s: float = 1.0  # the longest that a line waits to be written
+    traces_url: str = ""  # where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces; "": nowhere
+    traces_fraction: float = 1.0  # of the requests whose traceparent does not say whether they are traced
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "observe")
+        if self.traces_fraction > 1:
+            raise ConfigError(f"observe.traces_fraction must be 1 or less, not {self.traces_fraction}")
+        if self.traces_url and not self.traces_url.startswith(("http://", "https://")):
+            raise ConfigError(f"observe.traces_url must begin with http:// or https://, not be {self.traces_url!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixAwareSettings:
     """PREFIX_AWARE, with SageMaker's ranges: bytes of a body that are its prefix, and when an instance is full."""
 
@@ -359,6 +377,7 @@ class ProxySettings:
     access: AccessSettings = field(default_factory=AccessSettings)
     credentials: Credentials = field(default_factory=Credentials)
     container: ContainerSettings = field(default_factory=ContainerSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:

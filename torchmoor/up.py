@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import read_credentials
@@ -28,6 +28,7 @@ from torchmoor.settings import (
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
+    ObserveSettings,
     ProxySettings,
     SessionSettings,
     VariantSettings,
@@ -61,6 +62,7 @@ class UpOptions:
     start_timeout_s: float
     is_open: bool
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -86,6 +88,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         container=read_container(os.environ),
         listen=options.listen,
         credentials=credentials,
+        observe=options.observe,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -109,7 +112,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
     ):
         stopping = _stop_on_signals(launcher)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload_tls)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         starting = asyncio.create_task(launcher.start(launches))
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():

@@ -13,7 +13,7 @@ from torchmoor.api.retry_budget import RetryBudget
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
-from torchmoor.metrics import InvocationMetrics
+from torchmoor.metrics import InvocationMetrics, Tally
 from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
@@ -36,14 +36,15 @@ class Choice:
 
     request_line: the end of the first line, and the instance's own name. answer_lines: say where an answer comes from;
     runtime_lines: with the variant, for the runtime API. Both begin with the end of the line before them, which is the
-    request's id.
+    request's id. tally: how often its reason was one, over all instances of the variant.
     """
 
-    __slots__ = ("instance", "reason", "request_line", "answer_lines", "runtime_lines")
+    __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")
 
-    def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
+    def __init__(self, instance: Instance, reason: str, variant: bytes, tally: Tally) -> None:
         self.instance = instance
         self.reason = reason
+        self.tally = tally
         self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
         self.answer_lines = b"\r\nx-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
             instance.name.encode(),
@@ -192,7 +193,7 @@ class Dispatcher:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason, self.name)
+            choice = self._choices[key] = Choice(instance, reason, self.name, self.metrics.tally(reason))
         return choice
 
     # What instances hold
