@@ -139,8 +139,9 @@ class Database:
             self._transact(jobs)
         except Exception as exc:
             self._recover(exc)
-            # One may have failed for all, or the disk has room by now; a lock has been waited for long enough.
-            if not is_retry and _code(exc) != sqlite3.SQLITE_BUSY:
+            # One may have failed for all, or the disk has room by now. But a lock has been waited for long enough, and
+            # after an error of the disk nobody knows whether the transaction is in the log.
+            if not is_retry and _code(exc) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
                 for job in jobs:
                     self._do([job], is_retry=True)
             else:
@@ -170,21 +171,19 @@ class Database:
 
     def _recover(self, exc: Exception) -> None:
         """Leave no transaction open, and no connection that may be spoilt."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if self._connection is None:
             return
         try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             if _code(exc) in _HARMLESS:
-                self._connection = connection
-                if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
-                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 return
         except sqlite3.Error as error:
             logger.warning("asynchronous queue cannot go on as it was error=%s", error)
+        self._connection.close()
         self._connection = None
-        connection.close()
 
 
 def _code(exc: Exception) -> int | None:
