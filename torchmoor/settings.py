@@ -350,6 +350,22 @@ def _require_secret(secret: str, whose: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncQueueSettings:
+    """How much the queue of asynchronous requests holds, for how long, and how long it may take."""
+
+    max_pending: int = 100_000  # requests of one endpoint that have not ended; beyond it they are refused with 503
+    max_pending_bytes: int = 1024 * MIB  # of one endpoint's pending inline bodies
+    remember_s: float = 86_400.0  # how long an ended request is listed and its inference id taken
+    max_remembered: int = 100_000  # ended requests, over all endpoints; the oldest are forgotten sooner
+    timeout_s: float = 10.0  # of one operation: SQLite's wait for another process, Redis's answer
+    connect_timeout_s: float = 2.0
+    max_connections: int = 16  # of one process to Redis
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "async_queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
     """Everything the proxy is told."""
 
