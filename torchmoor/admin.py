@@ -6,7 +6,7 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -47,8 +47,10 @@ class AdminServer:
         port: int,
         *,
         token: str = "",
+        refresh: Callable[[], Awaitable[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """refresh: brings what is shown up to date, where that takes asking other processes."""
         self.port = port
         self._registry = registry
         self._scraper = scraper
@@ -59,6 +61,7 @@ class AdminServer:
         ProcessCollector(registry=self._metrics)
         self._host = host
         self._token = token.encode()
+        self._refresh = refresh
         self._tls = tls
         app = web.Application(middlewares=[self._check_token if token else self._check_host])
         app.router.add_get(HEALTH, self._healthz)
@@ -113,10 +116,12 @@ class AdminServer:
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         """The proxy's own numbers, then the instances'."""
+        await self._refresh()
         body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
+        await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
         return web.json_response({"instances": rows})
 
@@ -125,13 +130,13 @@ class AdminServer:
 
         In whatever state it is, and also after it was started again, until a resume.
         """
-        return self._move(request, self._registry.drain, is_end=False)
+        return await self._move(request, self._registry.drain, is_end=False)
 
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain: an instance that is well gets work again."""
-        return self._move(request, self._registry.resume, is_end=True)
+        return await self._move(request, self._registry.resume, is_end=True)
 
-    def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
+    async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
         """Drain or resume an instance; answers with its state and with how many requests it still works on."""
         origin = find_foreign_page(request)
         if origin is not None:
@@ -143,6 +148,7 @@ class AdminServer:
         if is_end and not self._registry.is_drained(name):
             return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
         move(name)
+        await self._refresh()
         return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
 
 

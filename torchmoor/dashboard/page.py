@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
@@ -44,7 +44,15 @@ FILES = {
 class Dashboard:
     """Use as a context, in which the samples are taken."""
 
-    def __init__(self, registry: Registry, operations: Operations, traffic: Iterable[Traffic]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        operations: Operations,
+        traffic: Iterable[Traffic],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        """refresh: brings the numbers up to date, where that takes asking other processes."""
+        self._refresh = refresh
         self._registry = registry
         self._statuses = InstanceStatuses(registry, operations)
         self._started_at = time.monotonic()
@@ -75,12 +83,13 @@ class Dashboard:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
+            await self._refresh()
             now = time.monotonic()
             for history in self._histories:
                 history.take(now)
 
     async def _show(self, request: web.Request) -> web.Response:
-        await self._statuses.refresh()
+        await asyncio.gather(self._statuses.refresh(), self._refresh())
         return web.json_response(self.describe(), headers=HEADERS)
 
     def describe(self) -> dict[str, Any]:
