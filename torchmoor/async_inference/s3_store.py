@@ -189,10 +189,10 @@ class _Body:
         with self._lock, _translated(self._url):
             for attempt in range(1, self._settings.max_attempts + 1):
                 try:
-                    if self._is_cut:
-                        break
-                    if self._stream is None:
+                    if self._stream is None and not self._is_cut:
                         self._stream = self._open_rest()
+                    if self._is_cut:  # after the stream is there for `cut` to see, so that neither misses the other
+                        break
                     data: bytes = self._stream.read(min(PIECE_BYTES, self.num_left))
                     if data:
                         self.num_left -= len(data)
