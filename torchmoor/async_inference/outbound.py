@@ -45,6 +45,7 @@ class Outbound:
         max_connections: int,
         resolver: Resolve = resolve,
     ) -> None:
+        self.connect_timeout_s = connect_timeout_s
         self._networks = [ipaddress.ip_network(network) for network in private_networks]
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._max_connections = max_connections
@@ -139,7 +140,8 @@ class _JudgingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        addresses = await self._resolver(host, port)
+        async with asyncio.timeout(self._outbound.connect_timeout_s):  # aiohttp's own begins after this
+            addresses = await self._resolver(host, port)
         try:
             self._outbound.judge(self._scheme, host, addresses)
         except LocationRefused as exc:

@@ -37,9 +37,12 @@ class Names:
 
     addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     asked: list[str] = field(default_factory=list)
+    is_silent: bool = False
 
     async def resolve(self, host: str, port: int) -> list[str]:
         self.asked.append(host)
+        if self.is_silent:
+            await asyncio.Event().wait()
         if not self.addresses:
             raise OSError("no such name")
         return self.addresses
@@ -279,14 +282,17 @@ def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypa
     run(certificate, monkeypatch, test, read_timeout_s=0.5)
 
 
-def test_a_name_that_is_not_known_is_a_reason_to_try_later(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name servers fail too."""
+@pytest.mark.parametrize("names", [Names([]), Names(is_silent=True)], ids=["unknown", "silent"])
+def test_a_name_that_is_not_known_is_a_reason_to_try_later(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names
+) -> None:
+    """Name servers fail too, and fall silent."""
 
     async def test(store: HttpsStore) -> None:
         with pytest.raises(ObjectUnavailable):
             await store.open(f"https://{NAME}/x")
 
-    run(certificate, monkeypatch, test, Names([]))
+    run(certificate, monkeypatch, test, names, connect_timeout_s=0.3)
 
 
 def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
