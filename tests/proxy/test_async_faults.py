@@ -151,14 +151,17 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
 
     def kill_at(served: Served, count: int) -> None:
         wait_until(lambda: num_results() >= count, f"{count} results are there")
-        victims = served.children() if processes > 1 else [served.process.pid]
+        victims = [served.process.pid]
+        if processes > 1:
+            victims = []
+            wait_until(lambda: victims.extend(served.children()) or victims, "a process runs")
         with suppress(ProcessLookupError):
             os.kill(rng.choice(victims), signal.SIGKILL)
 
     with serving(write_config(tmp_path, instance.fake, 0), processes) as served:
         port = served.port
     path = write_config(tmp_path, instance.fake, port)
-    submitting = threading.Thread(target=submit_all, args=(port, accepted))
+    submitting = threading.Thread(target=submit_all, args=(port, accepted), daemon=True)
     submitting.start()
     kills = iter(sorted(rng.sample(range(1, NUM_REQUESTS * 3 // 4), NUM_KILLS)))
     if processes > 1:
