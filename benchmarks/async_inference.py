@@ -35,8 +35,7 @@ from report import ROOT, median, parse_options, print_report
 NUM_REQUESTS, NUM_QUICK = 10_000, 300
 NUM_SUBMITTERS = 4
 PAUSE_S = 0.05  # on average, of each submitter
-KILL_EVERY_S, KILL_EVERY_QUICK_S = (5.0, 25.0), (2.0, 8.0)
-NUM_QUICK_KILLS = 3
+NUM_KILLS, NUM_QUICK_KILLS = 30, 3  # at random numbers of results
 END_TIMEOUT_S = 1800.0
 NUM_SUBMITS, NUM_QUICK_SUBMITS = 400, 60
 GIB = 1 << 30
@@ -130,18 +129,15 @@ def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
         ]
         for submitter in submitters:
             submitter.start()
-        pauses = KILL_EVERY_QUICK_S if is_quick else KILL_EVERY_S
-        next_kill = time.monotonic() + rng.uniform(*pauses)
-        while account.look() < number:
-            if time.monotonic() - began > END_TIMEOUT_S:
-                break
-            may_kill = sum(kills.values()) < NUM_QUICK_KILLS if is_quick else len(account.seen) < 0.9 * number
-            if may_kill and time.monotonic() >= next_kill:
-                target = TARGETS[sum(kills.values()) % 3] if is_quick else rng.choice(TARGETS)
+        num_kills = NUM_QUICK_KILLS if is_quick else NUM_KILLS
+        ahead = sorted(rng.sample(range(number // 20, number * 9 // 10), num_kills))
+        while (num_results := account.look()) < number and time.monotonic() - began < END_TIMEOUT_S:
+            if ahead and num_results >= ahead[0]:
+                del ahead[0]
+                target = TARGETS[len(ahead) % len(TARGETS)]
                 kills[target] += 1
                 up.kill(target, rng)
-                next_kill = time.monotonic() + rng.uniform(*pauses)
-            time.sleep(0.1)
+            time.sleep(0.05)
         for submitter in submitters:
             submitter.join(60)
     finally:
