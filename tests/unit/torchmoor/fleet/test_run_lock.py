@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,18 +38,17 @@ def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
     """A process that has inherited the lock keeps it until it ends, whatever has become of the launcher."""
 
     async def scene() -> None:
-        first, second, said = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), []
-        descriptor = await first.take(said.append)
-        guard = subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(descriptor,), text=True
+        first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
+        descriptor = await first.take(print)
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
         )
         os.close(descriptor)  # as the launcher's death does
-        taking = asyncio.create_task(second.take(said.append))
-        while not said:
-            await asyncio.sleep(0.01)
+        taking = asyncio.create_task(second.take(lambda line: waiting.set()))
+        await waiting.wait()
         assert not taking.done()
 
-        guard.communicate("\n")
+        await guard.communicate(b"\n")
 
         await taking
         second.release()
