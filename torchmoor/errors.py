@@ -209,7 +209,14 @@ class ServiceUnavailable(ApiError):
 
 
 class QueueFull(ServiceUnavailable):
-    """As many asynchronous requests as the endpoint's queue may hold are pending; the message says which limit."""
+    """As many asynchronous requests of an endpoint are pending as its queue may hold, or as many bytes of them."""
+
+    def __init__(self, endpoint: str, limit: str) -> None:
+        super().__init__(
+            f"Endpoint {endpoint} has as many asynchronous requests pending as its queue may hold "
+            f"(async_queue.{limit}). Try again later.",
+            retry_after_s=30,
+        )
 
 
 class QueueUnavailable(ServiceUnavailable):

@@ -11,8 +11,10 @@ by any worker and more than once. So a request never has both a result and a fai
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
@@ -65,14 +67,27 @@ class AsyncRequest:
         """When it is too late to begin another attempt."""
         return self.received_at + self.ttl_s
 
+    @property
+    def invocation_key(self) -> str | None:
+        """The same for all retries of one call of a client, and for nothing else; None: nothing tells."""
+        if not self.invocation_id:
+            return None
+        parts = json.dumps([self.endpoint, self.principal, self.invocation_id])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def stamped(self, received_at: float) -> AsyncRequest:
+        """As it is stored."""
+        return replace(self, received_at=received_at)
+
     def to_json(self) -> str:
         """All of it but the body, which goes into a store as the bytes that it is."""
         return _to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncRequest:
-        """What `to_json` wrote, with its body."""
-        return cls(**json.loads(text), body=body)
+        """What `to_json` wrote, with its body; b"" for an inline one that is left out or gone."""
+        values = json.loads(text)
+        return cls(**values, body=(body or b"") if values["input_location"] is None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +119,10 @@ class Outcome:
         """What `to_json` wrote, with its body."""
         values = json.loads(text)
         return cls(**values | {"state": State(values["state"])}, body=body)
+
+
+CANCELLED = Outcome(state=State.CANCELLED, reason="The request was cancelled.")
+EXPIRED = Outcome(state=State.EXPIRED, reason="The request was not done within its time to live (RequestTTLSeconds).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +158,17 @@ class Backlog:
     decided: int = 0  # answered, and needing no instance any more, but still to be published
     oldest_received_at: float | None = None  # of the waiting and running, epoch seconds by the queue's clock
     oldest_age_s: float = 0.0  # the same as an age, by that clock; 0.0: there is none
+
+    @classmethod
+    def of(cls, counts: Mapping[State, int], oldest_received_at: float | None, now: float) -> Backlog:
+        """counts: requests by state."""
+        return cls(
+            waiting=counts.get(State.WAITING, 0),
+            running=counts.get(State.RUNNING, 0),
+            decided=counts.get(State.DECIDED, 0),
+            oldest_received_at=oldest_received_at,
+            oldest_age_s=0.0 if oldest_received_at is None else max(0.0, now - oldest_received_at),
+        )
 
 
 def _to_json(record: Any) -> str:
