@@ -210,6 +210,37 @@ def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
     assert status(sock) == 200
 
 
+def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
+    """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
+    held by weight; and while one variant has an instance, what names none goes there."""
+    variants = (
+        VariantSettings(name="blue", model="llava", scaling=LONG, weight=0),
+        VariantSettings(name="green", model="llava", scaling=LONG),
+    )
+    stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
+    blue, green = stage.proxy.gateway.dispatchers()
+
+    async def drain(is_drained: bool) -> None:
+        (stage.registry.drain if is_drained else stage.registry.resume)("a")
+
+    stage.run(drain(True))
+    for body, session in ((b"1", make_session_id("llava-blue-0")), (b"2", None)):
+        sock = stage.socket()
+        stage.close_later(sock)
+        line = "" if session is None else f"X-Amzn-SageMaker-Session-Id: {session}\r\n"
+        head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 1\r\n\r\n"
+        sock.sendall(head.encode() + body)
+    stage.until(lambda: (blue.num_waiting, green.num_waiting) == (1, 1), "each held by its variant")
+
+    stage.run(drain(False))
+
+    stage.until(lambda: received(stage.a) == [b"1"], "the turn at the instance of blue")
+    assert status(send_raw(stage, b"3")) == 200
+    assert green.num_waiting == 1
+    sock.close()
+    stage.until(lambda: green.num_waiting == 0, "forgotten")
+
+
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
     """A fleet that has no instance because nobody needs one is well; one that must have one is not."""
     zero = Zero(make_stage)
