@@ -36,6 +36,7 @@ def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path)
 
         assert "red" in chat.ask("What color is the circle?")
 
+        wait_until(lambda: log.read_text().count("ready after") >= 2, "the second start is measured")
         (scaling,) = requests.get(f"{fleet.admin}/instances", timeout=10).json()["autoscaling"]
         assert (scaling["endpoint"], scaling["min_capacity"], scaling["max_capacity"]) == ("llava", 0, 1)
         told = log.read_text()
