@@ -10,6 +10,7 @@ from random import Random
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.dashboard.page import Dashboard
@@ -74,6 +75,7 @@ class Proxy(DataPlane):
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
                 token=token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,

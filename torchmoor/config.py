@@ -20,12 +20,15 @@ import yaml
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings, Webhook
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import INSTANCE_NAME, Instance
 from torchmoor.scaling_config import read_autoscaling
 from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
     AccessSettings,
+    AsyncQueueSettings,
     ContainerSettings,
     EndpointSettings,
     HealthSettings,
@@ -67,7 +70,7 @@ UNUSED_OF_VARIANT = frozenset(
         "CapacityReservationConfig",
     )
 )
-_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants"))
+_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncInferenceConfig"))
 _USED_OF_VARIANT = frozenset(
     ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
 )
@@ -79,6 +82,10 @@ _GROUPS = {
     "recovery": RecoverySettings,
     "access": AccessSettings,
     "container": ContainerSettings,
+    "async_inference": AsyncInferenceSettings,
+    "async_queue": AsyncQueueSettings,
+    "objects": ObjectSettings,
+    "notices": NoticeSettings,
     "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -86,6 +93,8 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "str": ((str,), "text"),
     "bool": ((bool,), "true or false"),
+    "tuple[str, ...]": ((list,), "a list of texts"),
+    "tuple[Webhook, ...]": ((list,), "a list of webhooks"),
 }
 _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
@@ -243,6 +252,7 @@ def _read_endpoint(entry: object, where: str) -> EndpointSettings:
         if late_binding is None
         else read_group(LateBindingSettings, late_binding, f"{where}.late_binding"),
         multi_model=_read_multi_model(values, where),
+        async_inference=_read_async_inference(config.get("AsyncInferenceConfig"), where),
     )
 
 
@@ -267,6 +277,24 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
         logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
     group = dict(_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"}))
     return read_group(MultiModelSettings, {**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
+
+
+def _read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:
+    """An AsyncInferenceConfig that botocore has found to be one."""
+    if config is None:
+        return None
+    output = config["OutputConfig"]
+    if "KmsKeyId" in output:
+        logger.warning("without effect here key=%s.EndpointConfig.AsyncInferenceConfig.OutputConfig.KmsKeyId", where)
+    notification = output.get("NotificationConfig", {})
+    return AsyncEndpointSettings(
+        output_path=output.get("S3OutputPath", ""),
+        failure_path=output.get("S3FailurePath", ""),
+        success_topic=notification.get("SuccessTopic", ""),
+        error_topic=notification.get("ErrorTopic", ""),
+        include_response_in=tuple(notification.get("IncludeInferenceResponseIn", ())),
+        max_concurrent_per_instance=config.get("ClientConfig", {}).get("MaxConcurrentInvocationsPerInstance"),
+    )
 
 
 def _read_variant(variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings) -> VariantSettings:
@@ -390,11 +418,23 @@ def read_group(kind: type[T], value: object, where: str) -> T:
         is_stray_bool = isinstance(given, bool) and bool not in types
         if not isinstance(given, types) or is_stray_bool or given in (math.inf, -math.inf) or given != given:
             raise ConfigError(f"{where}.{key} must be {expected}, not {given!r}")
+        if isinstance(given, list):
+            values = {**values, key: _read_items(str(known[key].type), given, f"{where}.{key}")}
     try:
         return kind(**values)
     except TypeError as error:  # a field without a default
         missing = [name for name in known if f"'{name}'" in str(error)]
         raise ConfigError(f"{where}.{missing[0] if missing else '?'} is missing") from error
+
+
+def _read_items(kind: str, given: list[Any], where: str) -> tuple[Any, ...]:
+    """The items of a list by its declared type."""
+    if "Webhook" in kind:
+        return tuple(read_group(Webhook, each, f"{where}[{number}]") for number, each in enumerate(given))
+    for each in given:
+        if not isinstance(each, str):
+            raise ConfigError(f"{where} must be a list of texts, not {each!r}")
+    return tuple(given)
 
 
 def _mapping(value: object, where: str, known: set[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Owns no connection; all calls are made on the proxy's event loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 
@@ -110,6 +110,10 @@ class Gateway:
     def dispatchers(self) -> list[Dispatcher]:
         """Those of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
+
+    def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
+        """Those of an endpoint's variants, in configured order."""
+        return self._dispatchers[endpoint.name]
 
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         """Whose metrics count a request that is refused before its variant is known."""

@@ -14,8 +14,10 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.app import Proxy, admin_url, runtime_url
+from torchmoor.async_parts import make_async_inference
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import check_replaceable, make_tls, reload_tls
 from torchmoor.errors import ConfigError
@@ -66,6 +68,7 @@ class ReplicaFleet:
         self.health = HealthChecker(registry, settings.health, self._on_tick)
         self.operations = Operations()
         self.status = StatusPoller(registry, settings.health, self.operations, self)
+        self.async_inference = make_async_inference(settings, registry, self.totals.variants, None)
         self._statuses: dict[str, Message] = {}  # the last of each instance, for processes to come
         self._settings = settings
         self._uses_counts = uses_counts
@@ -91,6 +94,8 @@ class ReplicaFleet:
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
+            if self.async_inference is not None:
+                await stack.enter_async_context(self.async_inference)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             totals = self.totals
             log = totals.log if self._settings.observe.access_log else None
@@ -105,6 +110,7 @@ class ReplicaFleet:
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
                 token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,

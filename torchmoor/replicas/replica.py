@@ -43,7 +43,8 @@ class Replica:
         self._assignment = assignment
         self._link = link
         self.registry = Registry(settings.endpoints)
-        self._plane = DataPlane(settings, self.registry, self._suspect)
+        # One process works for all: what an instance is sent at a time is counted in one place.
+        self._plane = DataPlane(settings, self.registry, self._suspect, has_async_workers=assignment.row == 0)
         self._counts = SharedCounts(assignment.counts, num_rows=assignment.num_rows, row=assignment.row)
         self._waiting: list[WaitingElsewhere] = []
         self._is_obeying = False  # what changes now is the parent's doing, and need not be told it
