@@ -29,7 +29,7 @@ from torchmoor.many import read_container
 from torchmoor.observe.observing import check_observing
 from torchmoor.reload import Reloader
 from torchmoor.replicas.fleet import make_front
-from torchmoor.up import JOURNAL_URL, SESSION_KEYS, find_gpus, share_gpus
+from torchmoor.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
 
 
 async def run(
@@ -71,7 +71,10 @@ async def run(
         announce(json.dumps(where))
         stopped = asyncio.create_task(stopping.wait())
         if launcher is not None:
-            fleet = await stack.enter_async_context(HostFleet(settings, registry, launcher, proxy, launches, report))
+            pending = find_pending(proxy)
+            fleet = await stack.enter_async_context(
+                HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=pending)
+            )
             starting = asyncio.create_task(fleet.start())
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
             if stopped.done():
