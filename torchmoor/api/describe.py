@@ -21,7 +21,7 @@ def describe_endpoint(endpoint: Endpoint) -> Reply:
     """What there is and what is coming."""
     content = {
         "EndpointName": endpoint.name,
-        "EndpointStatus": "InService" if endpoint.can_serve() else "Failed",
+        "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",
         "ProductionVariants": [_describe(variant) for variant in endpoint.variants],
     }
     return Reply(200, ((b"content-type", b"application/json"),), json.dumps(content).encode())
