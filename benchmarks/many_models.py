@@ -12,6 +12,7 @@ one of them in the middle.
     cold_vs_read               a request that loads its model, and evicts another / reading the file and a forward pass
     memory_vs_process_a_model  the worker's memory, mapped weights and all libraries included, by the 20 models in it,
                                which are 20 files / private memory of a process with one model
+    private_vs_process_a_model the same without page cache, which the kernel may drop, on both sides
     memory_of_one_more         what each of the 20 adds, against the same
     memory_of_200_vs_200       the most that the worker took while it served all 200, against 200 such processes
     wrong                      requests lost, or answered wrongly, in everything above and under the Zipf traffic
@@ -26,6 +27,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,23 @@ from torchmoor.package import package
 
 NUM_MODELS, NUM_RESIDENT, NUM_ALONE = 200, 20, 3
 MODEL_BYTES = 91_000_000
-NUM_WARM, NUM_ARCHIVES, NUM_READS, NUM_UNLOADS = 90, 3, 10, 4  # of a round
+NUM_WARM, NUM_ARCHIVES, NUM_READS, NUM_UNLOADS = 90, 3, 10, 15  # of a round
 RETURN_TIMEOUT_S = 180.0
 MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes: of the worker without a model and with its 20, and of a process with one model.
+
+    private: without pages of files, as the kernel tells it; process: all but what it shares with others.
+    """
+
+    empty: float
+    full: float
+    full_private: float
+    process: float
+    process_private: float
 
 
 class Benchmark:
@@ -61,19 +77,23 @@ class Benchmark:
         self._url = f"http://{self._instance['host']}:{self._instance['port']}/predictions/many"
         self._cold = [f"minilm-{number:03}" for number in range(NUM_MODELS)]
 
-    def measure_memory(self) -> dict[str, float]:
-        """Bytes of the worker without a model and with its 20, and of a process a model; all used in the same way."""
+    def measure_memory(self) -> Memory:
+        """All models are used in the same way."""
         texts = range(len(TEXTS))
         self._load.run([Ask(self._url, "copy-00", 0, text) for text in texts])
         self._operate("unload", "copy-00")
         empty = _memory(self._pids[1], "Rss")
         copies = [f"copy-{number:02}" for number in range(NUM_RESIDENT)]
         self._load.run([Ask(self._url, copy, 0, text) for text in texts for copy in copies])
-        full = _memory(self._pids[1], "Rss")
         self._look()
         self._load.run([Ask(self._alone.url(number), None, 0, text) for text in texts for number in range(NUM_ALONE)])
-        processes = [_memory(pid, "Private_Clean", "Private_Dirty") for pid in self._alone.workers]
-        return {"empty": empty, "full": full, "process": median(processes)}
+        return Memory(
+            empty,
+            _memory(self._pids[1], "Rss"),
+            _memory(self._pids[1], "Anonymous"),
+            median([_memory(pid, "Private_Clean", "Private_Dirty") for pid in self._alone.workers]),
+            median([_memory(pid, "Anonymous") for pid in self._alone.workers]),
+        )
 
     def run_round(self, number: int, num_cold: int) -> None:
         """Every arm once. number: of the round."""
@@ -103,13 +123,13 @@ class Benchmark:
         print(f"{arm}: {cost.cpu_ms:.1f} CPU ms, {cost.wall_ms:.1f} ms")
 
     def _unload(self, names: Sequence[str]) -> None:
-        """What of the memory that a model has touched is the system's when the worker says that it is unloaded."""
+        """What of the memory that models have touched is the system's when the worker says that they are unloaded."""
+        before, cpu, began = _memory(self._pids[1], "Rss"), cpu_of(self._pids), time.perf_counter()
         for name in names:
-            before, cpu, began = _memory(self._pids[1], "Rss"), cpu_of(self._pids), time.perf_counter()
             self._operate("unload", name)
-            wall_ms = 1000 * (time.perf_counter() - began)
-            self.freed.append((before - _memory(self._pids[1], "Rss")) / MB)
-            self.figures["unload"].append(Cost(1000 * (cpu_of(self._pids) - cpu), wall_ms))
+        wall_ms = 1000 * (time.perf_counter() - began) / len(names)
+        self.freed.append((before - _memory(self._pids[1], "Rss")) / len(names))
+        self.figures["unload"].append(Cost(1000 * (cpu_of(self._pids) - cpu) / len(names), wall_ms))
 
     def _look(self) -> None:
         models = self._fleet.status(self._instance)["models"]
@@ -167,16 +187,17 @@ def main() -> None:
             num_right = len([name for name in load.right if name.startswith("minilm-")])
             benchmark.run_zipf(num_zipf)
     rows = [row_of(arm, costs) for arm, costs in benchmark.figures.items()]
-    process, full, empty = memory["process"], memory["full"], memory["empty"]
+    one_more = (memory.full - memory.empty) / NUM_RESIDENT
     ratios = {
         "models": num_right,
         "resident": benchmark.resident,
         "warm_vs_alone": ratio(benchmark, "many, in memory", "alone"),
         "warm_in_turn_vs_alone": ratio(benchmark, "many, three in turn", "alone, three in turn"),
         "cold_vs_read": ratio(benchmark, "cold, folder", "read and pass"),
-        "memory_vs_process_a_model": full / NUM_RESIDENT / process,
-        "memory_of_one_more": (full - empty) / NUM_RESIDENT / process,
-        "memory_of_200_vs_200": benchmark.most_bytes / NUM_MODELS / process,
+        "memory_vs_process_a_model": memory.full / NUM_RESIDENT / memory.process,
+        "private_vs_process_a_model": memory.full_private / NUM_RESIDENT / memory.process_private,
+        "memory_of_one_more": one_more / memory.process,
+        "memory_of_200_vs_200": benchmark.most_bytes / NUM_MODELS / memory.process,
         "wrong": load.wrong,
     }
     print_report(
@@ -186,12 +207,14 @@ def main() -> None:
         save=options.save,
         rounds=options.rounds,
         zipf_requests=num_zipf,
-        process_mb=round(process / MB),
-        empty_worker_mb=round(empty / MB),
-        full_worker_mb=round(full / MB),
+        process_mb=round(memory.process / MB),
+        process_private_mb=round(memory.process_private / MB),
+        empty_worker_mb=round(memory.empty / MB),
+        full_worker_mb=round(memory.full / MB),
+        full_worker_private_mb=round(memory.full_private / MB),
         most_worker_mb=round(benchmark.most_bytes / MB),
-        freed_by_an_unload_mb=round(median(benchmark.freed)),
-        models_a_gb=round(1e9 * NUM_RESIDENT / (full - empty), 1),
+        freed_by_an_unload_mb=round(median(benchmark.freed) / MB),
+        models_a_gb=round(1e9 / one_more, 1),
     )
 
 
