@@ -32,6 +32,7 @@ from torchmoor.settings import (
     LimitSettings,
     ListenSettings,
     MultiModelSettings,
+    ObserveSettings,
     PrefixAwareSettings,
     ProxySettings,
     RecoverySettings,
@@ -75,6 +76,7 @@ _GROUPS = {
     "recovery": RecoverySettings,
     "access": AccessSettings,
     "container": ContainerSettings,
+    "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

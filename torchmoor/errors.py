@@ -11,6 +11,7 @@ TorchmoorError
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
     |   |-- UnexpectedTargetModel
+    |   |-- InferenceIdInUse
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
@@ -22,6 +23,8 @@ TorchmoorError
     |-- ModelNotReady        429, with Retry-After
     |-- InternalFailure      500
     `-- ServiceUnavailable   503, with Retry-After
+        |-- QueueFull            of asynchronous requests
+        `-- QueueUnavailable
 """
 
 from __future__ import annotations
@@ -102,6 +105,13 @@ class UnexpectedTargetModel(ValidationError):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(f"Endpoint {endpoint} is not a multi-model endpoint and does not support target model header.")
+
+
+class InferenceIdInUse(ValidationError):
+    """Another asynchronous request has this inference id, and so the names of its objects."""
+
+    def __init__(self, inference_id: str) -> None:
+        super().__init__(f"InferenceId {inference_id} is in use by another request; choose one that is unique.")
 
 
 class WrongModel(ValidationError):
@@ -196,3 +206,18 @@ class ServiceUnavailable(ApiError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(ServiceUnavailable):
+    """As many asynchronous requests of an endpoint are pending as its queue may hold, or as many bytes of them."""
+
+    def __init__(self, endpoint: str, limit: str) -> None:
+        super().__init__(
+            f"Endpoint {endpoint} has as many asynchronous requests pending as its queue may hold "
+            f"(async_queue.{limit}). Try again later.",
+            retry_after_s=30,
+        )
+
+
+class QueueUnavailable(ServiceUnavailable):
+    """The queue of asynchronous requests cannot be reached, read or written now; the message says why."""

@@ -33,6 +33,7 @@ from torchmoor.settings import (
     LimitSettings,
     ListenSettings,
     MultiModelSettings,
+    ObserveSettings,
     ProxySettings,
     RecoverySettings,
     SessionSettings,
@@ -88,6 +89,7 @@ class Stage:
         listen: ListenSettings = LISTEN,
         access: AccessSettings | None = None,
         credentials: Credentials | None = None,
+        observe: ObserveSettings | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
@@ -109,6 +111,7 @@ class Stage:
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
+            observe=observe or ObserveSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)

@@ -74,7 +74,11 @@ class Api:
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
                 decision = CheckedReply(
-                    request, request.body_check, decision, lambda e: self._error(request, e, request_id)
+                    request,
+                    request.body_check,
+                    decision,
+                    lambda e: self._error(request, e, request_id),
+                    lambda reply: self._gateway.tell(request, request_id, reply),
                 )
         except ApiError as refused:  # by the gate
             decision = self._error(request, refused, request_id)
@@ -83,9 +87,9 @@ class Api:
                 request.body_check.release()
             logger.exception("fault request_id=%s", request_id.decode())
             fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
-            return runtime_error(fault, request_id)
-        if isinstance(decision, Reply) and decision.status >= 400 and logger.isEnabledFor(logging.DEBUG):
-            logger.debug("request refused request_id=%s status=%d", request_id.decode(), decision.status)
+            decision = runtime_error(fault, request_id)
+        if isinstance(decision, Reply):
+            self._gateway.tell(request, request_id, decision)
         return decision
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:

@@ -54,9 +54,9 @@ _OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
 _CLIENT_CODES = frozenset(
     ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
 )
-_NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _CONTENT_TYPE = b"content-type"
-_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
@@ -155,6 +155,7 @@ class RuntimeOperation(Operation):
 class RuntimeInvocation(Invocation):
     """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
 
+    operation_name = "InvokeEndpoint"
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""
@@ -181,8 +182,8 @@ class RuntimeInvocation(Invocation):
         assert self.choice is not None
         places = head.layout.places
         session_line = b""
-        if _NEW_SESSION_ID in places or SESSION_ID in places:
-            session = head.find(_NEW_SESSION_ID) or head.find(SESSION_ID) or b""
+        if NEW_SESSION_ID in places or SESSION_ID in places:
+            session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
             session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
         return (
             status_line,
@@ -224,6 +225,7 @@ class StreamInvocation(RuntimeInvocation):
     Its Accept names the event stream, so what the model is to answer with travels under another name.
     """
 
+    operation_name = "InvokeEndpointWithResponseStream"
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
 
     def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
@@ -241,11 +243,13 @@ class StreamInvocation(RuntimeInvocation):
             *self._lines(_OK, head, _UNTOLD_OF_STREAM),
             b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
         )
-        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder())
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder(), self._on_body)
 
-    def on_first_piece(self) -> None:
+    def _on_body(self) -> None:
         """The time to the first chunk is this operation's own metric."""
-        self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+        now = monotonic()
+        model_s = now - self.sent_at
+        self.metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
 
 
 def _is_text(head: AnswerHead) -> bool:

@@ -69,6 +69,7 @@ class Instance:
     back by it: they can go nowhere else, and the handler refuses what it cannot take.
     session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
     breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
+    elsewhere: how many of the outstanding are other processes' of this host; 0 unless there are several.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
     """
 
@@ -84,6 +85,7 @@ class Instance:
         "capacity",
         "state",
         "outstanding",
+        "elsewhere",
         "session_room",
         "breaker",
         "share",
@@ -116,6 +118,7 @@ class Instance:
         self.capacity = capacity
         self.state = state
         self.outstanding = 0
+        self.elsewhere = 0
         self.session_room: int | None = None
         self.breaker = Breaker(RecoverySettings())
         self.share = 1.0
