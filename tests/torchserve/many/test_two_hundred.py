@@ -141,7 +141,7 @@ def test_memory_of_an_evicted_model_is_free_when_it_is_no_longer_counted(alone: 
         assert find_wrong(alone, asked.result()) == []
 
     assert row["bytes"] > 0.9 * MINILM_BYTES
-    assert loaded.private - after.private > 0.8 * row["bytes"]  # others have come meanwhile, who are mapped
+    assert loaded.private - after.private > 0.65 * row["bytes"]  # others have come meanwhile, each with a little
 
 
 def is_counted(many: ManyFleet, name: str) -> bool:
