@@ -1,6 +1,8 @@
 """TorchServe's own way in many_models.py: one instance, a worker process for each model."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +61,7 @@ def running_process_a_model(checkpoints: Sequence[Path], folder: Path) -> Iterat
             stderr=console,
             cwd=spec.folder / "work",
             env=environment(spec, settings),
+            start_new_session=True,  # of which the JVM and the workers are a part
         )
     try:
         management = f"http://127.0.0.1:{spec.ports[1]}/models"
@@ -67,7 +70,7 @@ def running_process_a_model(checkpoints: Sequence[Path], folder: Path) -> Iterat
         jvm = int(spec.pid_file.read_text())
         yield ProcessAModel(spec.ports[0], jvm, workers)
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=60)
 
 
