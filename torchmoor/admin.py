@@ -19,7 +19,7 @@ from torchmoor.access.exposure import is_loopback
 from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.cross_origin import find_foreign_page
-from torchmoor.dashboard.page import Dashboard, describe_instance
+from torchmoor.dashboard.page import Dashboard, describe_instance, describe_scaling
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
@@ -131,7 +131,7 @@ class AdminServer:
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
-        return web.json_response({"instances": rows})
+        return web.json_response({"instances": rows, "autoscaling": describe_scaling(self._registry)})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.

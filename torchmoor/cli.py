@@ -284,7 +284,7 @@ def up(
         observe=observe,
     )
     try:
-        uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
+        uvloop.run(run_up(options, _report_progress, click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
     except TorchmoorError as error:
@@ -326,11 +326,17 @@ def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_l
         if check:
             click.echo(check_config(config, processes=processes, is_open=no_auth, warn=_report_warning))
             return
-        uvloop.run(run_serve(config, processes=processes, is_open=no_auth, announce=click.echo))
+        uvloop.run(
+            run_serve(config, processes=processes, is_open=no_auth, report=_report_progress, announce=click.echo)
+        )
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _report_progress(line: str) -> None:
+    click.echo(f"torchmoor: {line}", err=True)
 
 
 def _report_warning(line: str) -> None:

@@ -57,7 +57,6 @@ MAX_FILE_BYTES = 1 << 20
 UNUSED_OF_CONFIG = frozenset(("Tags", "KmsKeyId", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation"))
 UNUSED_OF_VARIANT = frozenset(
     (
-        "InitialInstanceCount",  # but where the variant has Autoscaling
         "InstanceType",
         "InstancePools",
         "VariantInstanceProvisionTimeoutInSeconds",
@@ -72,7 +71,9 @@ UNUSED_OF_VARIANT = frozenset(
     )
 )
 _USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncInferenceConfig"))
-_USED_OF_VARIANT = frozenset(("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig"))
+_USED_OF_VARIANT = frozenset(
+    ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
+)
 _GROUPS = {
     "listen": ListenSettings,
     "limits": LimitSettings,
@@ -178,8 +179,7 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
     root = _mapping(content, "the file", _KEYS_OF_FILE)
     entries = _sequence(root.get("Endpoints"), "Endpoints")
     endpoints = tuple(_read_endpoint(entry, f"Endpoints[{number}]") for number, entry in enumerate(entries))
-    if "Autoscaling" in root:
-        endpoints = _with_scaling(endpoints, entries, root["Autoscaling"])
+    endpoints = _with_scaling(endpoints, entries, root.get("Autoscaling"))
     sessions = _mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
     are_journaled = sessions.get("are_journaled", False)
     if not isinstance(are_journaled, bool):
@@ -207,13 +207,20 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
 def _with_scaling(
     endpoints: Sequence[EndpointSettings], entries: Sequence[Mapping[str, Any]], autoscaling: object
 ) -> tuple[EndpointSettings, ...]:
-    """The endpoints with what the group Autoscaling says of their variants. entries: their own, just read."""
+    """The endpoints with what the group Autoscaling says of their variants, if anything. entries: their own, read."""
     counts = {
         (endpoint.name, variant["VariantName"]): variant.get("InitialInstanceCount")
         for endpoint, entry in zip(endpoints, entries, strict=True)
         for variant in entry["EndpointConfig"]["ProductionVariants"]
     }
-    found = read_autoscaling(autoscaling, counts)
+    found = {} if autoscaling is None else read_autoscaling(autoscaling, counts)
+    for (endpoint_name, variant_name), count in counts.items():
+        if count is not None and (endpoint_name, variant_name) not in found:
+            logger.warning(
+                "without effect here, as there is no Autoscaling key=InitialInstanceCount endpoint=%s variant=%s",
+                endpoint_name,
+                variant_name,
+            )
     return tuple(
         replace(
             endpoint,

@@ -106,6 +106,13 @@ class DataPlane:
         for dispatcher in self.gateway.dispatchers():
             dispatcher.on_held = wake
 
+        def on_submitted(endpoint: str) -> None:
+            if not self.registry.get_endpoint(endpoint).has_ready_instance():
+                wake()
+
+        if self.async_inference is not None:
+            self.async_inference.on_submitted = on_submitted
+
     @property
     def num_denied(self) -> dict[str, int]:
         """Requests refused for their credentials, by kind of error."""

@@ -13,7 +13,7 @@ from torchmoor.fleet.autoscaler import Autoscaler, Front, Group, Pending
 from torchmoor.fleet.instance import INSTANCE_NAME
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.operations import Operations
-from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.registry import Registry, name_stem
 from torchmoor.settings import EndpointSettings, ProxySettings
 
 MAX_NAME_CHARS = 63
@@ -110,9 +110,8 @@ def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> l
         for variant in endpoint.variants:
             if variant.scaling is None:
                 continue
-            stem = endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}"
             for number in range(variant.scaling.max_capacity):
-                name = f"{stem}-{number}".lower()
+                name = f"{name_stem(endpoint, variant)}-{number}"
                 if len(name) > MAX_NAME_CHARS or not INSTANCE_NAME.fullmatch(name):
                     raise ConfigError(
                         f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 import urllib.error
@@ -12,13 +13,16 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from botocore.credentials import Credentials as AwsCredentials
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
+from tests.waiting import wait_until
+from torchmoor.chat_progress import Progress
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.scaling_settings import ScalingSettings
-from torchmoor.settings import LateBindingSettings, LimitSettings, VariantSettings
+from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
 
 LONG = ScalingSettings(max_hold_s=20)
 SHORT = ScalingSettings(max_hold_s=0.2)
@@ -208,6 +212,71 @@ def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
     zero.come()
 
     assert status(sock) == 200
+
+
+def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..., Stage]) -> None:
+    """GET /endpoints/NAME, in the form of DescribeEndpoint; `torchmoor chat` tells its user."""
+    zero = Zero(make_stage, credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a" * 20)}))
+    zero.took(7)
+    zero.begin(3)
+    told: list[str] = []
+    url, keys = zero.stage.proxy.runtime_url, AwsCredentials("AKIAEXAMPLE", "a" * 20)
+
+    with Progress(url, "llava", keys, "us-east-1", told.append, patience_s=0.01).waiting():
+        wait_until(lambda: told, "the progress is told")
+
+    assert re.fullmatch(r"a is being started, for \d+ s until now; the last start took 7 s", told[0])
+    assert zero.get("/endpoints/llava") == 403, "not without credentials"
+
+
+def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
+    """Its variants by DescribeEndpoint's names; of an unknown endpoint, what every operation says."""
+    zero = Zero(make_stage)
+    zero.begin()
+
+    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=10) as answer:
+        described = json.load(answer)
+
+    assert described["EndpointStatus"] == "InService"
+    (variant,) = described["ProductionVariants"]
+    assert (variant["VariantName"], variant["CurrentInstanceCount"], variant["DesiredInstanceCount"]) == (
+        "AllTraffic",
+        0,
+        1,
+    )
+    assert variant["VariantStatus"] == [{"Status": "Creating", "StatusMessage": "a is being started"}]
+    assert zero.get("/endpoints/other") == 400
+
+
+def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
+    """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
+    held by weight; and while one variant has an instance, what names none goes there."""
+    variants = (
+        VariantSettings(name="blue", model="llava", scaling=LONG, weight=0),
+        VariantSettings(name="green", model="llava", scaling=LONG),
+    )
+    stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
+    blue, green = stage.proxy.gateway.dispatchers()
+
+    async def drain(is_drained: bool) -> None:
+        (stage.registry.drain if is_drained else stage.registry.resume)("a")
+
+    stage.run(drain(True))
+    for body, session in ((b"1", make_session_id("llava-blue-0")), (b"2", None)):
+        sock = stage.socket()
+        stage.close_later(sock)
+        line = "" if session is None else f"X-Amzn-SageMaker-Session-Id: {session}\r\n"
+        head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 1\r\n\r\n"
+        sock.sendall(head.encode() + body)
+    stage.until(lambda: (blue.num_waiting, green.num_waiting) == (1, 1), "each held by its variant")
+
+    stage.run(drain(False))
+
+    stage.until(lambda: received(stage.a) == [b"1"], "the turn at the instance of blue")
+    assert status(send_raw(stage, b"3")) == 200
+    assert green.num_waiting == 1
+    sock.close()
+    stage.until(lambda: green.num_waiting == 0, "forgotten")
 
 
 def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:

@@ -2,7 +2,8 @@
 
 POST /endpoints/{EndpointName}/invocations
 POST /endpoints/{EndpointName}/invocations-response-stream
-POST /endpoints/{EndpointName}/async-invocations             see torchmoor.api.async_runtime
+POST /endpoints/{EndpointName}/async-invocations     (torchmoor.api.async_runtime)
+GET  /endpoints/{EndpointName}                       (torchmoor.api.describe)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from time import monotonic
 
 from torchmoor.api.async_runtime import AsyncOperation
+from torchmoor.api.describe import LOOKING, describe_endpoint
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import (
     ERROR_HEADER,
@@ -92,7 +94,18 @@ class RuntimeApi:
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         """Who serves requests below /endpoints/."""
         operation = self._operations.get(path)
+        if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
+            return self._describe
         return self._refuse if operation is None or method != b"POST" else operation.invoke
+
+    def _describe(self, request: Request, request_id: bytes) -> Reply:
+        """How an endpoint does."""
+        name = request.path[len(PREFIX) :]
+        try:
+            ENDPOINT_NAME.check(name)
+            return describe_endpoint(self._gateway.get_endpoint(name.decode("ascii")))
+        except ApiError as error:
+            return runtime_error(error, request_id)
 
     def _refuse(self, request: Request, request_id: bytes) -> Reply:
         """Why a path or a method has no operation."""

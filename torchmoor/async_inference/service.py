@@ -66,7 +66,7 @@ class AsyncEndpoint:
 
 
 class AsyncInference:
-    """For as long as the context lasts. wall: epoch seconds."""
+    """For as long as the context lasts. wall: epoch seconds. on_submitted: told of each request's endpoint."""
 
     queue: Queue
     store: ObjectStore
@@ -84,6 +84,7 @@ class AsyncInference:
         self.settings = settings
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.workers: dict[str, Worker] = {}
+        self.on_submitted: Callable[[str], None] = _nobody
         self._parts = parts
         self._wall = wall
         self._client = InstanceClient(connect_timeout_s=connect_timeout_s)
@@ -171,6 +172,7 @@ class AsyncInference:
         worker = self.workers.get(request.endpoint)
         if worker is not None:
             worker.wake()
+        self.on_submitted(request.endpoint)
         return stored
 
     def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
@@ -203,3 +205,7 @@ class AsyncInference:
     async def open_result(self, record: Record) -> Download:
         """The result of a request that has completed. Raises ObjectError."""
         return await self._results.open(record.request.output_location)
+
+
+def _nobody(endpoint: str) -> None:
+    """Nobody starts instances here."""

@@ -34,6 +34,7 @@ from torchmoor.settings import ALL_TRAFFIC
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # between looks that nobody has asked for
+MIN_LOOK_S = 0.02  # between any two, however many requests ask for one
 PENDING_TIMEOUT_S = 1.0  # a queue that is slow to answer must not keep real-time requests waiting
 ASK_TIMEOUT_S = 2.0
 ASK_AGAIN_S = 5.0  # an instance that must stay is not asked for its sessions again before
@@ -199,6 +200,7 @@ class Autoscaler:
                 await self.look()
             except Exception:  # the next look may succeed, and without looks nothing ever starts
                 logger.exception("autoscaler failed")
+            await asyncio.sleep(MIN_LOOK_S)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LOOK_S)
 

@@ -112,10 +112,7 @@ class Launcher:
 
     def check(self, launches: Sequence[Launch]) -> None:
         """Raise LaunchError unless there is an archive for each."""
-        for launch in launches:
-            if not (self._settings.torchserve.model_store / launch.archive).exists():
-                store = self._settings.torchserve.model_store
-                raise LaunchError(f"there is no {launch.archive} in {store}; build it with make archives")
+        check_archives(self._settings.torchserve.model_store, launches)
 
     def begin(self, launch: Launch) -> asyncio.Future[None]:
         """Have an instance run from now on, until `end`; its name is one that does not run.
@@ -312,6 +309,13 @@ class Launcher:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         self._processes.pop(name, None)
+
+
+def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
+    """Raise LaunchError unless there is an archive for each."""
+    for launch in launches:
+        if not (model_store / launch.archive).exists():
+            raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
 
 
 def _remove(folder: Path) -> None:

@@ -73,6 +73,17 @@ class Endpoint:
                 return variant
         return None
 
+    def find_variant_of(self, instance: str) -> Variant | None:
+        """The variant whose instance has, had or would have that name, as far as that is known."""
+        for variant in self.variants:
+            if variant.pool.find(instance) is not None:
+                return variant
+        stem = instance.rpartition("-")[0]
+        for variant in self.variants:
+            if variant.settings.scaling is not None and stem == name_stem(self.settings, variant.settings):
+                return variant
+        return None
+
     def has_ready_instance(self) -> bool:
         """True if at least one instance may be sent new work."""
         return any(instance.is_ready for instance in self.instances)
@@ -86,6 +97,11 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.instances!r}>"
+
+
+def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
+    """What the names of a variant's instances begin with where they are started as they are needed."""
+    return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
 
 
 class Registry:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from torchmoor.config import MAX_FILE_BYTES, Configuration, parse, read_file
 from torchmoor.errors import ConfigError
-from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.scaling_settings import LaunchSettings, ScalingSettings, StepScaling, TargetTracking
 from torchmoor.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 
-DOCS = Path(__file__).parents[3] / "docs" / "routing.md"
+ROOT_DOCS = Path(__file__).parents[3] / "docs"
+DOCS = ROOT_DOCS / "routing.md"
 KEYS = "k1:" + "ab" * 16
 SMALL: dict[str, Any] = {
     "Endpoints": [
@@ -237,6 +238,18 @@ def test_anything_else_is_a_config_error_too(content: object) -> None:
 
 
 RESOURCE = "endpoint/chat/variant/v"
+
+
+def test_autoscaling_example_in_the_docs_says_what_is_the_default() -> None:
+    """Whole, with the published numbers."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT_DOCS / "autoscaling.md").read_text(), re.DOTALL)
+
+    configuration = parse(yaml.safe_load(text), session_keys=KEYS)
+
+    assert configuration.proxy.endpoints[0].variants[0].scaling == ScalingSettings()
+    assert configuration.launch == LaunchSettings()
+
+
 TRACKING = {"TargetValue": 2.0, "ScaleInCooldown": 30, "ScaleOutCooldown": 20}
 STEP = {
     "AdjustmentType": "ChangeInCapacity",

@@ -459,22 +459,29 @@ def test_a_queue_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
     run(scenario())
 
 
-def test_is_woken_at_once() -> None:
+def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A held request does not wait for the next look, and a failed look is not the last one."""
+    monkeypatch.setattr(autoscaler_module, "LOOK_S", 3600.0)
 
     async def scenario() -> None:
         async with making() as world:
+            looks = 0
+
+            def fail_at_first() -> list[Clients]:
+                nonlocal looks
+                looks += 1
+                if looks == 1:
+                    raise ZeroDivisionError
+                return [world.clients]
+
+            world.traffic = fail_at_first  # type: ignore[method-assign]
             running = asyncio.create_task(world.autoscaler.run())
-            await settle()
-            asked = world.traffic
-            world.traffic = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-            world.autoscaler.wake()
-            await settle()
-            world.traffic = asked  # type: ignore[method-assign]
+            while looks < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
             world.clients.num_waiting = 1
             world.autoscaler.wake()
-            await settle()
-            assert world.running == ["llava-0"]
+            while world.running != ["llava-0"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
             running.cancel()
 
     run(scenario())
