@@ -13,7 +13,8 @@ from tests.proxy.fake_instance import Behaviour, Received, Wire
 from torchmoor.clients.errors import ModelStreamError, StreamCut
 from torchmoor.clients.events import payload_parts, read_event_stream
 
-LINES = '{"token": {"id": 1, "text": "größer "}}\n{"token": {"id": 2, "text": "€"}, "generated_text": "größer €"}\n'.encode()
+FIRST = '{"token": {"id": 1, "text": "größer "}}\n'.encode()
+LINES = FIRST + '{"token": {"id": 2, "text": "€"}, "generated_text": "größer €"}\n'.encode()
 
 
 def writing(*chunks: bytes, is_whole: bool = True) -> Behaviour:
@@ -81,7 +82,7 @@ def test_whoever_stops_reading_ends_the_request(stage: Stage) -> None:
 
     pieces = read_event_stream(body(stage))
     assert next(pieces).text == "größer "
-    pieces.close()  # type: ignore[attr-defined]
+    pieces.close()
     stage.until(lambda: len(left) == 1, "the instance sees that the client left")
     assert [piece.text for piece in read_event_stream(body(stage), ["ßer"])] == ["grö"]
     stage.until(lambda: len(left) == 2, "the instance sees that the client left")

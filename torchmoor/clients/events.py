@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from torchmoor.clients.streams import read_stream
 ERROR_CODES = ("ModelInvocationTimeExceeded", "StreamBroken")  # botocore drops them, so messages name them
 
 
-def read_event_stream(events: Iterable[Mapping[str, Any]], stop: Sequence[str] = ()) -> Iterator[Piece]:
+def read_event_stream(events: Iterable[Mapping[str, Any]], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
     """The pieces of the answer in `response["Body"]`, which is closed at the end.
 
     Raises StreamError; `received` is the text so far.
@@ -42,6 +42,16 @@ def payload_parts(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     finally:
         with suppress(HTTPError, OSError):
             getattr(events, "close", lambda: None)()
+
+
+def abort(events: Any) -> None:
+    """End a stream that another thread is reading, which sees the end of its connection. Any thread.
+
+    Closing alone would not wake a thread that waits for the network.
+    """
+    raw = getattr(events, "_raw_stream", None)  # urllib3's response, which boto3 does not give away
+    with suppress(AttributeError, ValueError, RuntimeError, HTTPError, OSError):  # it is over already
+        raw.shutdown()  # type: ignore[union-attr]
 
 
 def _model_stream_error(code: str, message: str) -> ModelStreamError:

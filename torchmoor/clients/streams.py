@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from torchmoor.clients.errors import StreamCut, StreamError, UnreadableStream
@@ -27,7 +27,7 @@ _DONE = "[DONE]"
 _FIELDS = ("event", "id", "retry")  # of server-sent events, which no dialect needs
 
 
-def read_stream(chunks: Iterable[bytes], stop: Sequence[str] = ()) -> Iterator[Piece]:
+def read_stream(chunks: Iterable[bytes], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
     """The pieces of an answer, each as soon as its bytes are here. Closes `chunks` (if it can be) at the end, also when
     the caller stops reading, so that the model stops too.
 
