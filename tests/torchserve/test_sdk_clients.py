@@ -55,7 +55,7 @@ def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
     assert "was closed" in told["after"]
     assert told["model_error"].startswith("ModelError: Received client error (400) from primary")
     for call, member in (
-        ("target_model", "TargetModel"),
+        ("target_model", "target model"),
         ("variant", "Variant Other"),
         ("component", "InferenceComponentName"),
         ("hostname", "TargetContainerHostname"),

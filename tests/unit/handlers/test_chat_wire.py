@@ -11,7 +11,7 @@ from handlers.chat.dialects import parse
 from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
 from handlers.chat.wire import AddImages, Ask, Caller, CloseSession, Incoming, OpenSession, Status
-from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch
+from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch, UnsupportedMedia
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"
@@ -409,3 +409,10 @@ def test_wrong_parameters_are_named(name: str, value: Any) -> None:
 def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool) -> None:
     """A sampling setting turns sampling on; temperature 0 and do_sample false turn it off."""
     assert parse_parameters(given).is_sampling is is_sampling
+
+
+@pytest.mark.parametrize("content_type", ["video/mp4", "Audio/WAV; q=1"])
+def test_videos_and_sounds_are_refused_as_such(content_type: str) -> None:
+    """By the Content-Type, whatever the body is, in the words that a caller looks for."""
+    with pytest.raises(UnsupportedMedia, match=r"(video|audio) is not supported"):
+        parse(Incoming({"content-type": content_type, SESSION: "NEW_SESSION"}, b"\x00\x01"))
