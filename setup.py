@@ -30,9 +30,13 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
-    package_data={"torchmoor.fleet": ["log4j2.xml"], "torchmoor": ["py.typed"]},
+    package_data={
+        "torchmoor": ["py.typed"],
+        "torchmoor.dashboard": ["*.html", "*.css", "*.js"],
+        "torchmoor.fleet": ["log4j2.xml"],
+    },
     install_requires=GROUPS["proxy"],
-    extras_require={name: GROUPS[name] for name in ("handlers", "dev", "langchain")},
+    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "dev", "langchain")},
     entry_points={"console_scripts": ["torchmoor = torchmoor.cli:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -17,6 +17,7 @@ from routing_simulation import Run, service_time
 from torchmoor.app import Proxy
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
+from torchmoor.replicas.fleet import ReplicaFleet
 from torchmoor.settings import (
     EndpointSettings,
     HealthSettings,
@@ -27,6 +28,7 @@ from torchmoor.settings import (
 )
 
 ARMS = ("random", "least_outstanding", "late_binding")
+FLEETS = {"1": (1, True), "2": (2, True), "4": (4, True), "2 apart": (2, False), "4 apart": (4, False)}
 UNBOUNDED = 10_000  # the instance's own queue takes what the router sends
 WARM_UP_S = 2.0
 
@@ -101,8 +103,11 @@ def serve_instances(num_instances: int, pipe: Connection) -> None:
     uvloop.run(serve())
 
 
-def serve_proxy(rows: Sequence[Row], ports: Sequence[int], pipe: Connection) -> None:
-    """A process with the proxy: an endpoint for each row and arm, a row's over the same instances; tells its port."""
+def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, uses_counts: bool, pipe: Connection) -> None:
+    """The proxy: an endpoint for each row and arm, a row's over the same instances; tells its port.
+
+    uses_counts: whether its processes know each other's counts.
+    """
 
     async def serve() -> None:
         endpoints, instances = [], []
@@ -134,14 +139,15 @@ def serve_proxy(rows: Sequence[Row], ports: Sequence[int], pipe: Connection) -> 
                 ]
         settings = ProxySettings(
             endpoints=tuple(endpoints),
-            listen=ListenSettings(port=0, admin_port=0),
+            listen=ListenSettings(port=0, admin_port=0, processes=processes),
             # Seldom: the instances are many names of few ports, and always there.
             health=HealthSettings(ready_interval_s=600, status_interval_s=3600),
         )
         registry = Registry(settings.endpoints)
         for instance in instances:
             registry.add(instance)
-        async with Proxy(settings, registry, rng=Random(5)) as proxy:
+        fleet = ReplicaFleet(settings, registry, uses_counts=uses_counts)
+        async with Proxy(settings, registry, rng=Random(5)) if processes == 1 else fleet as proxy:
             pipe.send(proxy.port)
             await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
 
@@ -168,8 +174,8 @@ def undisturbed() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def stage(rows: Sequence[Row]) -> Iterator[int]:
-    """Instances and proxy for these rows; the proxy's port."""
+def stage(rows: Sequence[Row]) -> Iterator[dict[str, int]]:
+    """Instances for these rows, and proxies before them; the ports of these, by the names in FLEETS."""
     context = get_context("spawn")
     with contextlib.ExitStack() as stack:
 
@@ -184,13 +190,21 @@ def stage(rows: Sequence[Row]) -> Iterator[int]:
             return here.recv()
 
         ports = start(serve_instances, sum(row.instances for row in rows))
-        port = start(serve_proxy, list(rows), ports)
-        assert isinstance(port, int)
-        yield port
+        found = {}
+        for name, how in FLEETS.items():
+            port = start(serve_proxy, list(rows), ports, *how)
+            assert isinstance(port, int)
+            found[name] = port
+        yield found
 
 
-def ask(port: int, rows: Sequence[Row], arm: str, *, seed: int, duration_s: float) -> dict[Row, Run]:
-    """All users of these rows at once, against one arm; the same users ask the same in every arm."""
+def ask(
+    port: int, rows: Sequence[Row], arm: str, *, seed: int, duration_s: float, is_roaming: bool = False
+) -> dict[Row, Run]:
+    """All users of these rows at once, against one arm; the same users ask the same in every arm.
+
+    is_roaming: each request comes on a connection of its own, so that any process may get it.
+    """
 
     async def run() -> dict[Row, Run]:
         loop = asyncio.get_running_loop()
@@ -215,6 +229,9 @@ def ask(port: int, rows: Sequence[Row], arm: str, *, seed: int, duration_s: floa
                     await reader.readexactly(len(body))
                     if begin <= loop.time() < begin + duration_s:
                         found[row].append(perf_counter() - began)
+                    if is_roaming:
+                        writer.close()
+                        reader, writer = await asyncio.open_connection("127.0.0.1", port)
             finally:
                 writer.close()
 

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 OPERATION = "x-torchmoor-operation"
 REQUEST_ID = "x-torchmoor-request-id"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+MAX_ID = 64  # characters of an id that are kept
 TIMEOUT_MS = "x-torchmoor-timeout-ms"
 MAX_CANCELLED = 1000  # ids in one cancel operation
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they came
@@ -97,7 +99,10 @@ class Pump:
 
     def _forget_all_but(self, request_ids: set[str]) -> None:
         for request_id in self._replies.keys() - request_ids:
-            _cancel(self._replies.pop(request_id))
+            reply = self._replies.pop(request_id)
+            _cancel(reply)
+            if reply.error is not None:
+                _log_failure(reply, reply.error)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -113,6 +118,8 @@ class Pump:
         reply = self._replies[request_id] = Reply(self._wake)
         try:
             incoming = read_row(rows[index], context.get_all_request_header(index))
+            reply.request_id = _id(incoming.headers.get(REQUEST_ID, ""))
+            reply.inference_id = _id(incoming.headers.get(INFERENCE_ID, ""))
             operation = incoming.headers.get(OPERATION)
             self._num_operations += bool(operation)
             if operation == "cancel":
@@ -123,7 +130,6 @@ class Pump:
                 limit = self._settings.max_in_flight
                 raise Overloaded(f"{limit} requests are in flight already; try again later")
             reply.shorten_deadline(self._clock() + read_timeout_s(incoming.headers))
-            reply.request_id = incoming.headers.get(REQUEST_ID, "")
             if reply.request_id and self._early.pop(reply.request_id, 0.0) > self._clock():
                 reply.cancel()
             else:
@@ -131,7 +137,7 @@ class Pump:
         except HandlerError as error:
             reply.fail(error)
         except Exception:
-            logger.exception("request could not be started")
+            logger.exception("request could not be started %s", reply.ids)
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _cancel_all(self, wanted: set[str]) -> int:
@@ -182,6 +188,8 @@ class Pump:
         self._put(index, bodies, context, said)
         if is_over:
             self._replies.pop(request_id, None)
+            if reply is not None and reply.error is not None:
+                _log_failure(reply, reply.error)
 
     def _put(self, index: int, bodies: list[bytes], context: Any, said: Whole | Pieces) -> None:
         for name, value in (said.headers or {}).items():
@@ -226,6 +234,17 @@ def read_cancelled(body: Any) -> set[str]:
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
         raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
     return set(ids)
+
+
+def _id(text: str) -> str:
+    """An id as it may stand in a log: of one line, whoever sent it."""
+    return "".join(letter for letter in text[:MAX_ID] if letter.isprintable())
+
+
+def _log_failure(reply: Reply, error: HandlerError) -> None:
+    """One line for each request that was not served, by the ids that the proxy's access log has."""
+    level = logging.WARNING if error.status >= 500 else logging.DEBUG
+    logger.log(level, "request failed %s code=%s status=%d", reply.ids, error.code, error.status)
 
 
 def _cancel(reply: Reply) -> None:

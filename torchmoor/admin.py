@@ -6,26 +6,32 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from torchmoor.access.exposure import is_loopback
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.cross_origin import find_foreign_page
+from torchmoor.dashboard.page import Dashboard, describe_instance
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
+from torchmoor.host_metrics import HostCollector
 from torchmoor.metrics import MetricsCollector
 
 HEALTH = "/healthz"
 
 
 class AdminServer:
-    """Serves GET /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /instances/NAME/resume,
-    and what may be done to models (torchmoor.admin_models).
+    """Serves GET / (the dashboard), /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /resume,
+    what may be done to models (torchmoor.admin_models), and asynchronous requests (torchmoor.admin_async).
 
     With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
     which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
@@ -37,28 +43,42 @@ class AdminServer:
         collector: MetricsCollector,
         scraper: MetricsScraper,
         models: ModelsAdmin,
+        dashboard: Dashboard,
         host: str,
         port: int,
         *,
+        async_admin: AsyncAdmin | None = None,
         token: str = "",
+        refresh: Callable[[], Awaitable[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """async_admin: None if no endpoint takes asynchronous requests.
+
+        refresh: brings what is shown up to date, where that takes asking other processes.
+        """
         self.port = port
         self._registry = registry
         self._scraper = scraper
         self._metrics = CollectorRegistry(auto_describe=False)
         self._metrics.register(collector)
         self._metrics.register(models.collector)
+        self._metrics.register(HostCollector())
+        ProcessCollector(registry=self._metrics)
         self._host = host
         self._token = token.encode()
+        self._refresh = refresh
         self._tls = tls
-        app = web.Application(middlewares=[self._check_token] if token else [])
+        app = web.Application(middlewares=[self._check_token if token else self._check_host])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
         models.add_to(app.router)
+        dashboard.add_to(app.router)
+        if async_admin is not None:
+            self._metrics.register(async_admin.collector)
+            async_admin.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> AdminServer:
@@ -79,41 +99,38 @@ class AdminServer:
             raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="torchmoor", charset="UTF-8"'})
         return await handler(request)
 
+    @web.middleware
+    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Without a token only this machine's own names lead here.
+
+        A page of elsewhere can have its name lead to a loopback address, and would then be of the same origin.
+        """
+        host = request.headers.get("Host")
+        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            is_own = host is None or is_loopback(name)  # every browser names one
+        except ConfigError:
+            is_own = False
+        if not is_own:
+            raise web.HTTPForbidden(text=f"The admin plane is not called {name!r}: use its address.")
+        return await handler(request)
+
     async def _healthz(self, request: web.Request) -> web.Response:
-        """200 while every endpoint has a ready instance."""
-        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.has_ready_instance()]
+        """200 while every endpoint has a ready instance, or starts one when a request comes."""
+        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
         return web.json_response(
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         """The proxy's own numbers, then the instances'."""
+        await self._refresh()
         body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
-        rows = [
-            {
-                "name": instance.name,
-                "endpoint": instance.endpoint,
-                "variant": instance.variant,
-                "model": instance.model,
-                "host": instance.host,
-                "port": instance.port,
-                "management_port": instance.management_port,
-                "metrics_port": instance.metrics_port,
-                "state": instance.state.value,
-                "is_drained": self._registry.is_drained(instance.name),
-                "outstanding": instance.outstanding,
-                "capacity": instance.capacity,
-                "session_room": instance.session_room,
-                "breaker": instance.breaker.state.value,
-                "failures_in_a_row": instance.breaker.num_failures,
-                "share": round(instance.share, 3),
-                "idle_connections": len(instance.idle),
-            }
-            for instance in self._registry.instances()
-        ]
+        await self._refresh()
+        rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
         return web.json_response({"instances": rows})
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -121,13 +138,13 @@ class AdminServer:
 
         In whatever state it is, and also after it was started again, until a resume.
         """
-        return self._move(request, self._registry.drain, is_end=False)
+        return await self._move(request, self._registry.drain, is_end=False)
 
     async def _resume(self, request: web.Request) -> web.Response:
         """End a drain: an instance that is well gets work again."""
-        return self._move(request, self._registry.resume, is_end=True)
+        return await self._move(request, self._registry.resume, is_end=True)
 
-    def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
+    async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
         """Drain or resume an instance; answers with its state and with how many requests it still works on."""
         origin = find_foreign_page(request)
         if origin is not None:
@@ -139,6 +156,7 @@ class AdminServer:
         if is_end and not self._registry.is_drained(name):
             return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
         move(name)
+        await self._refresh()
         return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
 
 

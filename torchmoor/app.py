@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
 from types import TracebackType
 
-from torchmoor.access.gate import Gate
-from torchmoor.access.tls import Tls
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
-from torchmoor.api.application import Api
-from torchmoor.api.cancellation import Cancellations
-from torchmoor.api.gateway import Gateway
-from torchmoor.errors import ConfigError
+from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.dashboard.page import Dashboard
+from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.operations import Operations
-from torchmoor.fleet.recovery import Recovery
+from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
-from torchmoor.http.client import ClientLimits
-from torchmoor.http.delivery import ExchangeMeans
-from torchmoor.http.errand import Errands
-from torchmoor.http.outgoing import ReplayBudget
-from torchmoor.http.server import HttpServer
-from torchmoor.http.sweeper import Sweeper
-from torchmoor.http.upstream import Connector
 from torchmoor.metrics import MetricsCollector
 from torchmoor.model_metrics import ModelMetricsCollector
-from torchmoor.settings import Credentials, ProxySettings
+from torchmoor.settings import Credentials, ListenSettings, ProxySettings
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 5.0
-ERRAND_GRACE_S = 1.0
 
-
-class Proxy:
-    """Both planes, for as long as the context lasts.
+class Proxy(DataPlane):
+    """Both planes in one process, for as long as the context lasts.
 
     async with Proxy(settings, registry) as proxy:
         ...  # proxy.port, proxy.admin_port
@@ -58,75 +42,47 @@ class Proxy:
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """wall: seconds since 1970, which signatures are dated by. Raises ConfigError if a certificate is no good."""
-        limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
-        self.registry = registry
-        self.port = listen.port
-        self.admin_port = listen.admin_port
-        self.sweeper = Sweeper(timeouts.sweep_interval_s)
-        self.budget = ReplayBudget(
-            max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
-        )
-        connector = Connector(
-            self.sweeper,
-            connect_timeout_s=timeouts.connect_timeout_s,
-            idle_timeout_s=timeouts.pool_idle_timeout_s,
-            max_header_bytes=4 * limits.max_header_bytes,
-        )
-        self.operations = Operations()
-        self.recovery = Recovery(registry, settings.recovery)
+        super().__init__(settings, registry, self._suspect, rng=rng, wall=wall)
+        self.admin_port = settings.listen.admin_port
+        self.admin_tls = make_tls(settings.listen.admin_tls_certificate, settings.listen.admin_tls_key)
         self.health = HealthChecker(registry, settings.health, self.recovery.tick)
-        self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(
-            settings, registry, rng or Random(), Cancellations(self.errands), self.recovery, self.health.suspect
-        )
-        means = ExchangeMeans(
-            connector=connector,
-            budget=self.budget,
-            body_timeout_s=limits.body_timeout_s,
-            max_error_body_bytes=limits.max_error_body_bytes,
-        )
-        client_limits = ClientLimits(
-            max_header_bytes=limits.max_header_bytes,
-            max_connections=limits.max_connections,
-            header_timeout_s=limits.header_timeout_s,
-            body_timeout_s=limits.body_timeout_s,
-            keep_alive_timeout_s=limits.keep_alive_timeout_s,
-        )
-        self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
-        self.tls = _make_tls(listen.tls_certificate, listen.tls_key)
-        self.admin_tls = _make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
-        self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
         self.status = StatusPoller(registry, settings.health, self.operations)
         self._settings = settings
         self._stack = AsyncExitStack()
-        registry.listen(self._on_change)
+
+    def _suspect(self, instance: Instance) -> None:
+        self.health.suspect(instance)
 
     async def __aenter__(self) -> Proxy:
         listen = self._settings.listen
         async with AsyncExitStack() as stack:
-            self.sweeper.start()
-            stack.callback(self.sweeper.stop)
-            stack.callback(self._close_idle)
-            stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
+            await self.start(stack)
             await stack.enter_async_context(self.health)
-            await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
-            denied = {} if self.gate is None else self.gate.num_denied
-            collector = MetricsCollector(self.registry, self.gateway.dispatchers(), denied)
+            dispatchers = self.gateway.dispatchers()
+            log = None if self.observer is None else self.observer.log
+            collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
+            dashboard = await stack.enter_async_context(
+                Dashboard(self.registry, self.operations, dispatchers, self.refresh)
+            )
             token = self._settings.credentials.admin_token
-            models = ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(self.gateway.dispatchers()))
-            tls = None if self.admin_tls is None else self.admin_tls.context
             admin = AdminServer(
-                self.registry, collector, scraper, models, listen.admin_host, listen.admin_port, token=token, tls=tls
+                self.registry,
+                collector,
+                scraper,
+                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(dispatchers)),
+                dashboard,
+                listen.admin_host,
+                listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
+                token=token,
+                tls=None if self.admin_tls is None else self.admin_tls.context,
+                refresh=self.refresh,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
-            self.port = await self.server.start(
-                listen.host, listen.port, None if self.tls is None else self.tls.context
-            )
-            stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
+            await self.listen(stack, port=listen.port)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
         return self
@@ -137,55 +93,56 @@ class Proxy:
         await self._stack.aclose()
         logger.info("proxy stopped")
 
-    def _on_change(self, instance: Instance) -> None:
-        """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.
+    # Front, for torchmoor.reload
 
-        Soon, and not now: an exchange may be what has found it out.
-        """
-        if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
-            asyncio.get_running_loop().call_soon(self._give_up, instance)
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        check_replaceable(self._settings.credentials, credentials)
+        self.take_credentials(credentials)
 
-    def _give_up(self, instance: Instance) -> None:
-        for connection in list(self.server.connections):
-            if connection.exchange is not None:
-                connection.exchange.on_target_down(instance)
+    def reload_tls(self) -> None:
+        """Take renewed certificates for the connections to come; if one is no good, the old one stays."""
+        super().reload_tls()
+        if self.admin_tls is not None:
+            reload_tls(self.admin_tls)
+
+    def on_hangup(self) -> None:
+        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        self.reload_tls()
+        self.reopen_log()
+
+    def is_idle(self, instance: Instance) -> bool:
+        """True if an instance that drains has nothing to do any more."""
+        return not instance.outstanding
+
+    # Front, for torchmoor.fleet.autoscaler
+
+    async def refresh(self) -> None:
+        """All that is counted is counted in this process."""
+
+    def traffic(self) -> list[Dispatcher]:
+        """What the clients of each variant do."""
+        return self.gateway.dispatchers()
 
     @property
     def runtime_url(self) -> str:
         """Where the data plane listens."""
-        return _url("http" if self.tls is None else "https", self._settings.listen.host, self.port)
+        return runtime_url(self._settings.listen, self.port)
 
     @property
     def admin_url(self) -> str:
         """Where the admin plane listens."""
-        return _url("http" if self.admin_tls is None else "https", self._settings.listen.admin_host, self.admin_port)
-
-    def reload_credentials(self, credentials: Credentials) -> None:
-        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
-        old = self._settings.credentials
-        if credentials.guards_data != old.guards_data or credentials.admin_token != old.admin_token:
-            raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
-        if self.gate is not None:
-            self.gate.take(credentials)
-
-    def reload_tls(self) -> None:
-        """Take renewed certificates for the connections to come; if one is no good, the old one stays."""
-        for tls in (self.tls, self.admin_tls):
-            if tls is not None:
-                try:
-                    tls.reload()
-                    logger.info("certificate read again")
-                except ConfigError as error:
-                    logger.error("the old certificate stays in use: %s", error)
-
-    def _close_idle(self) -> None:
-        for instance in self.registry.instances():
-            instance.close_idle()
+        return admin_url(self._settings.listen, self.admin_port)
 
 
-def _make_tls(certificate: str, key: str) -> Tls | None:
-    """Raises ConfigError if the two are no good."""
-    return Tls(Path(certificate), Path(key)) if certificate else None
+def runtime_url(listen: ListenSettings, port: int) -> str:
+    """The data plane's address."""
+    return _url("https" if listen.tls_certificate else "http", listen.host, port)
+
+
+def admin_url(listen: ListenSettings, port: int) -> str:
+    """The admin plane's address."""
+    return _url("https" if listen.admin_tls_certificate else "http", listen.admin_host, port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

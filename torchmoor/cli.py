@@ -14,9 +14,10 @@ from torchmoor.chat import run as run_chat
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.package import package as make_package
+from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
 from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
 from torchmoor.up import run as run_up
 
@@ -42,10 +43,44 @@ def main() -> None:
 )
 @click.option(
     "--instances",
-    default=1,
-    show_default=True,
+    type=click.IntRange(0, 64),
+    help="TorchServe instances of each endpoint; where their number changes, at the start "
+    "(default: --min-instances, or 1).",
+)
+@click.option(
+    "--min-instances",
+    type=click.IntRange(0, 64),
+    help="Go down to this number when there is nothing to do, and up again when there is; 0 is allowed "
+    "(docs/autoscaling.md).",
+)
+@click.option(
+    "--max-instances",
     type=click.IntRange(1, 64),
-    help="TorchServe instances of each endpoint.",
+    help="Go up to this number when there is much to do (default: --instances, or 1).",
+)
+@click.option(
+    "--backlog-per-instance",
+    default=TargetTracking().target,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="REQUESTS",
+    help="That wait or run; with more, there shall be more instances.",
+)
+@click.option(
+    "--scale-in-cooldown",
+    default=TargetTracking().scale_in_cooldown_s,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="For how long fewer instances must have been enough before one goes.",
+)
+@click.option(
+    "--max-hold",
+    default=ScalingSettings().max_hold_s,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long a request that finds no instance waits for one to start.",
 )
 @click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
 @click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
@@ -115,10 +150,28 @@ def main() -> None:
     metavar="SECONDS",
     help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
 )
+@click.option(
+    "--processes",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Proxy processes that share the port; one carries about 30,000 requests a second.",
+)
+@click.option(
+    "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."
+)
+@click.option(
+    "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
+)
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
-    instances: int,
+    instances: int | None,
+    min_instances: int | None,
+    max_instances: int | None,
+    backlog_per_instance: float,
+    scale_in_cooldown: float,
+    max_hold: float,
     port: int,
     admin_port: int,
     host: str,
@@ -136,6 +189,9 @@ def up(
     late_binding: bool,
     allow_image_host: tuple[str, ...],
     start_timeout: float,
+    processes: int,
+    access_log: str,
+    traces_url: str,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -147,6 +203,7 @@ def up(
       torchmoor up --instances 2
       torchmoor up --endpoint llava --endpoint llm
       torchmoor up --endpoint many --models ./models
+      torchmoor up --min-instances 0 --max-instances 2    none while nobody asks anything
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
       torchmoor up --capacity 8 --late-binding    one queue before all instances
@@ -160,6 +217,9 @@ def up(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
+        scaling = _make_scaling(
+            instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold
+        )
         listen = ListenSettings(
             host=host,
             port=port,
@@ -167,12 +227,15 @@ def up(
             admin_port=admin_port,
             tls_certificate=tls_cert,
             tls_key=tls_key,
+            processes=processes,
         )
+        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
     options = UpOptions(
         endpoints=endpoints,
-        num_instances=instances,
+        num_instances=1 if instances is None else instances,
+        scaling=scaling,
         listen=listen,
         keys_file=keys_file,
         model_store=(model_store or _default_store()).resolve(),
@@ -185,6 +248,7 @@ def up(
         start_timeout_s=start_timeout,
         is_open=no_auth,
         models=models,
+        observe=observe,
     )
     try:
         uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
@@ -203,9 +267,12 @@ def up(
     help="Endpoints, instances and settings; docs/routing.md has an example.",
 )
 @click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
+@click.option(
+    "--processes", type=click.IntRange(1, 64), help="Proxy processes that share the port (default: what the file says)."
+)
 @click.option("--check", is_flag=True, help="Say whether the file and all that it names can be served, and end.")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
+def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_level: str) -> None:
     """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
 
     One line of JSON on standard output says where it listens. Session ids are verified with the keys in
@@ -214,6 +281,7 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
     \b
     Examples:
       torchmoor serve --config torchmoor.yaml
+      torchmoor serve --config torchmoor.yaml --processes 4
       torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
     """
     import uvloop
@@ -223,9 +291,9 @@ def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
     )
     try:
         if check:
-            click.echo(check_config(config, is_open=no_auth, warn=_report_warning))
+            click.echo(check_config(config, processes=processes, is_open=no_auth, warn=_report_warning))
             return
-        uvloop.run(run_serve(config, is_open=no_auth, announce=click.echo))
+        uvloop.run(run_serve(config, processes=processes, is_open=no_auth, announce=click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
     except TorchmoorError as error:
@@ -271,6 +339,30 @@ def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
     for name in made.left_out:
         click.echo(f"torchmoor: left out {name}", err=True)
     click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
+
+
+def _make_scaling(
+    initial: int | None, least: int | None, most: int | None, target: float, scale_in_s: float, max_hold_s: float
+) -> ScalingSettings | None:
+    """The limits and policies for `up`; None if the number of instances stays. Raises ConfigError."""
+    if least is None and most is None:
+        if initial == 0:
+            raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
+        return None
+    if least is None:
+        least = 1 if initial is None else min(1, initial)
+    return ScalingSettings(
+        min_capacity=least,
+        max_capacity=max(1, least, initial or 0) if most is None else most,
+        initial_count=least if initial is None else initial,
+        tracking=TargetTracking(
+            target=target,
+            scale_in_cooldown_s=scale_in_s,
+            scale_out_cooldown_s=min(scale_in_s, TargetTracking().scale_out_cooldown_s),
+        ),
+        step=StepScaling(cooldown_s=min(scale_in_s, StepScaling().cooldown_s)),
+        max_hold_s=max_hold_s,
+    )
 
 
 def _default_store() -> Path:

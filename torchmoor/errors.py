@@ -4,6 +4,8 @@ TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
 |-- LaunchError          an instance cannot be started; the message says what to do
 |-- UnknownInstance      no instance of that name
+|-- NotDelivered         a notice of an asynchronous request's end was not taken
+|-- ObjectError          of asynchronous inference; its tree is in async_inference/object_store.py
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
     |-- ValidationError      400
@@ -11,6 +13,7 @@ TorchmoorError
     |   |-- UnknownVariant
     |   |-- MissingTargetModel
     |   |-- UnexpectedTargetModel
+    |   |-- InferenceIdInUse
     |   `-- WrongModel       OpenAI's `model` names no endpoint
     |       `-- UnknownModel     404
     |-- AccessDenied         403; 401 to OpenAI's clients
@@ -22,6 +25,8 @@ TorchmoorError
     |-- ModelNotReady        429, with Retry-After
     |-- InternalFailure      500
     `-- ServiceUnavailable   503, with Retry-After
+        |-- QueueFull            of asynchronous requests
+        `-- QueueUnavailable
 """
 
 from __future__ import annotations
@@ -45,6 +50,14 @@ class LaunchError(TorchmoorError):
 
 class UnknownInstance(TorchmoorError):
     """No instance of that name is registered."""
+
+
+class NotDelivered(TorchmoorError):
+    """A notice was not taken. is_permanent: whoever refused it will do so again."""
+
+    def __init__(self, message: str, *, is_permanent: bool = False) -> None:
+        super().__init__(message)
+        self.is_permanent = is_permanent
 
 
 class ApiError(TorchmoorError):
@@ -102,6 +115,13 @@ class UnexpectedTargetModel(ValidationError):
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(f"Endpoint {endpoint} is not a multi-model endpoint and does not support target model header.")
+
+
+class InferenceIdInUse(ValidationError):
+    """Another asynchronous request has this inference id, and so the names of its objects."""
+
+    def __init__(self, inference_id: str) -> None:
+        super().__init__(f"InferenceId {inference_id} is in use by another request; choose one that is unique.")
 
 
 class WrongModel(ValidationError):
@@ -196,3 +216,18 @@ class ServiceUnavailable(ApiError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueueFull(ServiceUnavailable):
+    """As many asynchronous requests of an endpoint are pending as its queue may hold, or as many bytes of them."""
+
+    def __init__(self, endpoint: str, limit: str) -> None:
+        super().__init__(
+            f"Endpoint {endpoint} has as many asynchronous requests pending as its queue may hold "
+            f"(async_queue.{limit}). Try again later.",
+            retry_after_s=30,
+        )
+
+
+class QueueUnavailable(ServiceUnavailable):
+    """The queue of asynchronous requests cannot be reached, read or written now; the message says why."""

@@ -35,6 +35,10 @@ class Front(Protocol):
         """Take a renewed certificate for the connections to come."""
         ...
 
+    def is_idle(self, instance: Instance) -> bool:
+        """True if an instance that drains has nothing to do any more."""
+        ...
+
 
 class Reloader:
     """Compares what a file says now with what it said before, and applies the difference.
@@ -113,7 +117,7 @@ class Reloader:
             self._timer = None
         for name, successor in list(self._leaving.items()):
             instance = self._registry.find(name)
-            if instance is None or not instance.outstanding:
+            if instance is None or self._front.is_idle(instance):
                 del self._leaving[name]
                 if instance is not None:
                     self._registry.dismiss(name)

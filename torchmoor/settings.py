@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
+from torchmoor.scaling_settings import ScalingSettings
 
 ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE")
 ALL_TRAFFIC = "AllTraffic"
@@ -47,11 +50,13 @@ class ListenSettings:
     tls_key: str = ""  # PEM file without a password
     admin_tls_certificate: str = ""  # the admin plane's own; "": it is plain HTTP
     admin_tls_key: str = ""
+    processes: int = 1  # that share the data plane's port; one carries about 30,000 requests a second
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"listen.{name} must be from 0 to 65535, not {getattr(self, name)}")
+        _require_range("listen.processes", self.processes, 1, 64)
         for prefix in ("", "admin_"):
             pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
             if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
@@ -134,6 +139,24 @@ class RecoverySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSettings:
+    """What is told of each request; nothing unless it is asked for."""
+
+    access_log: str = ""  # a file's path, which is appended to, or "stderr"; "": none
+    access_log_buffer_bytes: int = 4 * MIB  # of lines to be written; beyond it they are dropped, and counted
+    access_log_interval_s: float = 1.0  # the longest that a line waits to be written
+    traces_url: str = ""  # where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces; "": nowhere
+    traces_fraction: float = 1.0  # of the requests whose traceparent does not say whether they are traced
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "observe")
+        if self.traces_fraction > 1:
+            raise ConfigError(f"observe.traces_fraction must be 1 or less, not {self.traces_fraction}")
+        if self.traces_url and not self.traces_url.startswith(("http://", "https://")):
+            raise ConfigError(f"observe.traces_url must begin with http:// or https://, not be {self.traces_url!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixAwareSettings:
     """PREFIX_AWARE, with SageMaker's ranges: bytes of a body that are its prefix, and when an instance is full."""
 
@@ -205,6 +228,7 @@ class VariantSettings:
     routing_strategy: str = ROUTING_STRATEGIES[0]
     prefix_aware: PrefixAwareSettings = field(default_factory=PrefixAwareSettings)
     kv_aware: KvAwareSettings = field(default_factory=KvAwareSettings)
+    scaling: ScalingSettings | None = None  # None: its instances are not ours to start and stop while requests run
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
@@ -226,6 +250,7 @@ class EndpointSettings:
     variants: tuple[VariantSettings, ...]
     late_binding: LateBindingSettings | None = None  # None: a request that no instance can take is refused at once
     multi_model: MultiModelSettings | None = None  # None: its instances serve one model
+    async_inference: AsyncEndpointSettings | None = None  # None: InvokeEndpointAsync is refused
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
@@ -330,6 +355,22 @@ def _require_secret(secret: str, whose: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncQueueSettings:
+    """How much the queue of asynchronous requests holds, for how long, and how long it may take."""
+
+    max_pending: int = 100_000  # requests of one endpoint that have not ended; beyond it they are refused with 503
+    max_pending_bytes: int = 1024 * MIB  # of one endpoint's pending inline bodies
+    remember_s: float = 86_400.0  # how long an ended request is listed and its inference id taken
+    max_remembered: int = 100_000  # ended requests, over all endpoints; the oldest are forgotten sooner
+    timeout_s: float = 10.0  # of one operation: SQLite's wait for another process, Redis's answer
+    connect_timeout_s: float = 2.0
+    max_connections: int = 16  # of one process to Redis
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "async_queue")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
     """Everything the proxy is told."""
 
@@ -343,11 +384,29 @@ class ProxySettings:
     access: AccessSettings = field(default_factory=AccessSettings)
     credentials: Credentials = field(default_factory=Credentials)
     container: ContainerSettings = field(default_factory=ContainerSettings)
+    async_inference: AsyncInferenceSettings = field(default_factory=AsyncInferenceSettings)
+    async_queue: AsyncQueueSettings = field(default_factory=AsyncQueueSettings)
+    objects: ObjectSettings = field(default_factory=ObjectSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:
         names = [endpoint.name for endpoint in self.endpoints]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"endpoints must be one or more of different names, not {names}")
+        for endpoint in self.endpoints:
+            if endpoint.async_inference is not None:
+                self._check_async(endpoint, endpoint.async_inference)
         if self.container.serves_models and self.endpoints[0].multi_model is None:
             raise ConfigError(f"container.serves_models needs a multi-model endpoint, and {names[0]!r} has one model")
+
+    def _check_async(self, endpoint: EndpointSettings, config: AsyncEndpointSettings) -> None:
+        if endpoint.multi_model is not None:
+            raise ConfigError(f"AsyncInferenceConfig of {endpoint.name!r}: an endpoint with many models cannot have it")
+        if not self.async_inference.queue:
+            raise ConfigError(f"async_inference.queue is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
+        if not (config.output_path or self.async_inference.output_root):
+            raise ConfigError(
+                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it, or async_inference.output_root"
+            )

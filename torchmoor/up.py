@@ -13,21 +13,24 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
-from torchmoor.app import Proxy
 from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.host_fleet import HostFleet
 from torchmoor.many import MANY, plan_many, read_container
+from torchmoor.replicas.fleet import make_front
+from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import (
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
+    ObserveSettings,
     ProxySettings,
     SessionSettings,
     VariantSettings,
@@ -60,7 +63,9 @@ class UpOptions:
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
+    scaling: ScalingSettings | None = None  # None: num_instances of them, as long as the fleet runs
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -77,7 +82,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         endpoints=tuple(
             EndpointSettings(
                 name=name,
-                variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=options.scaling),),
                 late_binding=LateBindingSettings() if options.is_late_binding else None,
                 multi_model=many.settings if name == MANY else None,
             )
@@ -86,6 +91,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         container=read_container(os.environ),
         listen=options.listen,
         credentials=credentials,
+        observe=options.observe,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -100,34 +106,36 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
+    most = options.num_instances if options.scaling is None else options.scaling.max_capacity
+    launches = plan(options.endpoints, most, find_gpus(os.environ))
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         Launcher(launcher_settings, registry, environment, report) as launcher,
-        Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        HostFleet(settings, registry, launcher, proxy, launches, report) as fleet,
     ):
         stopping = _stop_on_signals(launcher)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.reload_tls)
-        starting = asyncio.create_task(launcher.start(launches))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
+        starting = asyncio.create_task(fleet.start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             starting.cancel()
         else:
             starting.result()
-            announce(describe(options, proxy))
+            announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")
 
 
-def describe(options: UpOptions, proxy: Proxy) -> str:
+def describe(options: UpOptions, *, runtime_url: str, admin_url: str) -> str:
     """The line of JSON that says where everything is."""
     return json.dumps(
         {
             "ready": True,
-            "runtime": proxy.runtime_url,
-            "admin": proxy.admin_url,
+            "runtime": runtime_url,
+            "admin": admin_url,
             "endpoints": list(options.endpoints),
         }
     )

@@ -194,7 +194,7 @@ class Generation(ABC):
         except HandlerError as error:
             self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
         except Exception:
-            logger.exception("answer could not be prepared")
+            logger.exception("answer could not be prepared %s", self._reply.ids)
             self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
@@ -297,7 +297,7 @@ class Generation(ABC):
         except HandlerError as error:
             self._fail(error)
         except Exception:
-            logger.exception("answer could not be finished")
+            logger.exception("answer could not be finished %s", self._reply.ids)
             self._fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
     def _end_with(self, text: str) -> None:

@@ -43,11 +43,14 @@ class _Stream:
 class Reply:
     """wake: called after each change, so that the pump need not poll.
 
-    request_id: the proxy's, by which it cancels; empty if the request has none.
+    request_id: the proxy's, by which it cancels; inference_id: by which its client knows it. Each is empty if the
+    request has none. error: why it failed, if it did.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.request_id = ""
+        self.inference_id = ""
+        self.error: HandlerError | None = None
         self.receipts: dict[str, str] = {}  # headers that the answer carries beside its writer's own
         self._deadline = math.inf
         self._wake = wake
@@ -58,6 +61,11 @@ class Reply:
         self._on_end: list[Callable[[], None]] = []
         self._is_over = False
         self._cancelled: HandlerError | None = None
+
+    @property
+    def ids(self) -> str:
+        """Both ids, for a line of the log."""
+        return f"request_id={self.request_id or '-'} inference_id={self.inference_id or '-'}"
 
     @property
     def is_cancelled(self) -> bool:
@@ -124,7 +132,7 @@ class Reply:
             is_ready = self._whole is not None or (stream is not None and stream.is_ended)
             if self._cancelled is not None or (is_ready and not even_if_ready):
                 return
-            self._cancelled = reason
+            self._cancelled = self.error = reason
             actions = list(self._on_cancel)
             if stream is not None and stream.is_begun:
                 if not stream.is_ended:
@@ -155,6 +163,7 @@ class Reply:
 
     def fail(self, error: HandlerError) -> None:
         """The whole answer is an error. A stream that has begun ends with an error in its own form instead."""
+        self.error = self.error or error
         stream = self._stream
         if stream is not None:
             self.write(stream.encode_error(error), is_end=True)

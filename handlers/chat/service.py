@@ -125,7 +125,7 @@ class ChatService:
         except HandlerError as error:
             reply.fail(error)
         except Exception:
-            logger.exception("request failed")
+            logger.exception("request failed %s", reply.ids)
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _dispatch(self, command: Command, reply: Reply) -> None:
@@ -186,7 +186,7 @@ class ChatService:
             except HandlerError as error:
                 reply.fail(error)
             except Exception:
-                logger.exception("request failed")
+                logger.exception("request failed %s", reply.ids)
                 reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
         self._loading.submit(run)

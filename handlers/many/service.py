@@ -58,7 +58,7 @@ class ManyService:
         except HandlerError as error:
             reply.fail(error)
         except Exception:
-            logger.exception("request failed")
+            logger.exception("request failed %s", reply.ids)
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _ask(self, incoming: Incoming, reply: Reply) -> None:
@@ -147,7 +147,7 @@ class _Visit:
         try:
             lease.model.start(self._incoming, self._reply)
         except Exception:
-            logger.exception("request failed")
+            logger.exception("request failed %s", self._reply.ids)
             self._reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def refuse(self, error: HandlerError) -> None:

@@ -127,5 +127,5 @@ def _guarded(reply: Reply, action: Callable[[], None]) -> None:
     except HandlerError as error:
         reply.fail(error)
     except Exception:
-        logger.exception("request failed")
+        logger.exception("request failed %s", reply.ids)
         reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))

@@ -94,7 +94,12 @@ class FakeMany:
                 for name, tier in self.tiers.items()
             ]
             device = {"used": 1000 * len(rows), "max": 1000 * self.room}
-            status = {"instance": self.fake.name, "models": rows, "budgets": {"device": device}, "next_to_go": []}
+            status = {
+                "instance": self.fake.name,
+                "models": rows,
+                "budgets": {"device": device},
+                "next_to_go": [name for name in self.tiers if name not in self.pinned],
+            }
             await wire.answer(body=json.dumps(status).encode())
             return
         name, action = body["model"], body["action"]

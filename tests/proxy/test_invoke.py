@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -248,15 +247,3 @@ def test_unknown_path_is_an_unknown_operation(stage: Stage, path: str) -> None:
 
     assert (answer.status, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
     assert "Message" in json.loads(answer.read())
-
-
-def test_access_log_names_the_request_and_never_its_body(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """One JSON line a request at DEBUG."""
-    with caplog.at_level(logging.DEBUG, logger="torchmoor.access"):
-        answer = invoke(stage, Body=b"a secret prompt")
-
-    stage.until(lambda: caplog.records, "the access log's line")
-    record = json.loads(caplog.records[-1].getMessage())
-    assert answer["ResponseMetadata"]["RequestId"] == record["request_id"]  # type: ignore[index]
-    assert (record["status"], record["endpoint"], record["outcome"]) == (200, "llava", "answered")
-    assert "secret" not in caplog.text

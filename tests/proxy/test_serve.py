@@ -83,8 +83,9 @@ def wait_healthy(admin: str) -> None:
 
 
 def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeInstance], tmp_path: Path) -> None:
-    """Variants, session keys of the environment, one line of JSON, exit status 0."""
-    path = write_config(tmp_path / "torchmoor.yaml", fakes)
+    """Variants, session keys of the environment, one line of JSON, a log that is moved away, exit status 0."""
+    log = tmp_path / "access.jsonl"
+    path = write_config(tmp_path / "torchmoor.yaml", fakes, observe={"access_log": str(log)})
     environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": f"k1:{KEY.hex()}"}
     with subprocess.Popen(
         command("--config", str(path)), stdout=subprocess.PIPE, text=True, env=environment
@@ -110,6 +111,10 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
             answer = client.invoke_endpoint(EndpointName="chat", Body=b"{}", SessionId=session)
             assert answer["InvokedProductionVariant"] == "vb"
             client.close()
+            wait_until(lambda: log.read_bytes().count(b"\n") == 3, "three lines in the access log")
+            log.rename(tmp_path / "access.jsonl.1")
+            process.send_signal(signal.SIGHUP)
+            wait_until(log.exists, "the new access log")
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
@@ -123,6 +128,7 @@ def test_serve_joins_running_instances_and_stops_at_a_signal(fakes: list[FakeIns
         ({"listen": {"admin_host": "0.0.0.0"}}, "TORCHMOOR_ADMIN_TOKEN"),
         ({"access": {"keys_file": "/nowhere/keys"}}, "cannot read /nowhere/keys"),
         ({"access": {"allows_unsigned_payload": 1}}, "access.allows_unsigned_payload must be true or false"),
+        ({"observe": {"access_log": "/nowhere/log"}}, "cannot append to /nowhere/log"),
         ({"listen": {"tls_certificate": "a.pem", "tls_key": "/nowhere/key"}}, "cannot read /nowhere/key"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import requests
 from botocore.exceptions import ClientError
+from playwright.sync_api import expect
 
+from tests.browser import open_tab, run_chromium
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until
@@ -144,6 +147,29 @@ def test_operator_sees_pins_and_unloads(many: Fleet) -> None:
     assert requests.post(f"{many.admin}/models/{NAMES[1]}/unpin", timeout=30).status_code == 200
     assert requests.post(f"{many.admin}/models/{NAMES[1]}/unload?instance={instance}", timeout=30).status_code == 200
     assert [row for row in rows() if row["tier"] != "disk"] == []
+
+
+@pytest.mark.browser
+def test_dashboard_shows_where_a_model_is_and_unloads_it(many: Fleet) -> None:
+    """What a real instance says of its models, and what it does when a button is pressed."""
+    instance = ask(many.client(), NAMES[2])[1]["x-torchmoor-instance"]
+    with run_chromium() as browser, open_tab(browser, many.admin) as tab:
+        page = tab.page
+        page.get_by_label("Name contains").fill(NAMES[2])
+        unload = page.get_by_role("button", name=f"Unload {NAMES[2]} at {instance}")
+        row = page.locator("#models tr", has=unload)
+        expect(row).to_contain_text("device")
+        expect(row).to_contain_text(re.compile(r"\d [KM]?i?B"))
+        card = page.locator(".card", has=page.get_by_role("heading", name=instance, exact=True))
+        expect(card).to_contain_text("Models (disk)")
+
+        unload.click()
+        page.get_by_role("dialog").get_by_role("button", name="Unload", exact=True).click()
+
+        expect(page.locator("#done")).to_have_text(f"{NAMES[2]} is unloaded.")
+        expect(unload).to_have_count(0)
+    held = requests.get(f"{many.admin}/models", timeout=10).json()["models"]
+    assert [row for row in held if row["name"] == NAMES[2] and row["tier"] in ("device", "host")] == []
 
 
 def test_metrics_count_models_and_hits(many: Fleet) -> None:

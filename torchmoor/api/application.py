@@ -16,6 +16,7 @@ from torchmoor.api.replies import Handler, refusal, runtime_error, unknown_opera
 from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import make_note
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure
 from torchmoor.fleet.operations import Operations
 from torchmoor.http.call import Call
@@ -31,13 +32,19 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 class Api:
     """Every dialect on one port, behind one gate."""
 
-    def __init__(self, gateway: Gateway, operations: Operations, gate: Gate | None = None) -> None:
-        """gate: None lets everybody in."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        operations: Operations,
+        gate: Gate | None = None,
+        async_inference: AsyncInference | None = None,
+    ) -> None:
+        """gate: None lets everybody in. async_inference: None if no endpoint has it."""
         self._gateway = gateway
         self._gate = gate
         pass_through = PassThrough(gateway)
         self._openai = OpenAIApi(gateway)
-        self._runtime = RuntimeApi(gateway)
+        self._runtime = RuntimeApi(gateway, async_inference)
         self._container = ContainerApi(gateway, pass_through)
         self._models = (
             ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
@@ -74,7 +81,11 @@ class Api:
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
                 decision = CheckedReply(
-                    request, request.body_check, decision, lambda e: self._error(request, e, request_id)
+                    request,
+                    request.body_check,
+                    decision,
+                    lambda e: self._error(request, e, request_id),
+                    lambda reply: self._gateway.tell(request, request_id, reply),
                 )
         except ApiError as refused:  # by the gate
             decision = self._error(request, refused, request_id)
@@ -83,9 +94,9 @@ class Api:
                 request.body_check.release()
             logger.exception("fault request_id=%s", request_id.decode())
             fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
-            return runtime_error(fault, request_id)
-        if isinstance(decision, Reply) and decision.status >= 400 and logger.isEnabledFor(logging.DEBUG):
-            logger.debug("request refused request_id=%s status=%d", request_id.decode(), decision.status)
+            decision = runtime_error(fault, request_id)
+        if isinstance(decision, Reply):
+            self._gateway.tell(request, request_id, decision)
         return decision
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:

@@ -29,6 +29,7 @@ class Assignment:
     """What an Invocation is made from; not a part of it, because another object a request costs more than a choice.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: it has failed the request.
+    waited_s: until an instance was free. num_retries: after the first.
     """
 
     gateway: Gateway
@@ -42,6 +43,8 @@ class Assignment:
     choice: Choice | None = None
     expected: Expectation | None = None
     has_failed = False
+    waited_s = 0.0
+    num_retries = 0
     _waiter: Waiter | None = None
     _ticket: Ticket[Applicant] | None = None
     _lease: Lease | None = None
@@ -83,8 +86,7 @@ class Assignment:
         choice = self.dispatcher.choose(self)
         if choice is not None:
             is_turn = self.session is not None
-            self.has_failed = False
-            self.metrics.retries += 1
+            self._note_retry()
             self._take(choice if is_turn else self.dispatcher.choice_of(choice.instance, RETRY))
             return choice.instance
         try:
@@ -92,16 +94,21 @@ class Assignment:
         except ServiceUnavailable:
             self.route_request = request
             return None
-        self.has_failed = False
-        self.metrics.retries += 1
+        self._note_retry()
         before, self._lease = self._lease, None
         if before is not None:
             self._release(before)
         return WAITING
 
+    def _note_retry(self) -> None:
+        self.has_failed = False
+        self.num_retries += 1
+        self.metrics.retries += 1
+
     def _take(self, choice: Choice) -> None:
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
+        choice.tally.count += 1
         if before is not None:
             self._release(before)
         if self.session is None:
@@ -171,7 +178,8 @@ class Assignment:
         """An instance is free: take it."""
         assert self._waiter is not None
         self._ticket = None
-        self.metrics.queue_latency.observe(monotonic() - self.request.received_at)
+        self.waited_s = monotonic() - self.request.received_at
+        self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
         self._waiter.resume(choice.instance)
 

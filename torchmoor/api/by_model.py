@@ -189,10 +189,6 @@ class ByModel:
         error.status = 413  # HTTP's own status for it
         return self._say(error)
 
-    def on_first_piece(self) -> None:
-        """The answer's body begins."""
-        self._found.on_first_piece()
-
     def finish(self, outcome: Outcome) -> None:
         """The end, whether or not an endpoint was found."""
         self._let_go()

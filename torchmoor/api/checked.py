@@ -23,11 +23,19 @@ class CheckedReply(Untargeted):
         "_check",
         "_reply",
         "_say",
+        "_tell",
         "_is_head",
     )
 
-    def __init__(self, request: Request, check: BodyCheck, reply: Reply, say: Callable[[ApiError], Reply]) -> None:
-        """say: how an error is told."""
+    def __init__(
+        self,
+        request: Request,
+        check: BodyCheck,
+        reply: Reply,
+        say: Callable[[ApiError], Reply],
+        tell: Callable[[Reply], None],
+    ) -> None:
+        """say: how an error is told. tell: called with what was answered, if anything was."""
         self.max_body_bytes = check.max_body_bytes
         self.num_prefix_bytes = check.max_body_bytes + 1
         self.deadlines = _DEADLINES
@@ -35,6 +43,7 @@ class CheckedReply(Untargeted):
         self._check = check
         self._reply = reply
         self._say = say
+        self._tell = tell
         self._is_head = request.method == b"HEAD"
 
     def route(self, prefix: bytes, waiter: Waiter) -> Reply:
@@ -44,11 +53,14 @@ class CheckedReply(Untargeted):
             reply = self._reply
         except ApiError as error:
             reply = self._say(error)
+        self._tell(reply)
         return Reply(reply.status, reply.headers) if self._is_head else reply
 
     def on_body_too_large(self) -> Reply:
         """More than may be signed."""
-        return self._say(ValidationError(f"A signed body may have up to {self.max_body_bytes} bytes."))
+        reply = self._say(ValidationError(f"A signed body may have up to {self.max_body_bytes} bytes."))
+        self._tell(reply)
+        return reply
 
     def finish(self, outcome: Outcome) -> None:
         """The body is not awaited any more."""

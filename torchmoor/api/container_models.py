@@ -136,7 +136,7 @@ class ContainerModelsApi:
     # Orders
 
     def _order(self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None]) -> Order:
-        return Order(request, request_id, begin, timeout_s=self._settings.load_timeout_s)
+        return Order(request, request_id, begin, timeout_s=self._settings.load_timeout_s, tell=self._gateway.tell)
 
     def _load(self, order: Order, body: bytes) -> None:
         """Have a model loaded. Raises ApiError."""

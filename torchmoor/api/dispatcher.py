@@ -1,19 +1,22 @@
 """Chooses instances for the requests of one variant, and holds those that no instance can take yet.
 
-With late binding an instance gets at most its capacity of running requests. Whenever one ends, or an instance becomes
-ready, what waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
+With late binding an instance gets at most its capacity of running requests. Where instances are started as they are
+needed, a request that finds none is held until there is one. Whenever one ends, or an instance becomes ready, what
+waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from time import monotonic
 from typing import Protocol
 
 from torchmoor.api.retry_budget import RetryBudget
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry, Variant
-from torchmoor.metrics import InvocationMetrics
+from torchmoor.metrics import InvocationMetrics, Tally
 from torchmoor.routing.kv_aware import Expectation, KvAware
 from torchmoor.routing.least_outstanding import LeastOutstanding
 from torchmoor.routing.prefix_aware import PrefixAware
@@ -36,14 +39,15 @@ class Choice:
 
     request_line: the end of the first line, and the instance's own name. answer_lines: say where an answer comes from;
     runtime_lines: with the variant, for the runtime API. Both begin with the end of the line before them, which is the
-    request's id.
+    request's id. tally: how often its reason was one, over all instances of the variant.
     """
 
-    __slots__ = ("instance", "reason", "request_line", "answer_lines", "runtime_lines")
+    __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")
 
-    def __init__(self, instance: Instance, reason: str, variant: bytes) -> None:
+    def __init__(self, instance: Instance, reason: str, variant: bytes, tally: Tally) -> None:
         self.instance = instance
         self.reason = reason
+        self.tally = tally
         self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
         self.answer_lines = b"\r\nx-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
             instance.name.encode(),
@@ -93,8 +97,35 @@ class Applicant(Protocol):
         ...
 
 
+class Others(Protocol):
+    """The other proxy processes of this host, as one variant's dispatcher sees them."""
+
+    def refresh(self) -> None:
+        """Take over what they have counted."""
+        ...
+
+    def comes_before(self, deadline: float) -> bool:
+        """True if a request that waits there, and could go anywhere, is due sooner."""
+        ...
+
+    def has_turn_for(self, instance: Instance) -> bool:
+        """True if a session's turn waits there for this instance."""
+        ...
+
+    def tell_waiting(self, deadline: float | None, home: str | None, num_turns: int) -> None:
+        """Tell them when the next request that waits here is due, and how many turns wait for the instance `home`."""
+        ...
+
+    def pass_on(self, instance: Instance | None) -> None:
+        """There is room that nobody here shall have, at this instance or at any: wake whoever shall."""
+        ...
+
+
 class Dispatcher:
-    """One variant's strategy, queue and metrics."""
+    """One variant's strategy, queue and metrics.
+
+    others: None where this process is the only one. on_held: called when a request waits for an instance to be started.
+    """
 
     def __init__(
         self,
@@ -113,11 +144,16 @@ class Dispatcher:
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
-        self.max_wait_s = 0.0 if late_binding is None else late_binding.max_wait_s
         self.queue: WaitingQueue[Applicant] | None = None
+        self.on_held: Callable[[], None] = _nobody
+        self._late_binding = late_binding
+        self._scaling = variant.settings.scaling
         if late_binding is not None:
             self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
+        elif self._scaling is not None:
+            self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=waiting_bytes)
         self.retries = RetryBudget(fraction=recovery.retry_fraction, burst=recovery.retry_burst)
+        self.others: Others | None = None
         self._registry = registry
         self._are_journaled = are_journaled
         self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
@@ -129,6 +165,17 @@ class Dispatcher:
         """Requests that wait for an instance."""
         return 0 if self.queue is None else self.queue.num_waiting
 
+    @property
+    def max_wait_s(self) -> float:
+        """How long a request that comes now may wait for an instance."""
+        if self._scaling is not None and self._is_at_zero:
+            return self._scaling.max_hold_s
+        return 0.0 if self._late_binding is None else self._late_binding.max_wait_s
+
+    @property
+    def _is_at_zero(self) -> bool:
+        return not any(instance.state is InstanceState.READY for instance in self.variant.pool.members)
+
     # Choosing
 
     def choose(self, applicant: Applicant) -> Choice | None:
@@ -137,9 +184,13 @@ class Dispatcher:
         A session's requests go to the instance that opened it; while that one does not take them, to the one that
         all proxies agree on. A request for one of many models goes by what instances hold.
         """
-        request, pool = applicant.route_request, self.variant.pool
+        request, pool, others = applicant.route_request, self.variant.pool, self.others
+        if others is not None and (applicant.session is None or self.queue is not None):
+            others.refresh()
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
+        if others is not None and self._late_binding is not None and others.comes_before(applicant.wait_ends_at):
+            return None
         if applicant.opens_session:
             self.variant.opens_sessions = True
         models = self.variant.models
@@ -155,7 +206,7 @@ class Dispatcher:
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         home = self._choices.get((session.instance, SESSION))
-        if home is not None and self.queue is None and not excluded:
+        if home is not None and self._late_binding is None and not excluded:
             instance = home.instance
             if instance.is_ready and instance.share == 1.0:  # as nearly always; the rest says the same, for all cases
                 return home
@@ -163,7 +214,7 @@ class Dispatcher:
 
     def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         instance = self._find_holder(session, excluded)
-        if instance is None or (self.queue is not None and instance.outstanding >= instance.capacity):
+        if instance is None or (self._late_binding is not None and instance.outstanding >= instance.capacity):
             return None
         return self.choice_of(instance, SESSION if instance.name == session.instance else SESSION_FAILOVER)
 
@@ -192,7 +243,7 @@ class Dispatcher:
         key = (instance.name, reason)
         choice = self._choices.get(key)
         if choice is None or choice.instance is not instance:
-            choice = self._choices[key] = Choice(instance, reason, self.name)
+            choice = self._choices[key] = Choice(instance, reason, self.name, self.metrics.tally(reason))
         return choice
 
     # What instances hold
@@ -217,10 +268,12 @@ class Dispatcher:
         session, excluded = applicant.session, applicant.route_request.excluded
         holder = None if session is None else self._find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
-        if not ready and holder is None:
+        is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
+        if not ready and holder is None and not is_held:
             raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
-        if self.queue is None or (holder is None and excluded.issuperset(ready)):
+        if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
             raise self._refusal("All instances of the endpoint are busy. Try again later.")
+        assert self.queue is not None
         ticket: Ticket[Applicant] = Ticket(
             applicant,
             deadline=applicant.wait_ends_at,
@@ -230,13 +283,28 @@ class Dispatcher:
         )
         if not self.queue.try_add(ticket):
             raise self._refusal("Too many requests wait for an instance of the endpoint. Try again later.")
+        self._tell_waiting(ticket.home)
+        if is_held:
+            self.on_held()
         return ticket
 
     def wait_over(self) -> ServiceUnavailable:
         """What a request is told that has waited in vain."""
-        return self._refusal("No instance of the endpoint was free in time. Try again later.")
+        if self._scaling is None or not self._is_at_zero:
+            return self._refusal("No instance of the endpoint was free in time. Try again later.")
+        started = [i.started_at for i in self.variant.pool.members if i.state is InstanceState.STARTING]
+        times = [at for at in started if at is not None]
+        if not times:
+            return self._refusal("No instance of the endpoint could be started in time. Try again later.", NONE_READY_S)
+        took_s, last_s = monotonic() - min(times), self.variant.last_start_s
+        usual = "" if last_s is None else f"; the last start took {last_s:.0f} s"
+        left_s = NONE_READY_S if last_s is None or last_s < took_s else 1 + int(last_s - took_s)
+        return self._refusal(
+            f"An instance of the endpoint is being started, for {took_s:.0f} s until now{usual}. Try again later.",
+            left_s,
+        )
 
-    def _refusal(self, message: str, *, retry_after_s: int = 1) -> ServiceUnavailable:
+    def _refusal(self, message: str, retry_after_s: int = 1) -> ServiceUnavailable:
         self.metrics.no_capacity += 1
         return ServiceUnavailable(message, retry_after_s=retry_after_s)
 
@@ -244,19 +312,58 @@ class Dispatcher:
         """A request waits no longer."""
         assert self.queue is not None
         self.queue.remove(ticket)
+        self._tell_waiting(ticket.home)
 
     def on_free(self, instance: Instance) -> None:
         """An instance can take more, perhaps: let what waits go there."""
-        queue = self.queue
-        if queue is None or not queue.num_waiting:
+        queue, others = self.queue, self.others
+        if queue is None:
             return
+        if others is not None:
+            others.refresh()
+        if queue.num_waiting:
+            self._serve_turns(queue, instance)
+            if others is None or not others.has_turn_for(instance):
+                self._serve_others(queue)
+            self._tell_waiting(instance.name)
+        if others is not None and instance.outstanding < instance.capacity and instance.state in _SERVING:
+            others.pass_on(instance)
+
+    def on_free_elsewhere(self) -> None:
+        """Another process has made room, or may have: let what waits go there."""
+        queue, others = self.queue, self.others
+        if queue is None or others is None or not queue.num_waiting:
+            return
+        others.refresh()
+        before = queue.num_waiting
+        for home in queue.homes():
+            instance = self.variant.pool.find(home)
+            if instance is not None:
+                self._serve_turns(queue, instance)
+            self._tell_waiting(home)
+        self._serve_others(queue)
+        self._tell_waiting(None)
+        if queue.num_waiting < before and self.variant.pool.open_instances:
+            others.pass_on(None)
+
+    def _tell_waiting(self, home: str | None) -> None:
+        queue = self.queue
+        if self.others is not None and queue is not None:
+            num_turns = 0 if home is None else queue.num_turns(home)
+            self.others.tell_waiting(queue.next_deadline, home, num_turns)
+
+    def _serve_turns(self, queue: WaitingQueue[Applicant], instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in _SERVING:
             ticket = queue.pop_turn(instance.name)
             if ticket is None:
                 break
             reason = SESSION if _home_of(ticket.owner) == instance.name else SESSION_FAILOVER
             ticket.owner.go(self.choice_of(instance, reason))
+
+    def _serve_others(self, queue: WaitingQueue[Applicant]) -> None:
         while self.variant.pool.open_instances:
+            if self.others is not None and self.others.comes_before(queue.next_deadline or 0.0):
+                break
             chosen: list[Choice] = []
             ticket = queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
             if ticket is None:
@@ -285,6 +392,7 @@ class Dispatcher:
         if self.queue is not None:
             for ticket in self.queue.take_turns(instance.name):
                 ticket.owner.route_again()
+            self._tell_waiting(instance.name)
 
 
 def make_strategy(settings: VariantSettings, rng: Random) -> Strategy:
@@ -305,6 +413,10 @@ def make_strategy(settings: VariantSettings, rng: Random) -> Strategy:
             )
         case _:
             return LeastOutstanding()
+
+
+def _nobody() -> None:
+    """Nobody starts instances here."""
 
 
 def _home_of(applicant: Applicant) -> str | None:

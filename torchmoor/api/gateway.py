@@ -6,17 +6,19 @@ Owns no connection; all calls are made on the proxy's event loop.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.api.observer import Observer
 from torchmoor.api.validation import SESSION_ID_MEMBER
 from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Endpoint, Registry
+from torchmoor.http.message import Reply, Request
 from torchmoor.routing.random import choose_weighted
 from torchmoor.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
 from torchmoor.routing.waiting import WaitingBytes
@@ -45,6 +47,7 @@ class Gateway:
         self.cancellations = cancellations
         self.recovery = recovery
         self.suspect = suspect
+        self.observer: Observer | None = None  # told of each request's end, if anybody wants to know
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self._rng = rng
         self._dispatchers = {
@@ -66,6 +69,11 @@ class Gateway:
         self._id_prefix = "-".join((random[:8], random[8:12], random[12:16], random[16:])).encode()
         self._ids = count(1)
         self._verified: dict[tuple[str, str, bytes], SessionId] = {}
+
+    def tell(self, request: Request, request_id: bytes, reply: Reply) -> None:
+        """The proxy answers a request itself, and it has no invocation."""
+        if self.observer is not None:
+            self.observer.on_reply(request, request_id, reply)
 
     def new_request_id(self) -> bytes:
         """A unique id in the form of a UUID: a random part of this process, then a count."""
@@ -102,6 +110,10 @@ class Gateway:
     def dispatchers(self) -> list[Dispatcher]:
         """Those of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
+
+    def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
+        """Those of an endpoint's variants, in configured order."""
+        return self._dispatchers[endpoint.name]
 
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         """Whose metrics count a request that is refused before its variant is known."""

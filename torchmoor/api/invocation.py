@@ -6,25 +6,22 @@ how often a request is sent, and counts.
 
 from __future__ import annotations
 
-import json
-import logging
 from time import monotonic
 
 from torchmoor.api.assignment import Assignment
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.observer import TRACEPARENT, Observer, Trace
 from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Endpoint
-from torchmoor.http.answer import Answer, Loss
+from torchmoor.http.answer import Answer, Loss, WatchedAnswer
 from torchmoor.http.call import Deadlines, Outcome, Waiter, Waiting
 from torchmoor.http.message import AnswerHead, BodyCheck, Reply, Request
 from torchmoor.routing.kv_aware import Expectation
 from torchmoor.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.routing.strategy import RouteRequest
-
-access_log = logging.getLogger("torchmoor.access")
 
 ERROR_HEADER = b"x-torchmoor-error"
 REFUSED_FOR_NOW = frozenset(
@@ -38,6 +35,7 @@ PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed 
 CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
+_TRACE_FIELDS = frozenset((TRACEPARENT,))
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
 
 TIMED_OUT = (
@@ -65,15 +63,25 @@ class Invocation(Assignment):
 
     No slots: an invocation is made for each request, and what most of them never change is not set.
 
-    status: that the client was told. held_back: names of fields that do not pass on, beside those that never do.
+    status: that the client was told; error_kind: and the kind of error. held_back: names of fields that do not pass on,
+    beside those that never do. sent_at: to the chosen instance, in monotonic seconds. Only where there is an observer:
+    answer_head, the last one that an instance gave; watched, the answer that passed; trace.
     """
+
+    operation_name = ""
 
     num_prefix_bytes = 0
     status = 0
     held_back: frozenset[bytes] = frozenset()
     _body_check: BodyCheck | None = None
     _num_resets = 0
-    _sent_at = 0.0
+    error_kind = ""
+    sent_at = 0.0
+    observer: Observer | None = None
+    answer_head: AnswerHead | None = None
+    watched: WatchedAnswer | None = None
+    trace: Trace | None = None
+    _trace_line = b""
 
     def __init__(
         self,
@@ -104,6 +112,12 @@ class Invocation(Assignment):
             self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
             self.num_prefix_bytes = self.max_body_bytes + 1  # all of it
         dispatcher.metrics.invocations += 1
+        if self.gateway.observer is not None:
+            self.observer = self.gateway.observer
+            self.trace = self.observer.begin_trace(request)
+            if self.trace is not None:
+                self.held_back |= _TRACE_FIELDS
+                self._trace_line = self.trace.line
 
     @property
     def endpoint(self) -> Endpoint:
@@ -147,7 +161,7 @@ class Invocation(Assignment):
     def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
         """The request as the chosen instance gets it."""
         assert self.choice is not None
-        self._sent_at = monotonic()
+        self.sent_at = monotonic()
         request, request_id, operation = self.request, self.request_id, self.operation
         places = request.layout.places
         parts = [
@@ -166,7 +180,7 @@ class Invocation(Assignment):
         ]
         if INVOCATION_ID not in places:
             parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
-        parts += (self.added_lines(), b"\r\n")
+        parts += (self.added_lines(), self._trace_line, b"\r\n")
         return b"".join(parts)
 
     def added_lines(self) -> bytes:
@@ -191,6 +205,13 @@ class Invocation(Assignment):
         answer = self.answer(head)
         if answer is not None:
             self.status = head.status
+        return answer if self.observer is None else self._watch(head, answer)
+
+    def _watch(self, head: AnswerHead, answer: Answer | None) -> Answer | None:
+        """Keep what the observer will be told."""
+        self.answer_head = head
+        if answer is not None:
+            answer = self.watched = WatchedAnswer(answer)
         return answer
 
     def _find_abler(self, head: AnswerHead) -> Instance | Waiting | None:
@@ -245,36 +266,34 @@ class Invocation(Assignment):
         """The body is longer than the dialect allows."""
         return self.fail(body_too_large(self.max_body_bytes))
 
-    def on_first_piece(self) -> None:
-        """The answer's body begins."""
-
     def finish(self, outcome: Outcome) -> None:
         """Give back what is held, and count."""
+        if self.observer is not None:
+            self.observer.on_end(self, self._waiter, outcome)
         self.let_go()
         if self._body_check is not None:
             self._body_check.release()
         now = monotonic()
         metrics = self.metrics
-        if self._sent_at:
-            model_s = now - self._sent_at
+        if self.sent_at:
+            model_s = now - self.sent_at
             metrics.observe(model_s, now - self.request.received_at - model_s)
         if self.status >= 400:
             metrics.count_status(self.status)
-        if outcome is _BROKEN:
+        if outcome is _ANSWERED:
+            choice = self.choice
+            if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
+                self.gateway.recovery.on_answered(choice.instance)
+        elif outcome is _BROKEN:
             metrics.mid_stream_errors += 1
             self.note_failure(is_dead=True)
-        elif outcome is _ANSWERED and self.choice is not None and not self.has_failed:
-            instance = self.choice.instance
-            if instance.breaker.num_failures:
-                self.gateway.recovery.on_answered(instance)
-        if access_log.isEnabledFor(logging.DEBUG):
-            self._log(outcome, now)
 
     # Parts of the above
 
     def fail(self, error: ApiError) -> Reply:
         """The error's reply, counted."""
         self.status = error.status
+        self.error_kind = error.kind
         if isinstance(error, ModelError):
             self.metrics.model_errors += 1
         return self.error(error)
@@ -286,21 +305,6 @@ class Invocation(Assignment):
             original_status=0,
             original_message=TIMED_OUT,
         )
-
-    def _log(self, outcome: Outcome, now: float) -> None:
-        choice = self.choice
-        record = {
-            "request_id": self.request_id.decode(),
-            "endpoint": self.endpoint.name,
-            "method": self.request.method.decode(),
-            "path": self.request.path.decode("latin-1"),
-            "instance": None if choice is None else choice.instance.name,
-            "routing_reason": None if choice is None else choice.reason,
-            "status": self.status,
-            "outcome": outcome.value,
-            "duration_ms": round((now - self.request.received_at) * 1000, 3),
-        }
-        access_log.debug("%s", json.dumps(record))
 
 
 def timeout_line(time_left_s: float) -> bytes:

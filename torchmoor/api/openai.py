@@ -99,13 +99,18 @@ class OpenAIApi:
                     return self._complete(request, request_id, endpoint)
             raise UnknownModel(model, [endpoint.name for endpoint in endpoints])
 
+        def say(error: ApiError) -> Reply:
+            reply = openai_error(error, request_id)
+            self._gateway.tell(request, request_id, reply)
+            return reply
+
         return ByModel(
             self._gateway,
             request,
             max_body_bytes=self._max_body_bytes,
             deadlines=self._deadlines,
             make=complete,
-            say=lambda error: openai_error(error, request_id),
+            say=say,
         )
 
     def _complete(self, request: Request, request_id: bytes, endpoint: Endpoint) -> Call:
@@ -131,6 +136,7 @@ class OpenAIApi:
 class OpenAIInvocation(Invocation):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
+    operation_name = "ChatCompletions"
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""
@@ -164,6 +170,7 @@ class OpenAIInvocation(Invocation):
         if not self._refused_code:
             return self.fail(self._torchserve_error(body))
         self.status = status
+        self.error_kind = self._refused_code
         try:
             told = json.loads(body)["error"]
             error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))

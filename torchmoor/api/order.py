@@ -28,16 +28,23 @@ class Order(Untargeted):
         "_request",
         "_request_id",
         "_begin",
+        "_tell",
         "_waiter",
         "_reply",
     )
 
     def __init__(
-        self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None], *, timeout_s: float
+        self,
+        request: Request,
+        request_id: bytes,
+        begin: Callable[[Order, bytes], None],
+        *,
+        timeout_s: float,
+        tell: Callable[[Request, bytes, Reply], None],
     ) -> None:
         """begin: is given the body, and calls `end`, now or later; it may raise ApiError instead.
 
-        timeout_s: of the operation.
+        timeout_s: of the operation. tell: called with what was answered, if anything was.
         """
         wait_s = timeout_s + GRACE_S
         self.max_body_bytes = MAX_BODY_BYTES
@@ -47,6 +54,7 @@ class Order(Untargeted):
         self._request = request
         self._request_id = request_id
         self._begin = begin
+        self._tell = tell
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
 
@@ -57,9 +65,9 @@ class Order(Untargeted):
                 self._request.body_check.verify(prefix)
             self._begin(self, prefix)
         except ApiError as error:
-            return container_error(error, self._request_id)
+            return self._told(container_error(error, self._request_id))
         if self._reply is not None:
-            return self._reply
+            return self._told(self._reply)
         self._waiter = waiter
         return WAITING
 
@@ -68,7 +76,7 @@ class Order(Untargeted):
         self._reply = reply
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            waiter.resume(reply)
+            waiter.resume(self._told(reply))
 
     def fail(self, error: ApiError) -> None:
         """The operation cannot be done."""
@@ -77,12 +85,17 @@ class Order(Untargeted):
     def on_wait_over(self) -> Reply:
         """The operation's own time-out should have come first."""
         self._waiter = None
-        return container_error(ServiceUnavailable("The instance has not answered in time."), self._request_id)
+        late = ServiceUnavailable("The instance has not answered in time.")
+        return self._told(container_error(late, self._request_id))
 
     def on_body_too_large(self) -> Reply:
         """HTTP's own status for it."""
         message = f"The body may have up to {MAX_BODY_BYTES} bytes."
-        return container_error(ValidationError(message), self._request_id, status=413)
+        return self._told(container_error(ValidationError(message), self._request_id, status=413))
+
+    def _told(self, reply: Reply) -> Reply:
+        self._tell(self._request, self._request_id, reply)
+        return reply
 
     def finish(self, outcome: Outcome) -> None:
         """Nobody waits any more."""

@@ -21,6 +21,8 @@ _UNTOLD = frozenset((b"ts_stream_next",))
 class PassThroughInvocation(Invocation):
     """A request whose answer is not rewritten. A stream that breaks off ends the client's connection."""
 
+    operation_name = "PassThrough"
+
     def error(self, error: ApiError) -> Reply:
         """The handlers' error form; a time-out is the gateway's, not the model's."""
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status

@@ -1,7 +1,8 @@
-"""The SageMaker runtime API: InvokeEndpoint and InvokeEndpointWithResponseStream.
+"""The SageMaker runtime API: InvokeEndpoint, InvokeEndpointWithResponseStream; InvokeEndpointAsync begins here.
 
 POST /endpoints/{EndpointName}/invocations
 POST /endpoints/{EndpointName}/invocations-response-stream
+POST /endpoints/{EndpointName}/async-invocations             see torchmoor.api.async_runtime
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from time import monotonic
 
+from torchmoor.api.async_runtime import AsyncOperation
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import (
     ERROR_HEADER,
@@ -31,6 +33,7 @@ from torchmoor.api.validation import (
     check_members,
     not_there,
 )
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
     ApiError,
     MissingTargetModel,
@@ -50,13 +53,14 @@ PREFIX = b"/endpoints/"
 
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
-_OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
+_ASYNC = b"async-invocations"
+_OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 _CLIENT_CODES = frozenset(
     ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
 )
-_NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _CONTENT_TYPE = b"content-type"
-_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, _NEW_SESSION_ID, ERROR_HEADER))
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
 _OK = status_line(200)
 _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
@@ -65,13 +69,14 @@ _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 class RuntimeApi:
     """Finds the operation of the runtime API that a request is for."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, service: AsyncInference | None = None) -> None:
+        """service: None if no endpoint takes asynchronous requests."""
         self._gateway = gateway
         timeouts = gateway.settings.timeouts
         max_body_bytes = gateway.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        self._operations: dict[bytes, RuntimeOperation] = {}
+        self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
             has_many = endpoint.settings.multi_model is not None
@@ -81,6 +86,8 @@ class RuntimeApi:
             self._operations[path + _STREAMED] = RuntimeOperation(
                 gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
             )
+            if service is not None and endpoint.name in service.endpoints:
+                self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         """Who serves requests below /endpoints/."""
@@ -97,11 +104,14 @@ class RuntimeApi:
             try:
                 ENDPOINT_NAME.check(name)
                 self._gateway.get_endpoint(name.decode("ascii"))
-                error = ValidationError(f"{operation.decode()} is not supported in this version.")
+                error = ValidationError(
+                    f"Endpoint {name.decode('ascii')} is not an asynchronous endpoint: its EndpointConfig has no "
+                    "AsyncInferenceConfig."
+                )
             except ApiError as unknown:
                 error = unknown
         known = self._operations.get(request.path)
-        if known is not None:
+        if isinstance(known, RuntimeOperation):
             known.count_refusal(error)
         return runtime_error(error, request_id)
 
@@ -155,6 +165,7 @@ class RuntimeOperation(Operation):
 class RuntimeInvocation(Invocation):
     """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
 
+    operation_name = "InvokeEndpoint"
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""
@@ -181,8 +192,8 @@ class RuntimeInvocation(Invocation):
         assert self.choice is not None
         places = head.layout.places
         session_line = b""
-        if _NEW_SESSION_ID in places or SESSION_ID in places:
-            session = head.find(_NEW_SESSION_ID) or head.find(SESSION_ID) or b""
+        if NEW_SESSION_ID in places or SESSION_ID in places:
+            session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
             session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
         return (
             status_line,
@@ -224,6 +235,7 @@ class StreamInvocation(RuntimeInvocation):
     Its Accept names the event stream, so what the model is to answer with travels under another name.
     """
 
+    operation_name = "InvokeEndpointWithResponseStream"
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
 
     def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
@@ -241,11 +253,13 @@ class StreamInvocation(RuntimeInvocation):
             *self._lines(_OK, head, _UNTOLD_OF_STREAM),
             b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
         )
-        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder())
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder(), self._on_body)
 
-    def on_first_piece(self) -> None:
+    def _on_body(self) -> None:
         """The time to the first chunk is this operation's own metric."""
-        self.metrics.first_chunk_latency.observe(monotonic() - self.request.received_at)
+        now = monotonic()
+        model_s = now - self.sent_at
+        self.metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
 
 
 def _is_text(head: AnswerHead) -> bool:

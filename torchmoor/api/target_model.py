@@ -73,7 +73,7 @@ class ForTargetModel(Invocation):
         if self._was_held if found is None else found in IN_MEMORY:
             self.metrics.model_hits += 1
         else:
-            waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - self._sent_at
+            waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - self.sent_at
             self.metrics.model_loading_wait.observe(waited_s)
 
     def timeout_error(self) -> ApiError:

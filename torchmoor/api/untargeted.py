@@ -31,7 +31,3 @@ class Untargeted:
     def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply:
         """Never asked."""
         raise AssertionError
-
-    def on_first_piece(self) -> None:
-        """Never told."""
-        raise AssertionError

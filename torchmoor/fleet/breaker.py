@@ -44,7 +44,12 @@ class Breaker:
         """The instance has not answered. may_open: there are others to do its work."""
         self.num_failures += 1
         is_too_much = self.num_failures >= self._settings.max_failures or self.state is BreakerState.HALF_OPEN
-        if is_too_much and may_open and self.state is not BreakerState.OPEN:
+        if is_too_much and may_open:
+            self.open(now)
+
+    def open(self, now: float) -> None:
+        """No new work for an interval, longer than the last; one that is open stays as it is."""
+        if self.state is not BreakerState.OPEN:
             self.state = BreakerState.OPEN
             self._until = now + self._open_s
             self._open_s = min(2 * self._open_s, self._settings.max_open_s)

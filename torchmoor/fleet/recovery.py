@@ -56,6 +56,11 @@ class Recovery:
             logger.warning("breaker open instance=%s failures=%d", instance.name, breaker.num_failures)
             self._registry.refresh(instance)
 
+    def cut_off(self, instance: Instance) -> None:
+        """Another process's breaker has opened: what failed there would fail here."""
+        instance.breaker.open(self._clock())
+        self._registry.refresh(instance)
+
     def _can_do_without(self, instance: Instance) -> bool:
         members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]
         cut_off = [m for m in members if m is not instance and m.breaker.state is not BreakerState.CLOSED]

@@ -15,12 +15,12 @@ import logging
 from collections.abc import Mapping
 from time import thread_time
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import OperationAnswer, Operations
 from torchmoor.fleet.registry import Registry
-from torchmoor.routing.models import Report, Tier
+from torchmoor.routing.models import Placement, Report, Tier
 from torchmoor.settings import HealthSettings
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,29 @@ class Status(NamedTuple):
     report: Report | None
 
 
+class StatusListener(Protocol):
+    """Who passes on what instances say to other processes."""
+
+    def on_asked(self, instance: Instance) -> None:
+        """A question goes out."""
+        ...
+
+    def on_status(self, instance: Instance, status: Status) -> None:
+        """The answer to it; if there is none, nothing follows, or another question."""
+        ...
+
+
 class StatusPoller:
     """Keeps `session_room` of ready instances and the placement of models up to date."""
 
-    def __init__(self, registry: Registry, settings: HealthSettings, operations: Operations) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        settings: HealthSettings,
+        operations: Operations,
+        listener: StatusListener | None = None,
+    ) -> None:
+        self._listener = listener
         self._registry = registry
         self._settings = settings
         self._operations = operations
@@ -107,15 +126,17 @@ class StatusPoller:
     async def _ask(self, instance: Instance) -> None:
         models = self._registry.variant_of(instance).models
         mark = 0 if models is None else models.mark()
+        if self._listener is not None:
+            self._listener.on_asked(instance)
         try:
             answer = await self._operations.ask(instance, "status", {}, timeout_s=self._settings.probe_timeout_s)
             if self._registry.find(instance.name) is not instance or not instance.is_ready:
                 return
             began = thread_time()  # and not the clock: a busy host would look like a long answer
             status = self._read(instance, answer, is_ours=models is not None)
-            instance.session_room = status.room
-            if models is not None and status.report is not None:
-                models.report(instance.name, status.report, mark)
+            take_status(instance, status, models, mark)
+            if self._listener is not None:
+                self._listener.on_status(instance, status)
             self._reading_s[instance.name] = thread_time() - began
         finally:
             self._questions.pop(instance.name, None)
@@ -137,9 +158,21 @@ class StatusPoller:
             self._others.discard(name)
             self._asked_at.pop(name, None)
             self._reading_s.pop(name, None)
-        models = self._registry.variant_of(instance).models
-        if models is not None and (not is_known or instance.state in _WITHOUT_MEMORY):
-            models.forget(name)
+        forget_lost(self._registry, instance)
+
+
+def take_status(instance: Instance, status: Status, models: Placement | None, mark: int) -> None:
+    """Route by what an instance says. mark: the placement's, from before the question."""
+    instance.session_room = status.room
+    if models is not None and status.report is not None:
+        models.report(instance.name, status.report, mark)
+
+
+def forget_lost(registry: Registry, instance: Instance) -> None:
+    """An instance has changed: if it has lost its memory, or is gone, so are its models."""
+    models = registry.variant_of(instance).models
+    if models is not None and (registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY):
+        models.forget(instance.name)
 
 
 _NOTHING = Status(None, None)

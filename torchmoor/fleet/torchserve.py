@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchmoor.access.credentials import SECRETS
 from torchmoor.errors import LaunchError
+from torchmoor.settings import ALL_TRAFFIC
 
 PORTS_PER_INSTANCE = 5
 MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
@@ -44,6 +45,7 @@ class InstanceSpec:
     folder: Path  # its own, emptied by whoever starts it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
+    variant: str = ALL_TRAFFIC
     environment: Mapping[str, str]  # of the launcher's making: instance name, session keys, handler settings
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
+from time import monotonic
 from typing import Protocol
 
 from torchmoor.http.message import AnswerHead
@@ -44,13 +46,16 @@ class Answer:
 
     lines: the status line and the header lines, but those that frame the body; each ends with its line end, several
     may stand in one item.
-    encoder: None passes the body through as it is.
+    encoder: None passes the body through as it is. on_body: called once, before the body's first bytes are written.
     """
 
-    __slots__ = ("encoder", "_lines", "_is_chunked")
+    __slots__ = ("encoder", "on_body", "_lines", "_is_chunked")
 
-    def __init__(self, lines: tuple[bytes, ...], encoder: Encoder | None = None) -> None:
+    def __init__(
+        self, lines: tuple[bytes, ...], encoder: Encoder | None = None, on_body: Callable[[], None] | None = None
+    ) -> None:
         self.encoder = encoder
+        self.on_body = on_body
         self._lines = lines  # none once they are written
         self._is_chunked = False
 
@@ -102,3 +107,42 @@ class Answer:
     def _behind_head(self, piece: bytes) -> bytes:
         lines, self._lines = self._lines, ()
         return b"".join((*lines, piece))
+
+
+class WatchedAnswer(Answer):
+    """An Answer that knows how it went; not every Answer does, because that would cost each piece a little.
+
+    began_at: when its body did, in monotonic seconds, or 0.0. num_bytes: of head and body as the client gets them.
+    """
+
+    __slots__ = ("began_at", "num_bytes")
+
+    def __init__(self, answer: Answer) -> None:
+        """answer: in whose place this one is, before it has begun."""
+        super().__init__(answer._lines, answer.encoder, answer.on_body)
+        self.began_at = 0.0
+        self.num_bytes = 0
+
+    def render(self, piece: bytes) -> bytes:
+        """As any Answer."""
+        self._note_beginning(piece)
+        data = super().render(piece)
+        self.num_bytes += len(data)
+        return data
+
+    def render_last(self, piece: bytes) -> bytes | None:
+        """As any Answer."""
+        self._note_beginning(piece)
+        data = super().render_last(piece)
+        self.num_bytes += len(data or b"")
+        return data
+
+    def render_failure(self, loss: Loss) -> bytes | None:
+        """As any Answer."""
+        data = super().render_failure(loss)
+        self.num_bytes += len(data or b"")
+        return data
+
+    def _note_beginning(self, piece: bytes) -> None:
+        if piece and not self.began_at:
+            self.began_at = monotonic()

@@ -43,7 +43,18 @@ WAITING: Final = Waiting.WAITING
 
 
 class Waiter(Protocol):
-    """The exchange, as a call that waits for a target uses it."""
+    """The exchange, as its call uses it.
+
+    status_replied and num_bytes_replied: of a Reply that was written in the answer's place, 0 if none was.
+    """
+
+    status_replied: int
+    num_bytes_replied: int
+
+    @property
+    def num_bytes_in(self) -> int:
+        """Of the request's body."""
+        ...
 
     def resume(self, verdict: Target | Reply | Waiting) -> None:
         """The wait is over; once, and not after the call was told the end."""
@@ -114,10 +125,6 @@ class Call(Protocol):
 
     def on_body_too_large(self) -> Reply:
         """The request's body turned out longer than max_body_bytes."""
-        ...
-
-    def on_first_piece(self) -> None:
-        """The first bytes of a passed answer's body are about to be written."""
         ...
 
     def finish(self, outcome: Outcome) -> None:

@@ -90,6 +90,11 @@ class Delivery:
         return self._outgoing.is_complete
 
     @property
+    def num_bytes_in(self) -> int:
+        """Of the request's body, as far as it has come."""
+        return self._outgoing.num_body_bytes
+
+    @property
     def can_replay(self) -> bool:
         """True while the request can be sent once more from its beginning."""
         return not self.is_answered and self._outgoing.can_repeat

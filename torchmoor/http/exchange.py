@@ -35,8 +35,8 @@ class Exchange(Delivery):
     _is_gathering = False  # the beginning of the body, which the call wants to see
     _answer: Answer | None = None
     _num_collected = 0
-    _has_piece = False
     _progress_at = 0.0  # when something of the answer's body was last passed on
+    status_replied = num_bytes_replied = 0
 
     def start(self) -> None:
         """Choose a target and begin to send, unless the call wants to see some of the body first."""
@@ -162,9 +162,9 @@ class Exchange(Delivery):
             if self._collected is not None:
                 self._collect(self._collected, piece, is_complete)
             return
-        if piece and not self._has_piece:
-            self._has_piece = True
-            self.call.on_first_piece()
+        if answer.on_body is not None and piece:
+            on_body, answer.on_body = answer.on_body, None
+            on_body()
         if is_complete:
             last = answer.render_last(piece)
             if last is None:
@@ -203,7 +203,10 @@ class Exchange(Delivery):
         if not self.is_request_complete:
             self.client.keep_alive = False
         self.is_answered = True
-        self.client.write(reply.render(keep_alive=self.client.keep_alive))
+        self.status_replied = reply.status
+        data = reply.render(keep_alive=self.client.keep_alive)
+        self.num_bytes_replied = len(data)
+        self.client.write(data)
         self._finish(_ANSWERED)
 
     # When things go wrong

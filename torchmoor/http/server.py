@@ -32,14 +32,15 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen, with TLS if there is a context for it; returns the port."""
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
+        """Listen, with TLS if there is a context for it; returns the port. is_shared: other processes listen there."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self),
             host,
             port,
             backlog=1024,
+            reuse_port=is_shared,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else self.limits.header_timeout_s,
             ssl_shutdown_timeout=None if tls is None else LINGER_S,

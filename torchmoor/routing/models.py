@@ -15,7 +15,7 @@ a million pairs, of about a hundred bytes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from hashlib import blake2b
 from itertools import islice
@@ -74,6 +74,7 @@ class Placement:
 
     hot_outstanding: requests for a model at each of its holders above which it gets another copy. max_models: of one
     instance. is_cached: models stay in memory after their requests; if not, nobody holds one without a request.
+    on_expected: told of each note, a model and an instance.
     """
 
     def __init__(self, *, hot_outstanding: int, max_models: int, is_cached: bool = True) -> None:
@@ -87,6 +88,7 @@ class Placement:
         self._outstanding: dict[str, dict[str, int]] = {}  # by model, then instance
         self._rooms: dict[str, _Room] = {}
         self._now = 0
+        self.on_expected: Callable[[str, str], None] = _ignore
 
     # Choosing
 
@@ -194,6 +196,7 @@ class Placement:
         self._now += 1
         notes[model] = self._now
         self._show(model, name)
+        self.on_expected(model, name)
 
     def end(self, model: str, name: str) -> None:
         """The request is over, whatever became of it."""
@@ -302,6 +305,10 @@ class Placement:
 
 
 _NONE: dict[str, int] = {}
+
+
+def _ignore(model: str, name: str) -> None:
+    """Nobody else routes by these notes."""
 
 
 def _put(index: dict[str, dict[str, Tier]], model: str, name: str, tier: Tier | None) -> None:

@@ -583,7 +583,7 @@ def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.M
     def fail(image: Image.Image) -> Image.Image:
         raise MemoryError
 
-    monkeypatch.setattr("handlers.chat.intake._to_rgb", fail)
+    monkeypatch.setattr("handlers.chat.decoding._to_rgb", fail)
 
     with pytest.raises(OutOfMemory):
         intake(no_resolver).decode(PNG)

@@ -753,3 +753,27 @@ def test_chat_service_behind_the_pump(client: Any) -> None:
     assert front.heads["stream"].headers["Content-Type"] == TEXT["Content-Type"]
     assert front.over["error"].status == 400
     assert json.loads(front.bodies["close"]) == {"success": True}
+
+
+def test_failures_are_logged_by_the_ids_of_proxy_and_client(
+    front: FrontEnd, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a request that failed by a fault of ours, whole or streamed; none for a client's mistake."""
+    ids = {"x_torchmoor_request_id": "r-1", "x_amzn_sagemaker_inference_id": "order-7\nforged=line"}
+    with caplog.at_level("INFO", logger="handlers.adapter"):
+        front.send("whole", b"{}", **ids)
+        front.send("stream", b"{}", x_torchmoor_request_id="r-2")
+        front.send("mistake", b"{}", x_torchmoor_request_id="r-3")
+        front.step()
+        whole, stream, mistake = service.replies
+        whole.fail(InternalError("broken"))
+        stream.begin(TEXT, encode_error)
+        front.step()
+        stream.fail(InternalError("broken"))
+        mistake.fail(NotAnImage("no image"))
+        front.run()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "request failed request_id=r-1 inference_id=order-7forged=line code=InternalError status=500",
+        "request failed request_id=r-2 inference_id=- code=InternalError status=500",
+    ]

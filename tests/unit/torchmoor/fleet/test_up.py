@@ -105,6 +105,18 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
     assert not (tmp_path / "run").exists()
 
 
+def test_several_proxy_processes_have_one_launcher(
+    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """The instances are those of one process, and are known to the others; nothing of either is left."""
+    serve(replace(options, listen=ListenSettings(port=0, admin_port=0, processes=2)))
+
+    pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
+    assert len(pids) == 6
+    wait_until(lambda: not any(map(is_running, pids)), "no instance runs")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_operators_own_journal_stays(
     options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -1,0 +1,84 @@
+"""A headless Chromium for tests: Debian's, driven by Playwright, which has none of its own here.
+
+Without it a laptop skips what needs it; CI, which installs it, fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from tests.servers import missing
+
+TIMEOUT_MS = 60_000
+DESKTOP = (1280, 900)
+PHONE = (390, 844)
+
+
+@contextmanager
+def run_chromium() -> Iterator[Browser]:
+    """Not longer than a module: while it runs, this thread cannot run an event loop of its own."""
+    program = shutil.which("chromium")
+    if program is None:
+        missing("there is no chromium on the PATH; on Debian: apt-get install chromium")
+    expect.set_options(timeout=TIMEOUT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Tab:
+    """A page, and all that it complained of."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    def check_accessibility(self) -> None:
+        """Fails with axe-core's findings, if there are any."""
+        results = Axe().run(self.page)
+        assert results.violations_count == 0, results.generate_report()
+
+    def save(self, path: Path) -> None:
+        """The whole page as a picture."""
+        self.page.screenshot(path=path, full_page=True)
+
+
+@contextmanager
+def open_tab(
+    browser: Browser, url: str, *, scheme: str = "light", size: tuple[int, int] = DESKTOP, token: str = ""
+) -> Iterator[Tab]:
+    """A tab of a profile of its own; fails in the end if the page wrote an error or a warning to the console."""
+    width, height = size
+    context = browser.new_context(
+        color_scheme="dark" if scheme == "dark" else "light",
+        viewport={"width": width, "height": height},
+        has_touch=size == PHONE,
+        http_credentials={"username": "any", "password": token} if token else None,
+    )
+    context.set_default_timeout(TIMEOUT_MS)
+    tab = Tab(context.new_page())
+
+    def on_console(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            tab.complaints.append(message.text)
+
+    tab.page.on("console", on_console)
+    tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
+    try:
+        tab.page.goto(url)
+        yield tab
+    finally:
+        context.close()
+    if tab.complaints:
+        pytest.fail(f"the page complained: {tab.complaints}")

@@ -1,0 +1,260 @@
+"""`torchmoor serve` in several processes, before fake instances that hold their answers until they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.proxy.conftest import KEY
+from tests.proxy.fake_instance import FakeInstance, Received, Wire
+from tests.waiting import wait_until
+
+TIMEOUT_S = 60.0
+
+
+class Holding:
+    """Instances in a loop of their own, which answer with their names: at once, or when they are let go."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.fakes = {name: FakeInstance(name, behave=self._make_behaviour(name)) for name in names}
+        self.running = dict.fromkeys(names, 0)
+        self.most = dict.fromkeys(names, 0)
+        self._loop = asyncio.new_event_loop()
+        self._held: dict[str, list[asyncio.Event]] = {name: [] for name in names}
+        self._is_holding = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="instances", daemon=True)
+
+    def _make_behaviour(self, name: str) -> Any:
+        async def behave(request: Received, wire: Wire) -> None:
+            self.running[name] += 1
+            self.most[name] = max(self.most[name], self.running[name])
+            try:
+                if self._is_holding:
+                    event = asyncio.Event()
+                    self._held[name].append(event)
+                    await event.wait()
+            finally:
+                self.running[name] -= 1
+            await wire.answer(body=name.encode())
+
+        return behave
+
+    def run(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
+
+    def hold(self) -> None:
+        """From now on answers wait."""
+        self._is_holding = True
+
+    def release(self, name: str | None = None) -> None:
+        """Let go the one that an instance has held the longest; without a name all, and hold no more."""
+
+        async def let_go() -> None:
+            if name is not None:
+                self._held[name].pop(0).set()
+                return
+            self._is_holding = False
+            for events in self._held.values():
+                for event in events:
+                    event.set()
+                events.clear()
+
+        self.run(let_go())
+
+    @property
+    def num_held(self) -> int:
+        return sum(self.running.values())
+
+    def __enter__(self) -> Holding:
+        self._thread.start()
+        for fake in self.fakes.values():
+            self.run(fake.start())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+        for fake in self.fakes.values():
+            self.run(fake.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class Served:
+    """A running `torchmoor serve`."""
+
+    def __init__(self, process: subprocess.Popen[str], where: dict[str, Any]) -> None:
+        self.process = process
+        self.port = int(where["runtime"].rpartition(":")[2])
+        self.admin: str = where["admin"]
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def children(self) -> list[int]:
+        """The proxy processes."""
+        return children_of(self.process.pid)
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A connection of its own, closed with the others; which process takes it is the kernel's choice."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        self._connections.append(connection)
+        return connection
+
+    def hang_up(self) -> None:
+        """Close whatever a test has left open, as one does that fails or whose process was killed."""
+        while self._connections:
+            self._connections.pop().close()
+
+    def send(self, endpoint: str = "chat", **headers: str) -> http.client.HTTPConnection:
+        """A request on a new connection, whose answer is not yet read."""
+        connection = self.connect()
+        connection.request("POST", f"/endpoints/{endpoint}/invocations", body=b"{}", headers=headers)
+        return connection
+
+    def ask(self, endpoint: str = "chat", **headers: str) -> str:
+        """Who answers; asserts that somebody does."""
+        return read(self.send(endpoint, **headers))
+
+    def instances(self) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in self.look("instances")["instances"]}
+
+    def look(self, path: str) -> Any:
+        """What the admin plane shows there."""
+        with urllib.request.urlopen(f"{self.admin}/{path}", timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+
+    def outstanding(self) -> int:
+        return sum(row["outstanding"] for row in self.instances().values())
+
+    def move(self, name: str, verb: str) -> None:
+        self.post(f"instances/{name}/{verb}")
+
+    def post(self, path: str) -> None:
+        """An order for the admin plane; asserts that it is done."""
+        url = f"{self.admin}/{path}"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=TIMEOUT_S):
+            pass
+
+    def count(self, metric: str) -> float:
+        """A counter over all endpoints."""
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=TIMEOUT_S) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            return sum(s.value for family in families for s in family.samples if s.name in (metric, f"{metric}_total"))
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.admin}/healthz", timeout=TIMEOUT_S):
+                return True
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+
+
+def read(connection: http.client.HTTPConnection) -> str:
+    """The answer's body; asserts that it is good."""
+    status, body = read_any(connection)
+    assert status == 200, body
+    return body
+
+
+def read_any(connection: http.client.HTTPConnection) -> tuple[int, str]:
+    """The answer's status and body, whatever they are; its connection is closed, even if none comes."""
+    with closing(connection), connection.getresponse() as answer:
+        return answer.status, answer.read().decode()
+
+
+@contextmanager
+def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Iterator[Served]:
+    """Asserts on the way out that it ends, with all its processes, when it is asked to."""
+    command = [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", str(processes)]
+    environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": keys}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        served: Served | None = None
+        children: list[int] = []
+        try:
+            assert process.stdout is not None
+            served = Served(process, json.loads(process.stdout.readline()))
+            wait_until(served.is_healthy, "every endpoint has a ready instance")
+            yield served
+        finally:
+            if served is not None:
+                children = served.children()
+                served.hang_up()
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            process.wait(TIMEOUT_S)
+            wait_until(lambda: not any(map(is_running, children)), "all processes are gone")
+
+
+def serve_in_vain(path: Path) -> subprocess.CompletedProcess[str]:
+    """A `torchmoor serve` of two processes that is to be refused."""
+    return subprocess.run(
+        [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", "2"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **changes: Any) -> Path:
+    """A file with these endpoints' instances; `late` binds late, one request at a time; `many` has many models."""
+    content = {
+        "Endpoints": [
+            {
+                "EndpointConfig": {
+                    "EndpointConfigName": name,
+                    "ProductionVariants": [
+                        {
+                            "VariantName": "v",
+                            "ModelName": name,
+                            "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
+                        }
+                    ],
+                },
+                **({"late_binding": {"max_wait_s": 60.0}} if name == "late" else {}),
+                **({"MultiModelConfig": {"ModelCacheSetting": "Enabled"}} if name == "many" else {}),
+            }
+            for name in endpoints
+        ],
+        "Instances": [
+            {"name": fake.name, "endpoint": name, "port": fake.port, "capacity": 1 if name == "late" else 64}
+            for name, fakes in endpoints.items()
+            for fake in fakes
+        ],
+        "listen": {"port": 0, "admin_port": 0},
+        "health": {"starting_interval_s": 0.05},
+        **changes,
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False

@@ -1,0 +1,266 @@
+"""The dashboard in a real browser, before fake instances: every state, both colour schemes, a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from playwright.sync_api import Browser, expect
+
+from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_instance import Received, Wire, answering, streaming
+from tests.proxy.fake_many import FakeFleet
+from tests.waiting import wait_until
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import Credentials, MultiModelSettings
+
+MIB = 1 << 20
+STATUS = {
+    "device": "cpu",
+    "sessions": {"open": 37, "max": 1024, "opened": 40, "closed": 3, "adopted": 0},
+    "memory": {
+        "kv_bytes": 700 * MIB,
+        "kv_capacity_bytes": 1024 * MIB,
+        "features_bytes": 90 * MIB,
+        "features_capacity_bytes": 256 * MIB,
+        "host_bytes": 3 * MIB,
+        "host_capacity_bytes": 512 * MIB,
+    },
+    "turns": {"running": 2, "waiting": 1, "finished": 812},
+    "tokens": {"prefilled": 4000, "reused": 36_000, "generated": 51_234},
+    "session_ids": ["ts-seq-a-secret"],
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with run_chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage]) -> Stage:
+    """Four instances that tell their status, stream to the streaming operation, and answer all else."""
+    stage = make_stage(names=("llava-0", "llava-1", "llava-2", "llava-3"))
+    for fake in stage.instances.values():
+        fake.behave = serve
+        fake.on_status = answering(body=json.dumps(STATUS).encode())
+    return stage
+
+
+async def serve(request: Received, wire: Wire) -> None:
+    if b"stream" in request.body:
+        await streaming([b"one ", b"two"])(request, wire)
+    else:
+        await answering()(request, wire)
+
+
+def change(stage: Stage, action: Callable[[Registry], None]) -> None:
+    async def act() -> None:
+        action(stage.registry)
+
+    stage.run(act())
+
+
+def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
+    """It says that it runs nothing but its own files and is framed by nobody."""
+    for path in ("/", "/dashboard.js", "/models.js", "/dashboard.css", "/dashboard.json"):
+        answer = requests.get(stage.proxy.admin_url + path, timeout=10)
+
+        assert answer.status_code == 200, path
+        assert "default-src 'none'; script-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    assert "<script>" not in requests.get(stage.proxy.admin_url, timeout=10).text
+
+
+def test_name_of_elsewhere_that_leads_here_is_refused(stage: Stage) -> None:
+    """A page that had its name lead to a loopback address would be of the admin plane's own origin."""
+    url = stage.proxy.admin_url
+    for host, status in (("evil.example:9080", 403), ("localhost:9080", 200), ("[::1]:9080", 200)):
+        assert requests.get(url, headers={"Host": host}, timeout=10).status_code == status, host
+    assert (
+        requests.post(
+            f"{url}/instances/llava-0/drain",
+            headers={"Host": "evil.example", "Origin": "http://evil.example"},
+            timeout=10,
+        ).status_code
+        == 403
+    )
+    assert stage.instance("llava-0").state is InstanceState.READY
+
+
+def test_numbers_of_the_last_minutes_as_json(stage: Stage) -> None:
+    """Rates, quantiles, histograms and decisions of each variant; what each instance says, but no session's id."""
+    client = stage.client()
+    for _ in range(10):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+    answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
+    assert list(answer["Body"])
+    pages: list[str] = []
+
+    def is_complete() -> bool:
+        pages.append(requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=10).text)
+        told = json.loads(pages[-1])
+        is_sampled = sum(told["variants"][0]["latency"]["counts"]) == 11
+        return is_sampled and all(instance["status"] is not None for instance in told["instances"])
+
+    wait_until(is_complete, "a sample, and every instance's word")
+    told = json.loads(pages[-1])
+    [variant] = told["variants"]
+    assert (variant["endpoint"], variant["ready"], variant["invocations"], variant["in_flight"]) == ("llava", 4, 11, 0)
+    assert sum(variant["first_chunk"]["counts"]) == 1
+    assert variant["decisions"] == {"least-outstanding-requests": 11}
+    assert max(variant["series"]["requests_per_s"]) > 0
+    assert {len(values) for values in variant["series"].values()} == {len(variant["series"]["seconds_ago"])}
+    assert [i["status"]["sessions"]["open"] for i in told["instances"]] == [37] * 4
+    assert "ts-seq" not in pages[-1]
+
+
+@pytest.mark.browser
+def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browser: Browser, tmp_path: Path) -> None:
+    """Nothing is wider than the screen, and axe-core finds nothing that keeps people out."""
+
+    async def work_on(request: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    client = stage.client()
+    for number in range(60):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId=str(number))
+    for _ in range(8):
+        answer = client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"stream")
+        assert list(answer["Body"])
+    change(stage, lambda registry: registry.drain("llava-1"))
+    change(stage, lambda registry: registry.set_state("llava-2", InstanceState.DOWN))
+    stage.instances["llava-0"].behave = stage.instances["llava-3"].behave = work_on
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"{}")
+    stage.until(lambda: stage.outstanding() == 1, "the request at an instance")
+
+    for scheme, size in (("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE), ("dark", PHONE)):
+        with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
+            page = tab.page
+            expect(page.locator("#health")).to_have_text("2 of 4 instances ready")
+            expect(page.locator(".card .badge")).to_have_text(["ready", "draining", "down", "ready"])
+            expect(page.get_by_role("heading", name="Models")).to_be_hidden()
+            expect(page.locator(".tile", has_text="In flight").locator("b")).to_have_text("1")
+            expect(page.get_by_role("img", name=re.compile("Answers by latency"))).to_be_visible()
+            expect(page.locator(".card").first).to_contain_text("700 MiB of 1 GiB")
+            expect(page.locator(".card").nth(2).get_by_role("button")).to_have_count(0)
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.check_accessibility()
+            tab.save(tmp_path / f"{scheme}-{size[0]}.png")
+    connection.close()
+
+
+@pytest.mark.browser
+def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> None:
+    """Tab to the button, Enter, and a question whose first answer is no; Escape changes nothing."""
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        button = page.get_by_role("button", name="Drain llava-0")
+        expect(button).to_be_visible()
+        page.keyboard.press("Tab")
+        for _ in range(20):
+            if button.evaluate("element => element === document.activeElement"):
+                break
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name="Drain llava-0?")
+        expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+        tab.check_accessibility()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        expect(button).to_be_focused()
+        assert stage.instance("llava-0").state is InstanceState.READY
+
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+
+        expect(page.locator(".card .badge").first).to_have_text("draining")
+        expect(page.locator("#done")).to_have_text("llava-0 is draining.")
+        assert stage.instance("llava-0").state is InstanceState.DRAINING
+
+
+@pytest.mark.browser
+def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+    """Which are where, how large, when used, what goes next; each button asks first, and says what came of it."""
+    fleet = FakeFleet({"bert-small", "vit-tiny", "llama-nano"})
+    stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
+    fleet.many["a"].tiers = {"bert-small": "device", "vit-tiny": "disk"}
+    fleet.many["b"].tiers = {f"variant-{number}": "host" for number in range(99)}
+    for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
+        with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
+            expect(tab.page.locator("#models-facts")).to_have_text("100 of 101 shown")
+            expect(tab.page.locator("#models tr").first).to_contain_text("bert-small")
+            assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.check_accessibility()
+            tab.save(tmp_path / f"models-{scheme}.png")
+
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        page.get_by_label("Name contains").fill("BERT")
+        row = page.locator("#models tr")
+        expect(row).to_have_count(1)
+        for text in ("bert-small", "a", "device", "1,000 B", "0 s ago", "next"):
+            expect(row.get_by_text(text, exact=True)).to_be_visible()
+        expect(page.locator(".card").first).to_contain_text("Models (device)")
+
+        def press(button: str, answer: str) -> None:
+            page.get_by_role("button", name=button).click()
+            page.get_by_role("dialog", name=f"{button}?").get_by_role("button", name=answer).click()
+
+        press("Unload bert-small at a", "Cancel")
+        press("Pin bert-small at a", "Pin")
+        expect(page.locator("#done")).to_have_text("bert-small is pinned, on device.")
+        expect(row.get_by_text("pinned", exact=True)).to_be_visible()
+        assert fleet.many["a"].pinned == {"bert-small"}
+        press("Unpin bert-small at a", "Unpin")
+        expect(row.get_by_text("next", exact=True)).to_be_visible()
+        press("Unload bert-small at a", "Unload")
+        expect(row).to_have_count(0)
+        assert "bert-small" not in fleet.many["a"].tiers
+
+        page.get_by_label("Name contains").fill("llama-nano")
+        page.get_by_role("button", name="Prewarm it").click()
+        page.get_by_role("dialog", name="Prewarm llama-nano?").get_by_role("button", name="Prewarm").click()
+        expect(row.get_by_text("llama-nano", exact=True)).to_be_visible()
+
+        page.get_by_label("Name contains").fill("nobody")
+        page.get_by_role("button", name="Prewarm it").click()
+        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()
+        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")
+        tab.complaints.clear()  # Chromium's own line for the refusal
+
+
+@pytest.mark.browser
+def test_page_asks_for_the_token_that_the_admin_plane_has(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """As the password that browsers ask for; what the page fetches comes with it."""
+    token = "a-token-that-nobody-guesses"
+    stage = make_stage(credentials=Credentials(admin_token=token))
+    assert requests.get(f"{stage.proxy.admin_url}/dashboard.json", timeout=10).status_code == 401
+
+    with open_tab(browser, stage.proxy.admin_url, token=token) as tab:
+        expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
+
+
+@pytest.mark.browser
+def test_page_says_when_the_proxy_is_gone(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """What it shows then is old, and it does not pretend otherwise."""
+    stage = make_stage()
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        expect(tab.page.locator("#health")).to_have_text("2 of 2 instances ready")
+        tab.page.route("**/dashboard.json", lambda route: route.abort())
+
+        expect(tab.page.get_by_role("alert")).to_contain_text("The proxy does not answer since")
+        tab.page.unroute("**/dashboard.json")
+        expect(tab.page.get_by_role("alert")).to_be_hidden()
+        tab.complaints.clear()  # Chromium's own line for the failed request

@@ -1,0 +1,88 @@
+"""The admin plane's metrics page, read by Prometheus' own parser."""
+
+from __future__ import annotations
+
+import pytest
+import requests
+from botocore.exceptions import ClientError
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_instance import refusing, streaming
+
+# CONTRACT section 7, of endpoints with one model and without GPUs.
+NAMES = {
+    "Invocations",
+    "InvocationsPerInstance",
+    "Invocation4XXErrors",
+    "Invocation5XXErrors",
+    "InvocationModelErrors",
+    "ModelLatency",
+    "OverheadLatency",
+    "ConcurrentRequestsPerModel",
+    "FirstChunkLatency",
+    "FirstChunkModelLatency",
+    "FirstChunkOverheadLatency",
+    "MidStreamErrors",
+    "NoCapacityInvocationFailures",
+    "CPUUtilization",
+    "MemoryUtilization",
+}
+
+
+def scrape(stage: Stage) -> dict[str, list[Sample]]:
+    """The page's samples, by the names of their metrics."""
+    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=10).text
+    return {family.name: family.samples for family in text_string_to_metric_families(page)}
+
+
+def value(found: dict[str, list[Sample]], metric: str, sample: str, **labels: str) -> float:
+    [number] = [s.value for s in found[metric] if s.name == sample and labels.items() <= s.labels.items()]
+    return number
+
+
+def test_page_has_every_metric_of_the_service(stage: Stage) -> None:
+    """Under CloudWatch's names, and as Prometheus reads them, even before the first request."""
+    found = scrape(stage)
+
+    assert found.keys() >= NAMES
+    assert found["process_cpu_seconds"]
+    assert 0 < value(found, "MemoryUtilization", "MemoryUtilization") < 100
+    assert value(found, "CPUUtilization", "CPUUtilization") >= 0
+
+
+def test_first_chunk_is_split_into_the_models_time_and_ours(stage: Stage) -> None:
+    """The two parts add up."""
+    stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
+    answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+    assert list(answer["Body"])
+
+    found = scrape(stage)
+
+    names = ("FirstChunkLatency", "FirstChunkModelLatency", "FirstChunkOverheadLatency")
+    total, model, overhead = (value(found, name, f"{name}_sum") for name in names)
+    assert [value(found, name, f"{name}_count") for name in names] == [1, 1, 1]
+    assert total == pytest.approx(model + overhead)
+    assert 0 < model <= total
+
+
+def test_invocations_are_shared_among_instances(stage: Stage) -> None:
+    """Half of each counts where there are two."""
+    for _ in range(3):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert value(scrape(stage), "InvocationsPerInstance", "InvocationsPerInstance_total") == 1.5
+    assert value(scrape(stage), "InvocationsPerInstance", "InvocationsPerInstance_total") == 1.5
+
+
+def test_reasons_of_choices_are_counted(stage: Stage) -> None:
+    """A retry is a choice of its own."""
+    stage.a.behave = stage.b.behave = refusing(503, None, "queue full")
+    with pytest.raises(ClientError):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    found = scrape(stage)
+
+    for reason in ("least-outstanding-requests", "retry"):
+        assert value(found, "RoutingDecisions", "RoutingDecisions_total", reason=reason) == 1

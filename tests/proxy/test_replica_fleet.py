@@ -1,0 +1,263 @@
+"""The parent of several proxy processes: what it tells them, and what it makes of what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from tests.proxy.fake_instance import Received, Wire
+from tests.proxy.fake_many import FakeMany
+from tests.proxy.replicas import Holding, read, read_any, serve_in_vain, serving, write_config
+from tests.waiting import wait_until
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.replicas import process as process_module
+from torchmoor.replicas.fleet import ReplicaFleet
+from torchmoor.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+
+SETTINGS = ProxySettings(
+    endpoints=(EndpointSettings(name="chat", variants=(VariantSettings(model="chat"),)),),
+    listen=ListenSettings(port=0, admin_port=0, processes=2),
+    health=HealthSettings(starting_interval_s=0.05),
+)
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    with Holding(("a", "b")) as instances:
+        yield instances
+
+
+def add(registry: Registry, port: int) -> None:
+    """The one instance, as a launcher makes it known at each of its starts."""
+    registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=port, state=InstanceState.READY))
+
+
+def run_with_fleet(registry: Registry, work: Callable[[ReplicaFleet, asyncio.AbstractEventLoop], None]) -> None:
+    """A fleet in this process's own loop; `work` runs in a thread and may block."""
+
+    async def run() -> None:
+        async with ReplicaFleet(SETTINGS, registry) as fleet:
+            await asyncio.to_thread(work, fleet, asyncio.get_running_loop())
+
+    uvloop.run(run())
+
+
+def ask(port: int) -> str:
+    """Who answers; "" if nobody does: of an instance that goes its requests may fail."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+        status, body = read_any(connection)
+    return body if status == 200 else ""
+
+
+def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(holding: Holding) -> None:
+    """A launcher gives an instance other ports if its old ones are taken."""
+    registry = Registry(SETTINGS.endpoints)
+    add(registry, holding.fakes["a"].port)
+
+    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
+        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+        loop.call_soon_threadsafe(add, registry, holding.fakes["b"].port)
+        wait_until(lambda: {ask(fleet.port) for _ in range(8)} == {"b"}, "both processes know the new port")
+
+    run_with_fleet(registry, work)
+
+
+def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens as before, so that clients of its share of the connections would wait for ever."""
+    monkeypatch.setattr(process_module, "SILENT_S", 3.0)
+    registry = Registry(SETTINGS.endpoints)
+    add(registry, holding.fakes["a"].port)
+
+    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
+        hanging = fleet.processes[0].pid
+        assert hanging is not None
+        os.kill(hanging, signal.SIGSTOP)
+        wait_until(lambda: fleet.processes[0].pid not in (hanging, None), "it is killed, and another started")
+        wait_until(lambda: fleet.processes[0].is_ready, "which takes requests")
+        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+
+    run_with_fleet(registry, work)
+
+
+def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it said for a reason, and without a process left."""
+    monkeypatch.setattr(process_module, "to_text", lambda settings: "nonsense")
+
+    with pytest.raises(process_module.LaunchError, match="while starting"):
+        run_with_fleet(Registry(SETTINGS.endpoints), lambda fleet, loop: None)
+
+
+def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding: Holding, tmp_path: Path) -> None:
+    """What failed there often enough need not fail in each of the others as often."""
+
+    async def reset(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    holding.fakes["a"].behave = reset
+    fakes = list(holding.fakes.values())
+    changes = {"recovery": {"max_failures": 3, "min_open_s": 600.0, "max_open_s": 600.0}}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": fakes}, **changes)
+    with serving(path, 3) as served:
+        connection = served.connect()  # of one process
+
+        def is_open() -> bool:
+            connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+            assert connection.getresponse().read() == b"b"
+            return bool(served.instances()["a"]["breaker"] == "open")
+
+        wait_until(is_open, "the breaker opens")
+        served.instances()  # every process has answered after that, and so has heard of it
+        before = len(holding.fakes["a"].received)
+
+        assert {served.ask() for _ in range(16)} == {"b"}
+
+    assert len(holding.fakes["a"].received) == before
+
+
+def test_file_read_again_reaches_every_process_and_breaks_nothing(holding: Holding, tmp_path: Path) -> None:
+    """An instance that is taken out ends what any process has sent there; the one that came instead gets the rest."""
+    path = tmp_path / "torchmoor.yaml"
+    tokens = tmp_path / "keys"
+
+    def write(token: str, name: str) -> None:
+        tokens.write_text(f"token alice {token}\n")
+        tokens.chmod(0o600)
+        write_config(path, {"chat": [holding.fakes[name]]}, access={"keys_file": str(tokens)})
+
+    def who_answers(token: str) -> str:
+        status, body = read_any(served.send(Authorization=f"Bearer {token}"))
+        return body if status == 200 else str(status)
+
+    write("first-token-of-alice", "a")
+    with serving(path, 3) as served:
+        holding.hold()
+        running = [served.send(Authorization="Bearer first-token-of-alice") for _ in range(6)]
+        wait_until(lambda: holding.num_held == 6, "the instance has them")
+        write("second-token-of-alice", "b")
+
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served.instances().get("b", {}).get("state") == "ready", "the new instance is known")
+        holding.release()
+
+        assert [read(connection) for connection in running] == ["a"] * 6
+        wait_until(lambda: "a" not in served.instances(), "the old one has left")
+        assert {who_answers("second-token-of-alice") for _ in range(12)} == {"b"}
+        assert {who_answers("first-token-of-alice") for _ in range(12)} == {"403"}
+
+
+def test_every_process_knows_which_instance_holds_which_model(holding: Holding, tmp_path: Path) -> None:
+    """By the instances' reports to the parent, by an operator's order, by what another process has asked for."""
+    reported = {"a": [f"a{number}" for number in range(6)], "b": [f"b{number}" for number in range(6)]}
+    source = {*reported["a"], *reported["b"], "ordered", *(f"cold{number}" for number in range(6))}
+    many = {
+        name: FakeMany(fake, source=source, tiers=dict.fromkeys(reported[name], "device"))
+        for name, fake in holding.fakes.items()
+    }
+    health = {"starting_interval_s": 0.05, "status_interval_s": 600.0, "busy_status_interval_s": 600.0}
+    path = write_config(tmp_path / "torchmoor.yaml", {"many": list(holding.fakes.values())}, health=health)
+    with serving(path, 3) as served:
+
+        def who_has(model: str) -> set[str]:
+            """The instances that serve a model, asked through all processes."""
+            fields = {"X-Amzn-SageMaker-Target-Model": model}
+            return {json.loads(served.ask("many", **fields))["instance"] for _ in range(6)}
+
+        wait_until(lambda: served.count("LoadedModelCount") == 12, "both instances have been asked")
+        served.instances()  # every process has answered after that, and so has heard of it
+        assert [who_has(model) for model in reported["a"]] == [{"a"}] * 6
+        assert [who_has(model) for model in reported["b"]] == [{"b"}] * 6
+        assert sum(each.num_loads for each in many.values()) == 0
+
+        busy = "a" if len(many["a"].tiers) > len(many["b"].tiers) else "b"
+        served.post(f"models/ordered/prewarm?instance={busy}")
+        served.instances()
+        assert who_has("ordered") == {busy}
+        assert [len(who_has(f"cold{number}")) for number in range(6)] == [1] * 6
+        assert sum(each.num_loads for each in many.values()) == 7
+        assert served.count("ModelInvocations") == 6 * 19
+
+
+def test_dashboard_shows_all_processes_as_one(holding: Holding, tmp_path: Path) -> None:
+    """Whichever process has a request: counted once, in the totals, in the curves, and with its instance."""
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())})
+    with serving(path, 3) as served:
+        for _ in range(10):
+            served.ask()
+        holding.hold()
+        running = [served.send() for _ in range(6)]
+        wait_until(lambda: holding.num_held == 6, "the instances have them")
+
+        told = served.look("dashboard.json")
+        (variant,) = told["variants"]
+        assert (variant["invocations"], variant["in_flight"], variant["ready"]) == (16, 6, 2)
+        assert {row["name"]: row["outstanding"] for row in told["instances"]} == holding.running
+
+        def curve() -> list[int]:
+            in_flight: list[int] = served.look("dashboard.json")["variants"][0]["series"]["in_flight"]
+            return in_flight
+
+        wait_until(lambda: curve()[-1:] == [6], "the next sample has them")
+        assert served.look("dashboard.json")["variants"][0]["decisions"] == {"least-outstanding-requests": 16}
+        holding.release()
+        for connection in running:
+            read(connection)
+
+
+def test_processes_write_one_access_log(holding: Holding, tmp_path: Path) -> None:
+    """Every request is one whole line of the one file, also of the next one, once the first was moved away."""
+    log = tmp_path / "access.jsonl"
+    observe = {"access_log": str(log), "access_log_interval_s": 0.01}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
+
+    def request_ids(of: Path) -> list[str]:
+        whole, _, _ = of.read_text().rpartition("\n")  # what is being written at this moment may end anywhere
+        return [json.loads(line)["request_id"] for line in whole.splitlines()]
+
+    with serving(path, 3) as served:
+        for _ in range(30):
+            served.ask()
+        wait_until(lambda: len(request_ids(log)) == 30, "all lines are written")
+        assert len(set(request_ids(log))) == 30
+        assert (served.count("AccessLogLines"), served.count("AccessLogDropped")) == (30, 0)
+
+        old = log.rename(tmp_path / "access.jsonl.1")
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: open_files(served.children(), log) == 3, "every process has the new file")
+        for _ in range(12):
+            served.ask()
+        wait_until(lambda: len(request_ids(log)) == 12, "the next lines are there")
+
+    assert len(request_ids(old)) == 30
+
+
+def open_files(processes: list[int], path: Path) -> int:
+    """How often these processes have the file of this name open."""
+    number = 0
+    for descriptor in (each for process in processes for each in Path(f"/proc/{process}/fd").glob("*")):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            number += os.readlink(descriptor) == str(path)
+    return number
+
+
+def test_access_log_that_cannot_be_written_is_refused_at_the_start(holding: Holding, tmp_path: Path) -> None:
+    """With the reason of the process that found it out."""
+    observe = {"access_log": str(tmp_path / "nowhere" / "access.jsonl")}
+    path = write_config(tmp_path / "torchmoor.yaml", {"chat": list(holding.fakes.values())}, observe=observe)
+
+    result = serve_in_vain(path)
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "observe.access_log: cannot append to" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,227 @@
+"""Several proxy processes on one port are one proxy, to clients and to operators."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.conftest import make_session_id
+from tests.proxy.replicas import TIMEOUT_S, Holding, Served, is_running, read, serve_in_vain, serving, write_config
+from tests.waiting import wait_until
+
+PROCESSES = 3
+
+
+@pytest.fixture(scope="module")
+def holding() -> Iterator[Holding]:
+    with Holding(("a", "b", "c")) as instances:
+        yield instances
+
+
+@pytest.fixture(scope="module")
+def config(holding: Holding, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fakes = holding.fakes
+    path = tmp_path_factory.mktemp("replicas") / "torchmoor.yaml"
+    return write_config(
+        path, {"chat": (fakes["a"], fakes["b"]), "late": (fakes["c"],)}, sessions={"are_journaled": True}
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(config: Path) -> Iterator[Served]:
+    """One fleet for all tests that leave it as it was."""
+    with serving(config, PROCESSES) as served:
+        yield served
+
+
+@pytest.fixture
+def served(shared: Served, holding: Holding) -> Iterator[Served]:
+    """Checked on the way out: nothing is outstanding in any process, and nothing is held."""
+    holding.most = dict.fromkeys(holding.most, 0)
+    yield shared
+    shared.hang_up()
+    holding.release()
+    wait_until(lambda: shared.outstanding() == 0, "all leases of all processes are released")
+
+
+def test_all_processes_choose_by_the_counts_of_all(served: Served, holding: Holding) -> None:
+    """Requests that come through different processes spread as if there were one; the admin plane shows their sum."""
+    holding.hold()
+    connections = []
+    for number in range(1, 13):
+        connections.append(served.send())
+        wait_until(lambda: holding.num_held == number, "the instance has it")  # noqa: B023
+    rows = served.instances()
+
+    assert (holding.running["a"], holding.running["b"]) == (6, 6)
+    assert (rows["a"]["outstanding"], rows["b"]["outstanding"]) == (6, 6)
+    holding.release()
+    assert sorted(map(read, connections)) == ["a"] * 6 + ["b"] * 6
+
+
+def test_metrics_are_sums_over_the_processes(served: Served) -> None:
+    """Whoever served a request, it is counted once."""
+    before = served.count("Invocations"), served.count("ModelLatency_count")
+
+    for _ in range(20):
+        served.ask()
+
+    assert served.count("Invocations") == before[0] + 20
+    wait_until(lambda: served.count("ModelLatency_count") == before[1] + 20, "every answer is counted")
+
+
+def test_drain_and_resume_reach_every_process(served: Served) -> None:
+    """No process sends anything new to an instance that drains."""
+    served.move("a", "drain")
+    assert {served.ask() for _ in range(12)} == {"b"}
+
+    served.move("a", "resume")
+    wait_until(lambda: served.instances()["a"]["state"] == "ready", "the instance is probed and ready")
+    wait_until(lambda: "a" in {served.ask() for _ in range(4)}, "it gets work again")
+
+
+def test_session_goes_on_through_any_process(served: Served) -> None:
+    """An id says where its session is; no process has to have seen it before."""
+    session = make_session_id("b", endpoint="chat")
+
+    answers = {served.ask(**{"X-Amzn-SageMaker-Session-Id": session}) for _ in range(12)}
+
+    assert answers == {"b"}
+
+
+def test_requests_wait_in_any_process_for_an_instance_that_another_frees(served: Served, holding: Holding) -> None:
+    """Late binding: one request at a time, in whichever process it waits, and each as soon as there is room."""
+    holding.hold()
+    first = served.send("late")
+    wait_until(lambda: holding.running["c"] == 1, "the instance has the first")
+    waiting = [served.send("late") for _ in range(9)]
+    wait_until(lambda: served.count("WaitingInvocations") == 9, "the others wait, in their processes")
+
+    for left in reversed(range(9)):
+        holding.release("c")
+        wait_until(lambda: served.count("WaitingInvocations") <= left, "the next goes")  # noqa: B023
+    holding.release()
+
+    assert [read(connection) for connection in (first, *waiting)] == ["c"] * 10
+    assert holding.most["c"] <= 2  # two processes may choose in the same microseconds; docs/decisions/0018-replicas.md
+
+
+def test_turn_of_a_session_waits_for_its_instance_in_any_process(served: Served, holding: Holding) -> None:
+    """What another process frees at a session's instance goes to the session's turn before anything else."""
+    session = make_session_id("c", endpoint="late")
+    holding.hold()
+    connections = [served.send("late")]
+    wait_until(lambda: holding.running["c"] == 1, "the instance is full")
+    connections += [served.send("late", **{"X-Amzn-SageMaker-Session-Id": session}) for _ in range(4)]
+    wait_until(lambda: served.count("WaitingInvocations") == 4, "the turns wait")
+
+    holding.release()
+
+    assert list(map(read, connections)) == ["c"] * 5
+
+
+def test_killed_process_takes_only_its_own_with_it_and_comes_back(served: Served, holding: Holding) -> None:
+    """Its counts disappear, the others go on, no counter goes down, and soon there are as many as before."""
+    holding.hold()
+    connections = [served.send() for _ in range(12)]
+    wait_until(lambda: holding.num_held == 12, "the instances have them")
+    wait_until(lambda: served.outstanding() == 12, "the admin plane shows them")
+    before = served.count("Invocations")
+    children = served.children()
+
+    os.kill(children[0], signal.SIGKILL)
+    wait_until(lambda: children[0] not in served.children(), "it is gone")
+    num_broken = 0
+    holding.release()
+    for connection in connections:
+        try:
+            assert read(connection) in "ab"
+        except (ConnectionError, http.client.RemoteDisconnected):
+            num_broken += 1
+
+    assert num_broken < 12
+    wait_until(lambda: served.outstanding() == 0, "its leases are gone with it")
+    wait_until(lambda: len(served.children()) == PROCESSES, "another is started in its place")
+    assert served.count("Invocations") >= before
+    holding.hold()
+    connections = [served.send() for _ in range(12)]
+    wait_until(lambda: holding.num_held == 12, "all take requests")
+    wait_until(lambda: served.outstanding() == 12, "and all count them")
+    holding.release()
+    for connection in connections:
+        read(connection)
+
+
+def test_requests_under_load_survive_the_death_of_another_process(served: Served) -> None:
+    """Only connections to the process that dies break; a client that connects again is served at once."""
+    victim = served.children()[-1]
+    connections = [served.connect() for _ in range(10)]
+    num_broken = 0
+    for round_number in range(10):
+        if round_number == 3:
+            os.kill(victim, signal.SIGKILL)
+        for number, connection in enumerate(connections):
+            try:
+                connection.request("POST", "/endpoints/chat/invocations", body=b"{}")
+                answer = connection.getresponse()
+                assert (answer.status, answer.read()) in ((200, b"a"), (200, b"b"))
+            except (ConnectionError, http.client.RemoteDisconnected):
+                num_broken += 1
+                connections[number] = served.connect()
+    served.hang_up()
+
+    # One break a connection; two if the next went to the dying process's listener, before the kernel took it away.
+    assert num_broken <= 20
+    wait_until(lambda: victim not in served.children() and len(served.children()) == PROCESSES, "it comes back")
+
+
+def test_term_lets_running_requests_end(config: Path, holding: Holding) -> None:
+    """SIGTERM to the parent: what runs is answered, nothing new is taken, exit status 0."""
+    with serving(config, 2) as served:
+        holding.hold()
+        connections = [served.send() for _ in range(6)]
+        wait_until(lambda: holding.num_held == 6, "the instances have them")
+
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not takes_connections(served.port), "nobody listens any more")
+        holding.release()
+
+        assert [read(connection) in "ab" for connection in connections] == [True] * 6
+        assert served.process.wait(TIMEOUT_S) == 0
+
+
+def test_nothing_outlives_a_killed_parent(config: Path) -> None:
+    """kill -9 of the parent: its processes end by themselves, and the port is free."""
+    with serving(config, 2) as served:
+        children = served.children()
+        assert len(children) == 2
+
+        served.process.kill()
+
+        wait_until(lambda: not any(map(is_running, children)), "its processes have ended")
+        assert not takes_connections(served.port)
+
+
+def test_taken_port_is_refused_even_if_it_could_be_shared(config: Path, shared: Served, tmp_path: Path) -> None:
+    """Two proxies on one port would take each other's clients."""
+    path = tmp_path / "torchmoor.yaml"
+    path.write_text(config.read_text().replace("  port: 0\n", f"  port: {shared.port}\n"))
+
+    result = serve_in_vain(path)
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "cannot listen" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def takes_connections(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S):
+        return True
+    return False

@@ -1,0 +1,186 @@
+"""Spans of a running proxy, as a collector gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.server
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_instance import answering, refusing, streaming
+from tests.waiting import wait_until
+from torchmoor.errors import ConfigError
+from torchmoor.observe.observing import observing
+from torchmoor.settings import ObserveSettings
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+UNSAMPLED = PARENT[:-2] + "00"
+
+
+class Collector:
+    """An OTLP receiver: takes spans by HTTP, as protobuf."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.services: set[str] = set()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                outer.take(self.path, self.headers["Content-Type"], body)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1/traces"
+
+    def take(self, path: str, content_type: str, body: bytes) -> None:
+        assert (path, content_type) == ("/v1/traces", "application/x-protobuf")
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.services |= {a.value.string_value for a in resource.resource.attributes if a.key == "service.name"}
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+
+    def get(self, count: int = 1) -> list[Span]:
+        wait_until(lambda: len(self.spans) >= count, f"{count} spans")
+        assert len(self.spans) == count
+        return self.spans
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")  # milliseconds from a span's end to its sending
+    collector = Collector()
+    thread = threading.Thread(target=collector.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
+    thread.join(10)
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage], collector: Collector) -> Stage:
+    return make_stage(observe=ObserveSettings(traces_url=collector.url))
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    return {a.key: getattr(a.value, str(a.value.WhichOneof("value"))) for a in span.attributes}
+
+
+def post(stage: Stage, headers: dict[str, str]) -> str:
+    """Send a request as it is, and return the traceparent that its instance was given."""
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
+    assert connection.getresponse().read() == b"{}"
+    received = [request for fake in stage.instances.values() for request in fake.received]
+    return max(received, key=lambda r: r.headers["x-torchmoor-request-id"]).headers["traceparent"]
+
+
+def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Collector) -> None:
+    """The caller's span is its parent, and the worker is told it as the parent of what it does itself."""
+    given = post(stage, {"traceparent": PARENT, "tracestate": "other=1", "X-Amzn-SageMaker-Inference-Id": "order-7"})
+
+    [span] = collector.get()
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (PARENT[3:35], PARENT[36:52])
+    assert given == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01"
+    received = [r for fake in stage.instances.values() for r in fake.received]
+    assert received[0].headers["tracestate"] == "other=1"
+    found = attributes(span)
+    assert (span.name, span.kind) == ("POST /endpoints/{EndpointName}/invocations", Span.SPAN_KIND_SERVER)
+    assert found["http.response.status_code"] == 200
+    assert (found["gen_ai.request.model"], found["torchmoor.inference_id"]) == ("llava", "order-7")
+    assert found["torchmoor.instance"] in ("a", "b")
+    assert found["torchmoor.routing_reason"] == "least-outstanding-requests"
+    assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
+    assert span.status.code == Status.STATUS_CODE_UNSET
+    assert collector.services == {"torchmoor"}
+
+
+def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) -> None:
+    """Also one whose traceparent is none, or is given twice."""
+    first = post(stage, {})
+    second = post(stage, {"traceparent": "nonsense"})
+
+    spans = collector.get(2)
+    assert [given[3:35] for given in (first, second)] == [span.trace_id.hex() for span in spans]
+    assert spans[0].trace_id != spans[1].trace_id
+    assert [span.parent_span_id for span in spans] == [b"", b""]
+
+
+def test_callers_decision_not_to_trace_counts(stage: Stage, collector: Collector) -> None:
+    """The worker hears it too."""
+    assert post(stage, {"traceparent": UNSAMPLED}).endswith("-00")
+    post(stage, {"traceparent": PARENT})
+
+    assert len(collector.get()) == 1
+
+
+def test_stream_and_error_are_told(stage: Stage, collector: Collector) -> None:
+    """A stream has its first byte, a failure its kind."""
+    stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
+    answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
+    assert list(answer["Body"])
+    stage.a.behave = stage.b.behave = refusing(503, None, "queue full")
+    with pytest.raises(ClientError):
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    stream, failure = collector.get(2)
+    [event] = stream.events
+    assert event.name == "torchmoor.first_byte"
+    assert stream.start_time_unix_nano <= event.time_unix_nano <= stream.end_time_unix_nano
+    assert attributes(stream)["gen_ai.response.time_to_first_chunk"] > 0
+    assert attributes(failure)["error.type"] == "ServiceUnavailable"
+    assert attributes(failure)["http.request.resend_count"] == 1
+    assert failure.status.code == Status.STATUS_CODE_ERROR
+
+
+def test_receipts_are_told(stage: Stage, collector: Collector) -> None:
+    """What the handler says of the prompt's length."""
+    stage.a.behave = stage.b.behave = answering(headers={"X-Torchmoor-Context-Tokens": "612"})
+    post(stage, {})
+
+    assert attributes(collector.get()[0])["gen_ai.usage.input_tokens"] == 612
+
+
+def test_collector_that_is_gone_fails_no_request(make_stage: Callable[..., Stage], collector: Collector) -> None:
+    """Traces are lost, answers are not."""
+    collector.server.server_close()
+    stage = make_stage(observe=ObserveSettings(traces_url=collector.url))
+
+    assert post(stage, {"traceparent": PARENT}).startswith(PARENT[:36])
+
+
+def test_without_tracing_a_trace_passes_by(make_stage: Callable[..., Stage]) -> None:
+    """The worker gets the caller's own traceparent."""
+    assert post(make_stage(), {"traceparent": PARENT}) == PARENT
+
+
+def test_without_opentelemetry_the_setting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra: the proxy runs without it."""
+    monkeypatch.setitem(sys.modules, "torchmoor.observe.tracing", None)
+
+    with pytest.raises(ConfigError, match=re.escape("pip install 'torchmoor[otel]'")):
+        asyncio.run(enter(ObserveSettings(traces_url="http://127.0.0.1:4318/v1/traces")))
+
+
+async def enter(settings: ObserveSettings) -> None:
+    async with observing(settings):
+        pass

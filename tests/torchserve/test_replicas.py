@@ -1,0 +1,58 @@
+"""`torchmoor up` with several proxy processes before real TorchServe."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import BotoCoreError
+
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import processes_below, ready_instances
+from tests.torchserve.test_sessions import Chat, open_session
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+
+
+def proxies_of(fleet_pid: int) -> list[int]:
+    """The proxy processes of a fleet."""
+    found = []
+    for pid in processes_below(Path("torchmoor.replicas.replica")):
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if stat[1] == str(fleet_pid) and stat[0] != "Z":
+            found.append(pid)
+    return found
+
+
+def ask_anew(fleet: Fleet, session_id: str) -> str:
+    """A turn on new connections, sent again if the process behind one dies."""
+    for _ in range(20):
+        try:
+            return Chat(fleet.client(), session_id).ask("What color is the circle?")
+        except BotoCoreError:
+            continue
+    pytest.fail("no process takes connections")
+
+
+def test_session_outlives_the_process_that_it_was_opened_through(archives: Path, tmp_path: Path) -> None:
+    """Any process serves any session; the instances are started once, whatever becomes of the processes."""
+    run_dir = tmp_path / "run"
+    with run_fleet("--processes", "2", "--instances", "1", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
+        sessions = [
+            open_session(fleet.client(), image=data_url(draw("circle", "red"))).id  # each on a connection of its own
+            for _ in range(4)
+        ]
+        before, proxies = set(processes_below(run_dir)), proxies_of(fleet.process.pid)
+        assert len(proxies) == 2
+        assert all("red" in ask_anew(fleet, session) for session in sessions)
+
+        for proxy in proxies:
+            os.kill(proxy, signal.SIGKILL)
+            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "it is gone")  # noqa: B023
+            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another is started")
+        assert all("red" in ask_anew(fleet, session) for session in sessions)
+
+        assert ready_instances(fleet) == {"llava-0"}
+        assert set(processes_below(run_dir)) == before

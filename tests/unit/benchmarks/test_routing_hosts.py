@@ -1,0 +1,35 @@
+"""The simulation of proxies that cannot see each other's counts, which docs/decisions/0018-replicas.md rests on."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("routing_hosts")
+
+
+def test_who_knows_more_waits_less(hosts: Any) -> None:
+    """All counts, the last answer's, one's own, none."""
+    means = [
+        hosts.mean(hosts.simulate_hosts(knows, 0.7, 4, num_requests=5_000))
+        for knows in ("shared", "in answers", "apart", "random")
+    ]
+
+    assert means == sorted(means)
+    assert means[0] > 1.0  # the service itself
+
+
+def test_one_proxy_has_nothing_to_learn(hosts: Any) -> None:
+    """Its own counts are all counts."""
+    shared, apart = (hosts.simulate_hosts(knows, 0.7, 1, num_requests=2_000) for knows in ("shared", "apart"))
+
+    assert shared.latencies_s == apart.latencies_s

@@ -1,0 +1,66 @@
+"""A process that uses a queue until it is done or killed, and says each thing that the queue has acknowledged.
+
+`race URL`: works off what there is, with leases so short that others always take over. `churn URL NAME`: submits,
+works and cancels without end.
+"""
+
+import asyncio
+import itertools
+import random
+import sys
+
+from tests.unit.torchmoor.async_inference.stores import ENDPOINT, request
+from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.request import Outcome, State
+from torchmoor.settings import AsyncQueueSettings
+
+
+def say(*words: str) -> None:
+    """One line, out at once."""
+    print(*words, flush=True)
+
+
+async def work(queue: Queue, lease_s: float) -> None:
+    """Take one request as far as it goes."""
+    claim = await queue.claim(ENDPOINT, lease_s)
+    if claim is None:
+        return
+    name = claim.request.inference_id
+    if claim.decided is None:
+        staged = f"s3://out/.torchmoor/{name}.{claim.token}"
+        if not await queue.decide(claim, Outcome(state=State.COMPLETED, staged=staged)):
+            return
+        say("decided", name, staged)
+    if await queue.finish(claim):
+        say("finished", name)
+
+
+async def race(queue: Queue) -> None:
+    """Until nothing is left."""
+    sys.stdin.readline()  # so that all begin at once
+    while (backlog := await queue.backlog(ENDPOINT)).waiting or backlog.running or backlog.decided:
+        await work(queue, 0.0005)
+
+
+async def churn(queue: Queue, name: str) -> None:
+    """For ever."""
+    for number in itertools.count():
+        sent = await queue.submit(request(f"{name}-{number}", body=b"x" * random.choice((10, 100_000))))
+        say("submitted", sent.inference_id)
+        if number % 7 == 0 and await queue.cancel(sent.inference_id) is State.CANCELLED:
+            say("cancelled", sent.inference_id)
+        if number % 5:
+            await work(queue, 0.05)
+
+
+async def main(mode: str, url: str, *name: str) -> None:
+    """As the command line says."""
+    queue = open_queue(url, AsyncQueueSettings(timeout_s=30))
+    say("ready")
+    await (race(queue) if mode == "race" else churn(queue, *name))
+    await queue.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,421 @@
+"""What every queue must do, on every store that there is: SQLite, Valkey, a cluster of it."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
+from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncRequest, Backlog, Outcome, State
+from torchmoor.errors import InferenceIdInUse, QueueFull
+
+BINARY = bytes(range(256)) * 4
+
+
+def test_a_request_comes_out_as_it_went_in(store: Store, queue: Queue) -> None:
+    """All fields survive, in whatever alphabet, and an inline body byte by byte; the time is the queue's."""
+    values = {"principal": "p" * 64, "invocation_id": "call-1", "content_type": "a/b", "accept": "c/d"}
+    sent = request("r1", body=BINARY, custom_attributes='é"\n=', ttl_s=60.5, timeout_s=3.25, received_at=1.0, **values)
+
+    stored = store.do(queue.submit(sent))
+    claim = store.do(claimed(queue))
+
+    assert stored == replace(sent, received_at=store.clock.now)
+    assert (stored, 1, None) == (claim.request, claim.attempt, claim.decided)
+
+
+@pytest.mark.parametrize("body", [b"", b"=", BINARY, None])
+def test_bodies_that_are_empty_differ_from_none(store: Store, queue: Queue, body: bytes | None) -> None:
+    """Of a request and of its outcome alike."""
+    outcome = Outcome(state=State.COMPLETED, body=body, staged=None if body is not None else "s3://out/.torchmoor/r1")
+    store.do(queue.submit(request("r1") if body is None else request("r1", body=body)))
+
+    first = store.do(claimed(queue))
+    assert store.do(queue.decide(first, outcome))
+    store.clock.step(31)
+    second = store.do(claimed(queue))
+
+    assert body == first.request.body
+    assert outcome == second.decided
+
+
+def test_requests_are_claimed_in_the_order_of_arrival(store: Store, queue: Queue) -> None:
+    """Though the clock goes back between them, and each endpoint for itself."""
+    for number in range(12):
+        store.do(queue.submit(request(f"r{number}", endpoint=ENDPOINT if number % 2 else "other")))
+        store.clock.step(-10)
+
+    order = [store.do(claimed(queue)).request.inference_id for _ in range(6)]
+
+    assert order == ["r1", "r3", "r5", "r7", "r9", "r11"]
+    assert store.do(queue.claim(ENDPOINT, 30)) is None
+
+
+def test_a_clients_retry_finds_the_request_that_is_stored(store: Store, queue: Queue) -> None:
+    """Submits are idempotent on endpoint, principal and invocation, also once the request has ended."""
+    sent = request("r1", invocation_id="call", principal="me", body=b"input")
+    stored = store.do(queue.submit(sent))
+    store.clock.step(5)
+    again = replace(sent, inference_id="r2")
+
+    assert stored == store.do(queue.submit(again))
+    assert store.do(queue.backlog(ENDPOINT)).waiting == 1
+    store.do(ended(queue))
+    assert store.do(queue.submit(again)).inference_id == "r1"
+    assert store.do(queue.get("r2")) is None
+
+
+@pytest.mark.parametrize(
+    "other", [{"principal": "you"}, {"endpoint": "other"}, {"invocation_id": "next"}, {"invocation_id": ""}]
+)
+def test_another_invocation_is_another_request(store: Store, queue: Queue, other: dict[str, str]) -> None:
+    """What differs in endpoint, principal or invocation is stored, unless it takes a used inference id."""
+    sent = request("r1", invocation_id="call", principal="me")
+    store.do(queue.submit(sent))
+
+    with pytest.raises(InferenceIdInUse, match="InferenceId r1"):
+        store.do(queue.submit(replace(sent, **other)))
+    assert store.do(queue.submit(replace(sent, inference_id="r2", **other))).inference_id == "r2"
+
+
+def test_many_submits_of_one_invocation_at_once_store_one(store: Store) -> None:
+    """Though they come from several processes."""
+    queues = [store.opened() for _ in range(3)]
+
+    async def submit() -> list[AsyncRequest]:
+        sent = [request(f"r{number}", invocation_id="call") for number in range(12)]
+        return await asyncio.gather(*(queues[n % 3].submit(one) for n, one in enumerate(sent)))
+
+    assert len({stored.inference_id for stored in store.do(submit())}) == 1
+    assert store.do(queues[0].backlog(ENDPOINT)).waiting == 1
+
+
+def test_submits_at_once_have_each_its_own_answer(store: Store, queue: Queue) -> None:
+    """One that is refused, or whose caller went away, takes none with it."""
+    store.do(queue.submit(request("taken")))
+
+    async def submit() -> list[object]:
+        names = ["r1", "taken", "r2", "taken", "r3"]
+        tasks = [asyncio.create_task(queue.submit(request(name))) for name in [*names, "left", "r4"]]
+        await asyncio.sleep(0)
+        tasks[5].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = store.do(submit())
+
+    assert [isinstance(answer, AsyncRequest) for answer in answers] == [True, False, True, False, True, False, True]
+    assert [type(answers[n]) for n in (1, 3, 5)] == [InferenceIdInUse, InferenceIdInUse, asyncio.CancelledError]
+    found = {record.request.inference_id for record in store.do(queue.list(ENDPOINT))}
+    assert found - {"left"} == {"taken", "r1", "r2", "r3", "r4"}
+
+
+def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue) -> None:
+    """Not before, and not while it is extended; each taking is an attempt."""
+    store.do(queue.submit(request("r1")))
+    first = store.do(claimed(queue, 30))
+
+    store.clock.step(29)
+    assert store.do(queue.claim(ENDPOINT, 30)) is None
+    assert store.do(queue.extend(first, 30, instance="i-1"))
+    store.clock.step(29)
+    assert store.do(queue.claim(ENDPOINT, 30)) is None
+    store.clock.step(2)
+    second = store.do(claimed(queue))
+
+    assert (first.attempt, second.attempt) == (1, 2)
+    record = store.do(queue.get("r1"))
+    assert record is not None
+    assert (record.state, record.attempts, record.instance) == (State.RUNNING, 2, "i-1")
+
+
+def test_a_late_worker_can_do_nothing(store: Store, queue: Queue) -> None:
+    """Once another has the request, its claim cannot extend, decide, give back or finish."""
+    store.do(queue.submit(request("r1")))
+    late = store.do(claimed(queue, 30))
+    store.clock.step(31)
+    holder = store.do(claimed(queue, 30))
+
+    assert not store.do(queue.extend(late, 30))
+    assert not store.do(queue.decide(late, result(b"late")))
+    assert not store.do(queue.retry(late, 0, "late"))
+    assert not store.do(queue.finish(late))
+    assert store.do(queue.decide(holder, result(b"first")))
+    assert not store.do(queue.decide(late, result(b"late")))
+    assert not store.do(queue.finish(late))
+    assert store.do(queue.finish(holder))
+    assert not store.do(queue.extend(late, 30))
+
+
+def test_a_lapsed_lease_that_nobody_took_still_holds(store: Store, queue: Queue) -> None:
+    """A clock that steps forward costs nobody their work: the fence is the token, not the time."""
+    store.do(queue.submit(request("r1")))
+    store.do(queue.submit(request("r2")))
+    first = store.do(claimed(queue, 30))
+    second = store.do(claimed(queue, 30))
+
+    store.clock.step(3600)
+
+    assert store.do(queue.decide(first, result()))
+    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None  # deciding has renewed its lease
+    assert store.do(queue.extend(second, 30))
+    assert store.do(queue.claim(ENDPOINT, 30)) is None
+
+
+def test_deciding_again_with_the_same_outcome_is_success(store: Store, queue: Queue) -> None:
+    """A holder whose answer was lost may ask again; another outcome does not replace the first."""
+    store.do(queue.submit(request("r1")))
+    claim = store.do(claimed(queue))
+
+    assert store.do(queue.decide(claim, result()))
+    assert store.do(queue.decide(claim, result()))
+    assert not store.do(queue.decide(claim, result(b"another")))
+    assert not store.do(queue.decide(claim, Outcome(state=State.FAILED, reason="no")))
+    assert store.do(queue.finish(claim))
+    assert store.do(queue.finish(claim))
+    assert not store.do(queue.decide(claim, result()))
+
+
+def test_what_is_decided_is_only_published_by_the_next(store: Store, queue: Queue) -> None:
+    """A claim of it has the outcome, counts no attempt, and comes before what waits."""
+    store.do(queue.submit(request("r0")))
+    store.do(queue.submit(request("r1", body=b"input")))
+    store.do(claimed(queue, 3600))
+    claim = store.do(claimed(queue, 30))
+    store.do(queue.decide(claim, result(BINARY)))
+    store.do(queue.submit(request("r2")))
+
+    store.clock.step(31)
+    other = store.do(claimed(queue))
+
+    assert ("r1", 1, result(BINARY), b"input") == (
+        *(other.request.inference_id, other.attempt, other.decided, other.request.body),
+    )
+    assert not store.do(queue.finish(claim))
+    assert store.do(queue.retry(other, 10, "the bucket is down"))
+    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None
+    store.clock.step(11)
+    last = store.do(queue.claim_decided(ENDPOINT, 30))
+    assert last is not None
+    assert (1, result(BINARY)) == (last.attempt, last.decided)
+    assert store.do(queue.finish(last))
+
+
+def test_nothing_is_finished_before_it_is_decided(store: Store, queue: Queue) -> None:
+    """That would be a request without an outcome."""
+    store.do(queue.submit(request("r1")))
+    claim = store.do(claimed(queue))
+
+    with pytest.raises(ValueError, match="decided"):
+        store.do(queue.finish(claim))
+
+
+def test_a_retry_waits_for_its_delay_and_then_comes_first(store: Store, queue: Queue) -> None:
+    """It keeps its place in the order of arrival, and the reason is shown meanwhile."""
+    for name in ("r1", "r2", "r3"):
+        store.do(queue.submit(request(name)))
+    assert store.do(queue.retry(store.do(claimed(queue)), 10, "instance died"))
+
+    assert store.do(claimed(queue)).request.inference_id == "r2"
+    record = store.do(queue.get("r1"))
+    assert record is not None
+    shown = record.state, record.attempts, record.reason, record.due_at
+    assert (State.WAITING, 1, "instance died", store.clock.now + 10) == shown
+    store.clock.step(11)
+    again = store.do(claimed(queue))
+    assert (again.request.inference_id, again.attempt) == ("r1", 2)
+
+
+def test_what_was_no_attempt_is_not_counted(store: Store, queue: Queue) -> None:
+    """A worker that shuts down, or an instance without room, does not use up a request's attempts."""
+    store.do(queue.submit(request("r1")))
+
+    for _ in range(3):
+        claim = store.do(claimed(queue))
+        assert claim.attempt == 1
+        assert store.do(queue.retry(claim, 0, "no room", counts=False))
+
+    assert store.do(claimed(queue)).attempt == 1
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
+def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: State) -> None:
+    """Its holder loses it, whoever comes next publishes its failure, and it never runs again."""
+    store.do(queue.submit(request("r1")))
+    holder = store.do(claimed(queue)) if state is State.RUNNING else None
+
+    assert State.CANCELLED == store.do(queue.cancel("r1")) == store.do(queue.cancel("r1"))
+
+    if holder is not None:
+        assert not store.do(queue.extend(holder, 30))
+        assert not store.do(queue.decide(holder, result()))
+        assert not store.do(queue.retry(holder, 0, "late"))
+    publisher = store.do(queue.claim_decided(ENDPOINT, 30))
+    assert publisher is not None
+    assert publisher.decided == CANCELLED
+    assert store.do(queue.finish(publisher))
+    assert store.do(queue.cancel("r1")) == State.CANCELLED
+    assert Backlog() == store.do(queue.backlog(ENDPOINT))
+
+
+def test_what_is_decided_cannot_be_cancelled(store: Store, queue: Queue) -> None:
+    """The answer is the state that came before; of an unknown request there is none."""
+    store.do(queue.submit(request("r1")))
+    claim = store.do(claimed(queue))
+    store.do(queue.decide(claim, result()))
+
+    assert store.do(queue.cancel("r1")) == State.DECIDED
+    store.do(queue.finish(claim))
+    assert store.do(queue.cancel("r1")) == State.COMPLETED
+    assert store.do(queue.cancel("unknown")) is None
+
+
+def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) -> None:
+    """It is decided as EXPIRED, also where there is no instance; one that runs may go on, and only then expires."""
+    store.do(queue.submit(request("runs", ttl_s=60)))
+    store.do(queue.submit(request("waits", ttl_s=60)))
+    store.do(queue.submit(request("lives", ttl_s=600)))
+    running = store.do(claimed(queue, 100))
+
+    store.clock.step(61)
+    expired = store.do(queue.claim_decided(ENDPOINT, 30))
+
+    assert expired is not None
+    assert (expired.request.inference_id, expired.attempt, expired.decided) == ("waits", 0, EXPIRED)
+    assert not store.do(queue.decide(expired, result()))
+    assert store.do(queue.finish(expired))
+    assert store.do(queue.claim_decided(ENDPOINT, 30)) is None
+    assert store.do(queue.extend(running, 10))
+    store.clock.step(11)
+    late = store.do(claimed(queue))
+    assert (late.request.inference_id, late.decided) == ("runs", EXPIRED)
+    assert not store.do(queue.decide(running, result()))
+    assert store.do(claimed(queue)).request.inference_id == "lives"
+    record = store.do(queue.get("waits"))
+    assert record is not None
+    assert (record.state, record.outcome) == (State.EXPIRED, EXPIRED)
+
+
+def test_a_clock_that_goes_back_delays_nothing_for_long(store: Store, queue: Queue) -> None:
+    """Leases and delays are counted again from the new time: a dead worker's request is not stuck for the step."""
+    store.do(queue.submit(request("r1")))
+    store.do(queue.submit(request("r2")))
+    store.do(claimed(queue, 30))
+    store.do(queue.retry(store.do(claimed(queue)), 20, "later"))
+    store.clock.step(-100_000)
+    store.do(queue.submit(request("r3")))
+
+    assert store.do(claimed(queue, 300)).request.inference_id == "r3"
+    assert store.do(queue.claim(ENDPOINT, 30)) is None
+    store.clock.step(21)
+    assert store.do(claimed(queue, 300)).request.inference_id == "r2"
+    store.clock.step(10)
+    assert store.do(claimed(queue, 300)).request.inference_id == "r1"
+
+
+def test_the_backlog_is_counted_by_state(store: Store, queue: Queue) -> None:
+    """What ends leaves it, whatever way it goes; the age is that of the oldest that waits or runs."""
+    for number in range(5):
+        store.do(queue.submit(request(f"r{number}")))
+        store.clock.step(1)
+    start = store.clock.now - 5
+
+    store.do(ended(queue))
+    store.do(queue.decide(store.do(claimed(queue)), result()))
+    store.do(claimed(queue))
+
+    backlog = Backlog(waiting=2, running=1, decided=1, oldest_received_at=start + 2, oldest_age_s=3)
+    assert backlog == store.do(queue.backlog(ENDPOINT))
+    assert Backlog() == store.do(queue.backlog("other"))
+
+
+def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
+    """Of all states or of one; the bodies are not in them."""
+    for number in range(7):
+        store.do(queue.submit(request(f"r{number}", body=b"secret")))
+    store.do(queue.submit(request("elsewhere", endpoint="other")))
+    store.do(ended(queue, Outcome(state=State.FAILED, reason="no such model", body=b"secret")))
+    store.do(claimed(queue))
+
+    def names(**query: Any) -> list[str]:
+        return [record.request.inference_id for record in store.do(queue.list(ENDPOINT, **query))]
+
+    assert [f"r{number}" for number in range(7)] == names()
+    assert names(limit=3) == ["r0", "r1", "r2"]
+    assert names(after="r2", limit=3) == ["r3", "r4", "r5"]
+    assert names(after="r5", limit=3) == ["r6"]
+    assert names(state=State.WAITING, limit=2) == ["r2", "r3"]
+    assert names(state=State.WAITING, after="r3") == ["r4", "r5", "r6"]
+    assert names(state=State.RUNNING) == ["r1"]
+    [failed] = store.do(queue.list(ENDPOINT, state=State.FAILED))
+    assert (failed.request.body, failed.reason, failed.attempts) == (b"", "no such model", 1)
+    assert failed.outcome == Outcome(state=State.FAILED, reason="no such model")
+
+
+def test_a_full_queue_refuses_and_takes_again(store: Store) -> None:
+    """By requests and by bytes of inline bodies, each endpoint for itself; a retry of what is stored still finds it."""
+    queue = store.opened(max_pending=3, max_pending_bytes=100)
+    first = store.do(queue.submit(request("r1", body=b"x" * 60, invocation_id="call")))
+
+    with pytest.raises(QueueFull, match="max_pending_bytes"):
+        store.do(queue.submit(request("r2", body=b"x" * 41)))
+    store.do(queue.submit(request("r2", body=b"x" * 40)))
+    store.do(queue.submit(request("r3")))
+    with pytest.raises(QueueFull, match=r"chat .*max_pending\)") as refused:
+        store.do(queue.submit(request("r4")))
+    store.do(queue.submit(request("r4", endpoint="other", body=b"x" * 100)))
+
+    assert refused.value.retry_after_s
+    assert first == store.do(queue.submit(request("r1", body=b"x" * 60, invocation_id="call")))
+    store.do(ended(queue))
+    store.do(queue.submit(request("r5", body=b"x" * 60)))
+    assert store.do(queue.get("r4")) is not None
+    assert store.do(queue.backlog(ENDPOINT)).waiting == 3
+
+
+def test_what_ended_is_remembered_for_its_time(store: Store) -> None:
+    """Then its id and its invocation are free; what has not ended is never forgotten."""
+    queue = store.opened(remember_s=100)
+    store.do(queue.submit(request("r1", invocation_id="call")))
+    store.do(queue.submit(request("r2")))
+    store.do(ended(queue))
+
+    store.clock.step(99)
+    assert store.do(queue.forget()) == 0
+    store.clock.step(2)
+    assert store.do(queue.forget()) == 1
+
+    assert store.do(queue.get("r1")) is None
+    assert [record.request.inference_id for record in store.do(queue.list(ENDPOINT))] == ["r2"]
+    assert store.clock.now == store.do(queue.submit(request("r1", invocation_id="call"))).received_at
+
+
+def test_of_too_many_ended_the_oldest_are_forgotten(store: Store) -> None:
+    """However young they are, so that what is remembered has a bound."""
+    queue = store.opened(max_remembered=3)
+    for number in range(5):
+        store.do(queue.submit(request(f"r{number}")))
+        store.do(ended(queue))
+        store.clock.step(1)
+
+    assert store.do(queue.forget()) == 2
+    assert store.do(queue.forget()) == 0
+
+    assert [record.request.inference_id for record in store.do(queue.list(ENDPOINT))] == ["r2", "r3", "r4"]
+
+
+def test_a_queue_opened_anew_has_everything(store: Store) -> None:
+    """Nothing is kept in the process."""
+    queue = store.opened()
+    for name in ("r1", "r2", "r3"):
+        store.do(queue.submit(request(name, body=b"input")))
+    store.do(queue.decide(store.do(claimed(queue)), result()))
+    running = store.do(claimed(queue))
+    store.do(queue.close())
+
+    other = store.opened()
+
+    assert store.do(other.extend(running, 30))
+    assert ((claim := store.do(claimed(other))).request.body, claim.request.inference_id) == (b"input", "r3")
+    assert ((backlog := store.do(other.backlog(ENDPOINT))).waiting, backlog.running, backlog.decided) == (0, 2, 1)

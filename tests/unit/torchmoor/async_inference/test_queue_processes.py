@@ -1,0 +1,121 @@
+"""A queue shared by processes that race and are killed: nothing acknowledged is lost, nothing ends twice."""
+
+import contextlib
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, request, result
+from tests.waiting import wait_until
+from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.request import Backlog, Record, State
+
+ROOT = Path(__file__).parents[4]
+NUM_PROCESSES = 3
+NUM_KILLS = 3
+pytestmark = pytest.mark.parametrize(
+    "store", ["sqlite", pytest.param("valkey", marks=pytest.mark.redis)], indirect=True
+)
+
+
+@contextlib.contextmanager
+def user(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process of queue_user.py that is ready; killed afterwards if it still runs."""
+    command = [sys.executable, "-m", "tests.unit.torchmoor.async_inference.queue_user", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_of_racing_processes_one_decides(store: Store) -> None:
+    """Though each lease lapses at once, so that others always take over: one outcome a request, and it is finished."""
+    queue = store.opened_by_url()
+    names = {f"r{number}" for number in range(60)}
+    for name in sorted(names):
+        store.do(queue.submit(request(name)))
+
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(user("race", store.url)) for _ in range(NUM_PROCESSES)]
+        said = [process.communicate("go\n", timeout=120)[0] for process in processes]
+
+    lines = [line.split() for text in said for line in text.splitlines()]
+    decided = [line[1:] for line in lines if line[0] == "decided"]
+    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES
+    assert len(decided) == len(names)
+    records = records_of(store, queue)
+    assert dict(decided) == {name: record.outcome.staged for name, record in records.items() if record.outcome}
+    assert {record.state for record in records.values()} == {State.COMPLETED}
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
+    """SIGKILL of processes at any point: what they said is so, all else goes on, and counts are right."""
+    acknowledged: list[list[str]] = []
+    for number in range(NUM_KILLS):
+        with user("churn", store.url, f"a{number}") as one, user("churn", store.url, f"b{number}") as other:
+            for process in (one, other):
+                assert process.stdout is not None
+                for _ in range(random.randrange(5, 60)):
+                    acknowledged.append(process.stdout.readline().split())
+                process.kill()
+                rest = process.stdout.read()
+                acknowledged += [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+
+    queue = store.opened_by_url()
+    records = records_of(store, queue)
+    for what, name, *staged in acknowledged:
+        outcome = records[name].outcome
+        if what == "decided":
+            assert outcome is not None
+            assert [outcome.staged] == staged
+        elif what == "cancelled":
+            assert outcome is not None
+            assert outcome.state is State.CANCELLED
+        elif what == "finished":
+            assert records[name].state.is_end
+    wait_until(lambda: not work_off(store, queue), "all leases have lapsed and all is worked off")
+    ends = records_of(store, queue)
+    assert len(ends) == len(records)
+    for name, record in records.items():
+        assert ends[name].state.is_end
+        assert record.outcome in (None, ends[name].outcome)
+    if urlsplit(store.url).scheme == "sqlite":
+        check_file(urlsplit(store.url).path)
+
+
+def work_off(store: Store, queue: Queue) -> bool:
+    """Whether anything is left once all that can be taken has been."""
+    while claim := store.do(queue.claim(ENDPOINT, 30)):
+        if claim.decided is None:
+            assert store.do(queue.decide(claim, result()))
+        assert store.do(queue.finish(claim))
+    return store.do(queue.backlog(ENDPOINT)) != Backlog()
+
+
+def records_of(store: Store, queue: Queue) -> dict[str, Record]:
+    """All, page by page."""
+    found: list[Record] = []
+    while page := store.do(queue.list(ENDPOINT, after=found[-1].request.inference_id if found else None)):
+        found += page
+    records = {record.request.inference_id: record for record in found}
+    assert len(records) == len(found)
+    return records
+
+
+def check_file(path: str) -> None:
+    """It is whole, its totals are its rows', and no body is left of what has ended."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        counted = "SELECT endpoint, state, count(*), sum(body_bytes) FROM requests GROUP BY 1, 2 ORDER BY 1, 2"
+        totals = "SELECT * FROM totals WHERE requests != 0 OR body_bytes != 0 ORDER BY 1, 2"
+        assert db.execute(counted).fetchall() == db.execute(totals).fetchall()
+        assert db.execute("SELECT (SELECT count(*) FROM inputs), (SELECT count(*) FROM outputs)").fetchone() == (0, 0)

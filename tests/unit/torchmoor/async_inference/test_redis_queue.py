@@ -1,0 +1,105 @@
+"""What only a queue on a server can meet: it goes away, loses an answer, has no memory, never says a word."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.servers import LossyProxy, RedisServer, run_redis, run_silent_server
+from tests.unit.torchmoor.async_inference.conftest import make_redis
+from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, request, result
+from tests.waiting import wait_until
+from torchmoor.async_inference.queue import Queue
+from torchmoor.errors import QueueUnavailable
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """One of the test's own, which it may kill."""
+    with run_redis(tmp_path) as server:
+        yield server
+
+
+def test_a_server_that_went_away_comes_back_with_everything(server: RedisServer) -> None:
+    """Meanwhile each call is refused; the queue connects again by itself."""
+    with Store(server.url, partial(make_redis, server)) as store:
+        queue = store.opened_by_url()
+        store.do(queue.submit(request("r1", body=b"input")))
+        store.do(queue.submit(request("r2")))
+        claim = store.do(claimed(queue, 3600))
+        store.do(queue.decide(claim, result()))
+
+        server.kill()
+        for call in (queue.claim(ENDPOINT, 30), queue.backlog(ENDPOINT), queue.submit(request("r3"))):
+            with pytest.raises(QueueUnavailable, match="server"):
+                store.do(call)
+        server.start()
+
+        assert store.do(queue.finish(claim))
+        assert store.do(claimed(queue)).request.inference_id == "r2"
+        assert store.do(queue.get("r3")) is None
+
+
+def test_a_server_without_memory_refuses_and_goes_on_later(server: RedisServer) -> None:
+    """Nothing is half written."""
+    with Store(server.url, partial(make_redis, server)) as store, server.client() as client:
+        queue = store.opened_by_url()
+        store.do(queue.submit(request("r1")))
+
+        client.config_set("maxmemory", 1)
+        with pytest.raises(QueueUnavailable):
+            store.do(queue.submit(request("r2")))
+        client.config_set("maxmemory", 0)
+
+        assert store.do(queue.backlog(ENDPOINT)).waiting == 1
+        store.do(queue.submit(request("r2")))
+        assert [store.do(claimed(queue)).request.inference_id for _ in range(2)] == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("store", ["valkey"], indirect=True)
+@pytest.mark.parametrize("call", ["submit", "decide", "finish"])
+def test_a_lost_answer_is_asked_for_again(redis_server: RedisServer, store: Store, call: str) -> None:
+    """The client tries again, and the queue knows that it was the same call: also of a submit without an invocation."""
+    with LossyProxy(redis_server.port) as lossy:
+        store.url = store.url.replace(f":{redis_server.port}/", f":{lossy.port}/")
+        queue = store.opened_by_url()
+        store.do(queue.backlog(ENDPOINT))  # it is connected, so that the lost answer is the call's own
+
+        def losing(name: str) -> Queue:
+            if name == call:
+                lossy.is_losing.set()
+            return queue
+
+        stored = store.do(losing("submit").submit(request("r1", body=b"input")))
+        claim = store.do(claimed(queue))
+        assert store.do(losing("decide").decide(claim, result()))
+        assert store.do(losing("finish").finish(claim))
+
+        assert lossy.num_lost == 1
+        assert stored == claim.request
+
+
+def test_time_is_the_servers(server: RedisServer) -> None:
+    """So proxies whose clocks differ agree on what has lapsed."""
+    with Store(server.url, partial(make_redis, server)) as store, server.client() as client:
+        queue = store.opened_by_url()
+        before = client.time()[0]
+        received_at = store.do(queue.submit(request("r1"))).received_at
+        first = store.do(claimed(queue, 0.01))
+
+        wait_until(lambda: store.do(queue.claim(ENDPOINT, 3600)), "the lease has lapsed")
+
+        assert before <= received_at <= client.time()[0] + 1
+        assert not store.do(queue.extend(first, 1))
+
+
+def test_a_server_that_never_answers_costs_one_time_out() -> None:
+    """Then the caller is told."""
+    with run_silent_server() as port, Store(f"redis://127.0.0.1:{port}/0", lambda *_: pytest.fail("not used")) as store:
+        queue = store.opened_by_url(timeout_s=0.2)
+
+        with pytest.raises(QueueUnavailable, match="does not answer"):
+            store.do(queue.submit(request("r1")))

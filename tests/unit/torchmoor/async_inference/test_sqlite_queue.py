@@ -1,0 +1,175 @@
+"""What only a queue in a file can meet: a full disk, a file that is locked, damaged or another's; and its plans."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
+from torchmoor.async_inference.sqlite_queue import SqliteQueue
+from torchmoor.errors import ConfigError, QueueUnavailable
+from torchmoor.settings import AsyncQueueSettings
+
+pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+
+
+def sqlite_queue(store: Store, **limits: float) -> SqliteQueue:
+    """The store's."""
+    queue = store.opened(**limits)
+    assert isinstance(queue, SqliteQueue)
+    return queue
+
+
+def file_of(store: Store) -> Path:
+    """Where it is."""
+    return Path(store.url.removeprefix("sqlite://"))
+
+
+def limit_pages(store: Store, queue: SqliteQueue, num_pages: int) -> None:
+    """As a disk with so much room would."""
+    store.do(queue._database.run(lambda db: db.execute(f"PRAGMA max_page_count = {num_pages}").fetchone()))
+
+
+def test_a_full_disk_refuses_and_loses_nothing(store: Store) -> None:
+    """Whatever does not fit is refused as a whole, in words; what was there can be read, and goes on afterwards."""
+    queue = sqlite_queue(store)
+    stored = []
+    limit_pages(store, queue, 100)
+
+    def fill() -> None:
+        for number in range(100):
+            store.do(queue.submit(request(f"r{number}", body=b"x" * 10_000)))
+            stored.append(f"r{number}")
+
+    with pytest.raises(QueueUnavailable, match="disk is full"):
+        fill()
+
+    async def submit() -> list[object]:
+        sent = [request(f"s{number}", body=b"x" * 10_000) for number in range(5)]
+        return await asyncio.gather(*map(queue.submit, sent), return_exceptions=True)
+
+    assert [type(answer) for answer in store.do(submit())] == [QueueUnavailable] * 5
+    assert [record.request.inference_id for record in store.do(queue.list(ENDPOINT))] == stored
+    claim = store.do(claimed(queue))
+    with pytest.raises(QueueUnavailable, match="disk is full"):
+        store.do(queue.decide(claim, result(b"x" * 100_000)))
+    limit_pages(store, queue, 100_000)
+    assert store.do(queue.decide(claim, result(b"x" * 100_000)))
+    assert store.do(queue.finish(claim))
+    assert [store.do(ended(queue)).request.inference_id for _ in stored[1:]] == stored[1:]
+
+
+def test_a_file_that_is_locked_for_long_refuses(store: Store) -> None:
+    """After its time-out, and all that wait at once; afterwards it goes on."""
+    queue = sqlite_queue(store, timeout_s=0.1)
+
+    async def submit() -> list[object]:
+        return await asyncio.gather(*(queue.submit(request(f"r{n}")) for n in range(50)), return_exceptions=True)
+
+    with closing(sqlite3.connect(file_of(store), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        answers = store.do(submit())
+        other.execute("ROLLBACK")
+
+    assert {type(answer) for answer in answers} == {QueueUnavailable}
+    assert "do not let go" in str(answers[0])
+    assert store.do(queue.backlog(ENDPOINT)).waiting == 0
+    assert store.do(queue.submit(request("r1"))).received_at
+
+
+def test_what_fails_is_undone_alone(store: Store) -> None:
+    """Operations that share a transaction do not share their fate."""
+    queue = sqlite_queue(store)
+
+    def write(db: sqlite3.Connection) -> int:
+        return db.execute("INSERT INTO inputs VALUES (NULL, 'x')").rowcount
+
+    def write_and_fail(db: sqlite3.Connection) -> int:
+        write(db)
+        raise ValueError("half done")
+
+    async def run() -> list[object]:
+        works = [write, write_and_fail, write, write_and_fail, write]
+        return await asyncio.gather(*map(queue._database.run, works), return_exceptions=True)
+
+    answers = store.do(run())
+
+    assert [answer == 1 for answer in answers] == [True, False, True, False, True]
+    with closing(sqlite3.connect(file_of(store))) as other:
+        assert other.execute("SELECT count(*) FROM inputs").fetchone() == (3,)
+
+
+def test_a_closed_queue_says_so(store: Store) -> None:
+    """What was under way has ended well."""
+    queue = sqlite_queue(store)
+
+    async def submit_and_close() -> None:
+        under_way = asyncio.create_task(queue.submit(request("r1")))
+        await asyncio.sleep(0)
+        await queue.close()
+        await under_way
+
+    store.do(submit_and_close())
+    with pytest.raises(QueueUnavailable, match="closed"):
+        store.do(queue.submit(request("r2")))
+
+
+def test_a_file_that_is_no_queue_is_refused(store: Store, tmp_path: Path) -> None:
+    """Before anything listens: one that is damaged, another program's, another version's, in a place without rights."""
+    damaged, other, later = tmp_path / "damaged", tmp_path / "other", tmp_path / "later"
+    damaged.write_bytes(b"not a database" * 1000)
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    with closing(sqlite3.connect(later)) as db:
+        db.execute("PRAGMA user_version = 99")
+
+    for path, words in (
+        *((damaged, "not a database"), (other, "another program's"), (later, "version 99")),
+        *((tmp_path, "directory"), (damaged / "below", "cannot be used")),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            SqliteQueue(path, AsyncQueueSettings())
+
+
+def test_the_files_are_for_their_owner_alone(store: Store) -> None:
+    """They hold what clients sent."""
+    store.do(sqlite_queue(store).submit(request("r1", body=b"secret")))
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in file_of(store).parent.iterdir()}
+
+    assert modes == dict.fromkeys(("requests.db", "requests.db-wal", "requests.db-shm"), 0o600)
+
+
+def test_no_operation_looks_through_all_requests(store: Store) -> None:
+    """Each statement finds what it needs by an index, so thousands that wait slow nothing down."""
+    queue = sqlite_queue(store, max_remembered=1, remember_s=10)
+    statements: set[str] = set()
+    store.do(queue._database.run(lambda db: db.set_trace_callback(statements.add)))
+
+    for number in range(6):
+        store.do(queue.submit(request(f"r{number}", body=b"x", ttl_s=100 if number < 5 else 10, invocation_id="a")))
+        store.do(queue.submit(request(f"s{number}")))
+        store.do(queue.retry(store.do(claimed(queue, 10)), 1, "again"))
+        store.clock.step(2)
+        store.do(queue.extend(store.do(claimed(queue, 10)), 10))
+        store.do(ended(queue))
+        store.do(queue.cancel(f"s{number}"))
+        store.clock.step(11)
+        store.do(queue.claim_decided(ENDPOINT, 10))
+        store.do(queue.list(ENDPOINT, after="s1"))
+        store.do(queue.get("r1"))
+        store.do(queue.backlog(ENDPOINT))
+        store.do(queue.forget())
+
+    def plans(db: sqlite3.Connection) -> list[str]:
+        db.set_trace_callback(None)
+        queries = [text for text in statements if text.split()[0] in ("SELECT", "INSERT", "UPDATE", "DELETE")]
+        assert len(queries) > 15
+        return [row[3] for text in queries for row in db.execute(f"EXPLAIN QUERY PLAN {text}")]
+
+    slow = ("SCAN", "USE TEMP B-TREE", "SEARCH requests USING INTEGER PRIMARY KEY (rowid>?)")
+    found = {plan for plan in store.do(queue._database.run(plans)) if plan.startswith(slow)}
+    # As many totals as endpoints have states; of what ended the oldest first, until the limit.
+    assert found <= {"SCAN totals", "SCAN requests USING COVERING INDEX ended"}

@@ -1,0 +1,161 @@
+"""The access log by itself: its lines, its bound, and several writers on one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import wait_until
+from torchmoor.errors import ConfigError
+from torchmoor.observe.access_log import PIPE_BYTES, AccessLog, render
+from torchmoor.observe.record import Record
+from torchmoor.settings import ObserveSettings
+
+WRITER = """
+import sys
+from tests.unit.torchmoor.test_access_log import make_record
+from torchmoor.observe.access_log import AccessLog
+log = AccessLog(sys.argv[1], max_buffer_bytes=1 << 24, interval_s=0.001)
+log.start()
+for number in range(2000):
+    log.write(make_record(f"{sys.argv[2]}-{number}"))
+log.stop()
+assert not log.num_dropped
+"""
+
+
+def make_record(inference_id: str = "one", *, path: str = "/", **values: object) -> Record:
+    record = Record("id", "POST", path, "answered", 0.0015)
+    record.ended_at = 1_700_000_000.25
+    record.inference_id = inference_id
+    record.operation = "InvokeEndpoint"
+    for name, value in values.items():
+        setattr(record, name, value)
+    return record
+
+
+def make_log(target: Path | str, **options: int) -> AccessLog:
+    return AccessLog(str(target), **{"max_buffer_bytes": 1 << 20, "interval_s": 3600, **options})
+
+
+def test_line_is_json_whatever_clients_send() -> None:
+    """Quotes, line ends and letters beyond ASCII are escaped; what does not apply is left out."""
+    record = make_record(
+        'a "b"\nc', path="/\x7f\u00e9", operation=None, error_type='x"', target_model="m\\n.tar.gz", status=424
+    )
+
+    data = render(record)
+
+    line = json.loads(data)
+    assert data.count(b"\n") == 1
+    assert line["time"] == "2023-11-14T22:13:20.250Z"
+    assert (line["inference_id"], line["path"]) == ('a "b"\nc', "/\x7f\u00e9")
+    assert (line["error_type"], line["target_model"]) == ('x"', "m\\n.tar.gz")
+    assert (line["status"], line["total_ms"]) == (424, 1.5)
+    assert not {"instance", "upstream_ms", "session"} & line.keys()
+
+
+def test_lines_beyond_the_buffer_are_dropped_and_counted(tmp_path: Path) -> None:
+    """Nobody waits for a disk that does not keep up."""
+    size = len(render(make_record()))
+    log = make_log(tmp_path / "log", max_buffer_bytes=3 * size)
+    for _ in range(5):
+        log.write(make_record())
+
+    log.start()
+    log.stop()
+
+    assert (log.num_lines, log.num_dropped) == (3, 2)
+    assert (tmp_path / "log").read_bytes().count(b"\n") == 3
+
+
+def test_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, not for each line; what was lost is counted."""
+    log = make_log("/dev/full")
+    log.start()
+    log.write(make_record())
+    log.stop()
+
+    assert log.num_dropped == 1
+    assert caplog.text.count("access log not written") == 1
+
+
+def test_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Path) -> None:
+    """With its path and the reason."""
+    with pytest.raises(ConfigError, match=r"observe.access_log: cannot append to .*: No such file or directory"):
+        make_log(tmp_path / "nowhere" / "log").start()
+
+
+def test_new_file_that_cannot_be_opened_leaves_the_old_one_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong rotation loses no line."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = make_log(folder / "log")
+    log.start()
+    folder.rename(tmp_path / "moved")
+
+    log.reopen()
+    wait_until(lambda: "access log not reopened" in caplog.text, "the failed reopening")
+    log.write(make_record())
+    log.stop()
+
+    assert (tmp_path / "moved" / "log").read_bytes().count(b"\n") == 1
+
+
+def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
+    """As several proxies on one host do."""
+    path = tmp_path / "log"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(number)], cwd=Path(__file__).parents[3])
+        for number in range(3)
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0, 0]
+
+    ids = [json.loads(line)["inference_id"] for line in path.read_bytes().splitlines()]
+    assert sorted(ids) == sorted(f"{writer}-{number}" for writer in range(3) for number in range(2000))
+
+
+def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that lines of several processes do not end up within each other."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    pieces: list[bytes] = []
+    write = os.write
+
+    def record(file: int, data: memoryview) -> int:
+        pieces.append(bytes(data))
+        return write(file, data)
+
+    monkeypatch.setattr("torchmoor.observe.access_log.os.write", record)
+    log = make_log(path)
+    for _ in range(100):
+        log.write(make_record())
+    log.start()
+    log.stop()
+    os.close(reader)
+
+    assert b"".join(pieces).count(b"\n") == 100
+    assert all(len(piece) <= PIPE_BYTES and piece.endswith(b"\n") for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"traces_url": "collector:4318"}, "observe.traces_url must begin with http:// or https://"),
+        ({"traces_fraction": 1.5}, "observe.traces_fraction must be 1 or less"),
+        ({"access_log_buffer_bytes": 0}, "observe.access_log_buffer_bytes must be positive"),
+    ],
+)
+def test_settings_name_what_is_wrong(values: dict[str, Any], problem: str) -> None:
+    """Before anything is opened."""
+    with pytest.raises(ConfigError, match=problem):
+        ObserveSettings(**values)

@@ -1,0 +1,87 @@
+"""The dashboard's last minutes: rates, quantiles and what is forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from torchmoor.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
+from torchmoor.fleet.registry import Variant
+from torchmoor.metrics import BUCKETS, Histogram, InvocationMetrics
+from torchmoor.settings import VariantSettings
+
+
+@dataclass
+class Traffic:
+    variant: Variant = field(default_factory=lambda: Variant("llava", VariantSettings(model="llava"), None))
+    metrics: InvocationMetrics = field(default_factory=lambda: InvocationMetrics("llava", "AllTraffic"))
+    num_waiting: int = 0
+
+
+def observed(*seconds: float) -> list[int]:
+    histogram = Histogram()
+    for value in seconds:
+        histogram.observe(value)
+    return histogram.counts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "q", "least", "most"),
+    [
+        ((0.02,), 0.5, 0.01, 0.025),
+        ((0.002,) * 99 + (3.0,), 0.5, 0.001, 0.0025),
+        ((0.002,) * 99 + (3.0,), 0.999, 2.5, 5.0),
+        ((0.00001,), 0.5, 0.0, BUCKETS[0]),
+        ((100_000.0,), 0.5, BUCKETS[-1], BUCKETS[-1]),
+    ],
+)
+def test_quantile_lies_in_its_bucket(seconds: tuple[float, ...], q: float, least: float, most: float) -> None:
+    """As exact as the buckets are; the open one is where it begins."""
+    found = quantile(observed(*seconds), q)
+
+    assert found is not None
+    assert least <= found <= most
+
+
+def test_quantile_of_nothing_is_none() -> None:
+    """A gap in the curve, not a zero."""
+    assert quantile(observed(), 0.5) is None
+
+
+def test_series_tell_rates_and_what_was_true_at_the_time() -> None:
+    """Per second, by the time that really passed."""
+    traffic = Traffic()
+    history = VariantHistory(traffic, 0.0)
+    traffic.metrics.invocations, traffic.metrics.server_errors, traffic.num_waiting = 12, 2, 3
+    traffic.metrics.observe(0.02, 0.001)
+    traffic.metrics.tally("random").count = 12
+    history.take(4.0)
+    history.take(6.0)
+
+    told = history.describe()
+
+    assert told["series"]["requests_per_s"] == [3.0, 0.0]
+    assert told["series"]["errors_per_s"] == [0.5, 0.0]
+    assert told["series"]["waiting"] == [3, 3]
+    assert told["series"]["seconds_ago"] == [2.0, 0.0]
+    assert 10 <= told["series"]["latency_p50_ms"][0] <= 25
+    assert told["series"]["first_chunk_p50_ms"] == [None, None]
+    assert told["latency"]["counts"] == [1]
+    assert told["decisions"] == {"random": 12}
+
+
+def test_what_is_older_than_five_minutes_is_forgotten() -> None:
+    """In histograms and decisions as in curves; memory is bounded."""
+    traffic = Traffic()
+    history = VariantHistory(traffic, 0.0)
+    traffic.metrics.observe(0.02, 0.001)
+    traffic.metrics.tally("random").count = 1
+    for number in range(1, NUM_SAMPLES + 1):
+        history.take(number * INTERVAL_S)
+
+    told = history.describe()
+
+    assert told["latency"] == {"upper_ms": [], "counts": [], "p50_ms": None, "p99_ms": None}
+    assert told["decisions"] == {}
+    assert len(told["series"]["waiting"]) == NUM_SAMPLES - 1

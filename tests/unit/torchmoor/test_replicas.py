@@ -1,0 +1,184 @@
+"""What several proxy processes share, add up and divide."""
+
+import json
+import socket
+from dataclasses import replace
+
+import pytest
+
+from torchmoor.app import Proxy
+from torchmoor.config import parse
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.breaker import BreakerState
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.status import Status
+from torchmoor.metrics import InvocationMetrics
+from torchmoor.replicas.fleet import make_front
+from torchmoor.replicas.link import Assignment, from_text, read_status, to_text, write_status
+from torchmoor.replicas.port import reserve
+from torchmoor.replicas.share import share_of
+from torchmoor.replicas.totals import Report as ProcessReport
+from torchmoor.replicas.totals import Totals
+from torchmoor.routing.models import Report, Tier
+from torchmoor.settings import (
+    ContainerSettings,
+    EndpointSettings,
+    LateBindingSettings,
+    ListenSettings,
+    MultiModelSettings,
+    ProxySettings,
+    SessionSettings,
+    VariantSettings,
+)
+
+SETTINGS = ProxySettings(
+    endpoints=(
+        EndpointSettings(
+            name="chat", variants=(VariantSettings(model="chat"),), late_binding=LateBindingSettings(max_waiting=10)
+        ),
+    ),
+    sessions=SessionSettings(keys={"k1": b"0123456789abcdef"}),
+)
+
+
+def report(
+    *, invocations: int, latency_s: float, waiting: int = 0, breaker: str = "closed", share: float = 1.0
+) -> ProcessReport:
+    metrics = InvocationMetrics("chat", "AllTraffic")
+    metrics.invocations = invocations
+    metrics.tally("session").count = invocations
+    metrics.model_latency.observe(latency_s)
+    return {
+        "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting}],
+        "denied": {"InvalidSignature": invocations},
+        "log": {"lines": invocations, "dropped": 1},
+        "instances": {"chat-0": {"state": "ready", "breaker": breaker, "failures": 2, "share": share, "idle": 1}},
+        "opening": [],
+    }
+
+
+def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
+    """A counter never goes down, a gauge forgets who has ended."""
+    registry = Registry(SETTINGS.endpoints)
+    registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=1))
+    totals = Totals(registry)
+    totals.take(0, report(invocations=1, latency_s=0.1, waiting=3))
+    totals.take(1, report(invocations=2, latency_s=0.2, waiting=4, breaker="open", share=0.5))
+    totals.take(1, report(invocations=4, latency_s=0.2, waiting=4, breaker="open", share=0.5))
+    totals.compute()
+    (variant,), (instance,) = totals.variants, registry.instances()
+
+    assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
+    assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
+    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
+    assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)
+
+    for _ in range(2):  # a process ends, its successor too
+        totals.end(1)
+        totals.take(1, report(invocations=10, latency_s=0.2))
+    totals.compute()
+
+    assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (25, 3, {"InvalidSignature": 25})
+    assert sum(variant.metrics.model_latency.counts) == 4
+    assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (25, 25, 4)
+    assert (instance.breaker.state, instance.share) == (BreakerState.CLOSED, 1.0)
+
+
+def test_limits_that_are_for_all_processes_are_divided() -> None:
+    """So that more processes do not mean more memory, more retries or longer queues."""
+    many = EndpointSettings(
+        name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
+    )
+    limits, part = SETTINGS.limits, share_of(replace(SETTINGS, endpoints=(*SETTINGS.endpoints, many)), 4)
+
+    assert part.limits.max_connections == limits.max_connections // 4
+    assert part.limits.max_waiting_bytes == limits.max_waiting_bytes // 4
+    assert part.recovery.retry_burst == SETTINGS.recovery.retry_burst // 4
+    assert part.endpoints[0].late_binding == LateBindingSettings(max_waiting=3)
+    assert part.endpoints[1].multi_model == MultiModelSettings(hot_outstanding=3)
+
+
+def test_no_part_is_too_small_for_one_request() -> None:
+    """However many processes, each takes the largest body."""
+    part = share_of(SETTINGS, 64)
+
+    assert part.limits.max_waiting_bytes >= part.limits.max_body_bytes
+    assert part.access.max_unverified_bytes >= part.access.max_signed_body_bytes
+
+
+def test_assignment_survives_the_wire() -> None:
+    """A process has the settings that its parent has, secrets included."""
+    given = Assignment(
+        settings=SETTINGS, port=1, row=0, num_rows=2, counts=3, wakers=(4, 5), uses_counts=True, log_level=30
+    )
+
+    assert from_text(to_text(given)) == given
+
+
+def test_number_of_processes_is_a_setting() -> None:
+    """In the file, checked like any other."""
+    content = {
+        "Endpoints": [
+            {
+                "EndpointConfig": {
+                    "EndpointConfigName": "chat",
+                    "ProductionVariants": [{"VariantName": "v", "ModelName": "chat"}],
+                }
+            }
+        ],
+        "Instances": [{"name": "chat-0", "port": 1}],
+    }
+
+    assert parse({**content, "listen": {"processes": 4}}).proxy.listen.processes == 4
+    with pytest.raises(ConfigError, match=r"listen\.processes must be from 1 to 64, not 0"):
+        parse({**content, "listen": {"processes": 0}})
+
+
+def test_reserved_port_can_be_shared_by_our_own_only() -> None:
+    """A process that shares it can listen there; whoever would not share it, or reserves it again, is refused."""
+    held, port = reserve("127.0.0.1", 0)
+    try:
+        with socket.socket() as ours:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            ours.bind(("127.0.0.1", port))
+            ours.listen()
+
+            with pytest.raises(OSError, match="in use"):
+                reserve("127.0.0.1", port)
+    finally:
+        for each in held:
+            each.close()
+
+
+def test_one_process_uses_no_map() -> None:
+    """Whoever runs one process pays nothing for several."""
+    front = make_front(SETTINGS, Registry(SETTINGS.endpoints))
+
+    assert isinstance(front, Proxy)
+    assert [dispatcher.others for dispatcher in front.gateway.dispatchers()] == [None]
+    assert ListenSettings().processes == 1
+
+
+def test_models_that_a_platform_loads_need_one_process() -> None:
+    """Which are loaded is known to the process that was told; another would say that there are none."""
+    endpoint = EndpointSettings(
+        name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
+    )
+    settings = replace(
+        SETTINGS,
+        endpoints=(endpoint,),
+        listen=ListenSettings(processes=2),
+        container=ContainerSettings(serves_models=True),
+    )
+
+    with pytest.raises(ConfigError, match=r"listen\.processes must be 1"):
+        make_front(settings, Registry(settings.endpoints))
+
+
+def test_status_survives_the_wire() -> None:
+    """Of an instance with many models, and of one that says nothing."""
+    full = Status(3, Report({"m": Tier.DEVICE, "n": Tier.DISK}, 10, 20))
+
+    assert read_status(json.loads(json.dumps(write_status(full)))) == full
+    assert read_status(json.loads(json.dumps(write_status(Status(None, None))))) == Status(None, None)

@@ -1,0 +1,100 @@
+"""The tables of a queue in SQLite. Every question that is asked often has an index that answers it without a scan.
+
+`wake_at` is the end of a lease or of a retry's delay, `set_at` when that was given and `span_s` how long; NULL means
+that the request may be taken (or has ended). Bodies have tables of their own, so that an update of a request does not
+write 128 KB again. `totals` is kept by triggers, so that no count is a scan either.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from torchmoor.errors import ConfigError
+
+VERSION = 1
+UNDECIDED = "state IN ('WAITING', 'RUNNING')"
+ENDED = "state IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')"
+TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
+
+_SCHEMA = f"""
+CREATE TABLE requests (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival, whatever the clock says
+    inference_id TEXT NOT NULL UNIQUE,
+    endpoint TEXT NOT NULL,
+    invocation TEXT UNIQUE, -- what makes a submit idempotent; NULL: nothing does
+    request TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    body_bytes INTEGER NOT NULL, -- of the inline body
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    token TEXT, -- of whoever holds it
+    wake_at REAL,
+    set_at REAL,
+    span_s REAL,
+    updated_at REAL NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    instance TEXT NOT NULL DEFAULT '',
+    outcome TEXT
+);
+CREATE TABLE inputs (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE outputs (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE totals (
+    endpoint TEXT NOT NULL, state TEXT NOT NULL, requests INTEGER NOT NULL, body_bytes INTEGER NOT NULL,
+    PRIMARY KEY (endpoint, state)
+) WITHOUT ROWID;
+
+CREATE INDEX by_state ON requests (endpoint, state, seq);
+CREATE INDEX takeable ON requests (endpoint, seq) WHERE {TAKEABLE};
+CREATE INDEX expiring ON requests (endpoint, expires_at) WHERE {TAKEABLE};
+CREATE INDEX decided ON requests (endpoint, seq) WHERE wake_at IS NULL AND state = 'DECIDED';
+CREATE INDEX sleeping ON requests (endpoint, wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX slept ON requests (endpoint, set_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX ended ON requests (updated_at) WHERE {ENDED};
+
+CREATE TRIGGER arrives AFTER INSERT ON requests BEGIN
+    INSERT INTO totals VALUES (new.endpoint, new.state, 1, new.body_bytes) ON CONFLICT DO
+    UPDATE SET requests = requests + 1, body_bytes = body_bytes + new.body_bytes;
+END;
+CREATE TRIGGER moves AFTER UPDATE OF state ON requests WHEN old.state != new.state BEGIN
+    UPDATE totals SET requests = requests - 1, body_bytes = body_bytes - old.body_bytes
+    WHERE endpoint = old.endpoint AND state = old.state;
+    INSERT INTO totals VALUES (new.endpoint, new.state, 1, new.body_bytes) ON CONFLICT DO
+    UPDATE SET requests = requests + 1, body_bytes = body_bytes + new.body_bytes;
+END;
+CREATE TRIGGER leaves AFTER DELETE ON requests BEGIN
+    UPDATE totals SET requests = requests - 1, body_bytes = body_bytes - old.body_bytes
+    WHERE endpoint = old.endpoint AND state = old.state;
+END;
+"""
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables unless they are there. Raises ConfigError if the file is another program's or version's."""
+    connection.execute("BEGIN IMMEDIATE")  # one process makes them, the others find them
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
+            for statement in _statements():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise ConfigError(
+                f"the file of the asynchronous queue has version {version}, not {VERSION}: it is another version's or "
+                "another program's; name another file, or empty the queue with the version that made it"
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements() -> list[str]:
+    """The schema, a statement an item: executescript would end the transaction."""
+    statements, rest = [], ""
+    for line in _SCHEMA.splitlines(keepends=True):
+        rest += line
+        if sqlite3.complete_statement(rest):
+            statements.append(rest)
+            rest = ""
+    return statements

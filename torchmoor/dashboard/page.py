@@ -1,0 +1,159 @@
+"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/operations.md describes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.resources import files
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from torchmoor.dashboard.history import INTERVAL_S, VariantHistory
+from torchmoor.dashboard.statuses import InstanceStatuses
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.operations import Operations
+from torchmoor.fleet.registry import Registry
+from torchmoor.metrics import Traffic
+
+# Nothing but this page's own files, and nobody frames it.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/dashboard.css": ("dashboard.css", "text/css"),
+    "/dashboard.js": ("dashboard.js", "text/javascript"),
+    "/models.js": ("models.js", "text/javascript"),
+}
+
+
+class Dashboard:
+    """Use as a context, in which the samples are taken."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        operations: Operations,
+        traffic: Iterable[Traffic],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        """refresh: brings the numbers up to date, where that takes asking other processes."""
+        self._refresh = refresh
+        self._registry = registry
+        self._statuses = InstanceStatuses(registry, operations)
+        self._started_at = time.monotonic()
+        self._histories = [VariantHistory(each, self._started_at) for each in traffic]
+        self._sampling: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Dashboard:
+        await self._statuses.__aenter__()
+        self._sampling = asyncio.create_task(self._sample())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._sampling is not None
+        self._sampling.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._sampling
+        await self._statuses.__aexit__(kind, error, trace)
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """The page's addresses."""
+        for path, (name, kind) in FILES.items():
+            text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+            router.add_get(path, _answering(text, kind))
+        router.add_get("/dashboard.json", self._show)
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self._refresh()
+            now = time.monotonic()
+            for history in self._histories:
+                history.take(now)
+
+    async def _show(self, request: web.Request) -> web.Response:
+        await asyncio.gather(self._statuses.refresh(), self._refresh())
+        return web.json_response(self.describe(), headers=HEADERS)
+
+    def describe(self) -> dict[str, Any]:
+        """All that the page shows."""
+        return {
+            "version": version("torchmoor"),
+            "time": time.time(),
+            "uptime_s": round(time.monotonic() - self._started_at, 1),
+            "interval_s": INTERVAL_S,
+            "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
+            "variants": [self._describe_variant(history) for history in self._histories],
+            "instances": [
+                {**describe_instance(instance, self._registry), "status": self._statuses.find(instance.name)}
+                for instance in self._registry.instances()
+            ],
+        }
+
+    def _describe_variant(self, history: VariantHistory) -> dict[str, Any]:
+        variant, metrics = history.traffic.variant, history.traffic.metrics
+        members = list(variant.pool.members)
+        return {
+            "endpoint": variant.endpoint,
+            "name": variant.name,
+            "strategy": variant.settings.routing_strategy,
+            "instances": len(members),
+            "ready": sum(instance.is_ready for instance in members),
+            "invocations": metrics.invocations,
+            "client_errors": metrics.client_errors,
+            "server_errors": metrics.server_errors,
+            "model_errors": metrics.model_errors,
+            "mid_stream_errors": metrics.mid_stream_errors,
+            "no_capacity": metrics.no_capacity,
+            "retries": metrics.retries,
+            "in_flight": sum(instance.outstanding for instance in members),
+            "waiting": history.traffic.num_waiting,
+            **history.describe(),
+        }
+
+
+def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
+    """An instance as the proxy counts it."""
+    return {
+        "name": instance.name,
+        "endpoint": instance.endpoint,
+        "variant": instance.variant,
+        "model": instance.model,
+        "host": instance.host,
+        "port": instance.port,
+        "management_port": instance.management_port,
+        "metrics_port": instance.metrics_port,
+        "state": instance.state.value,
+        "is_drained": registry.is_drained(instance.name),
+        "outstanding": instance.outstanding,
+        "capacity": instance.capacity,
+        "session_room": instance.session_room,
+        "breaker": instance.breaker.state.value,
+        "failures_in_a_row": instance.breaker.num_failures,
+        "share": round(instance.share, 3),
+        "idle_connections": len(instance.idle),
+    }
+
+
+def _answering(text: str, kind: str) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type=kind, charset="utf-8", headers=HEADERS)
+
+    return answer

@@ -1,0 +1,1 @@
+"""What is told of each request: the access log, and traces."""

@@ -1,0 +1,1 @@
+"""Several proxy processes on one data port, which route as one."""
