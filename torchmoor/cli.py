@@ -11,8 +11,10 @@ import click
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
+from torchmoor.cli_async import async_group
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
+from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.package import package as make_package
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.serve import check as check_config
@@ -29,6 +31,9 @@ STORE = "model_store"
 @click.version_option(package_name="torchmoor")
 def main() -> None:
     """Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API."""
+
+
+main.add_command(async_group)
 
 
 @main.command()
@@ -113,6 +118,28 @@ def main() -> None:
     f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
 )
 @click.option(
+    "--allow-async-input",
+    "async_inputs",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory below which InputLocation may name files, as file:///a/path. Repeatable.",
+)
+@click.option(
+    "--max-body-mib",
+    default=DEFAULT_BODY_MIB,
+    show_default=True,
+    type=click.IntRange(1, 2047),
+    help="The longest request or answer of an instance. Asynchronous ones may have 1024.",
+)
+@click.option(
+    "--heap-mib",
+    default=DEFAULT_HEAP_MIB,
+    show_default=True,
+    type=click.IntRange(128),
+    help="Memory of an instance's JVM, through which every body passes, several times over.",
+)
+@click.option(
     "--models",
     metavar="DIR|S3URL",
     default="",
@@ -183,6 +210,9 @@ def up(
     model_store: Path | None,
     run_dir: Path | None,
     journal: str | None,
+    async_inputs: tuple[Path, ...],
+    max_body_mib: int,
+    heap_mib: int,
     models: str,
     strategy: str,
     capacity: int | None,
@@ -247,6 +277,9 @@ def up(
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
+        async_inputs=tuple(folder.resolve() for folder in async_inputs),
+        max_body_mib=max_body_mib,
+        heap_mib=heap_mib,
         models=models,
         observe=observe,
     )

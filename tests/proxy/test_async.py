@@ -13,11 +13,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
+from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.async_inference.settings import AsyncEndpointSettings
+from torchmoor.cli import main
 from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
 
 MakeStage = Callable[..., Stage]
@@ -340,3 +342,38 @@ def test_endpoint_with_many_models_cannot_be_asynchronous(tmp_path: Path, make_s
 
     with pytest.raises(ConfigError, match="many models"):
         make_stage(async_folder=tmp_path, multi_model=MultiModelSettings())
+
+
+def command(stage: Stage, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["async", "--admin-url", stage.proxy.admin_url, *arguments])
+
+
+def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Path) -> None:
+    """torchmoor async: for people, and as JSON for programs."""
+    stage.a.behave = stage.b.behave = answering(body=b"result")
+    answer = submit(stage, Body=b"{}", InferenceId="a/b c")
+    until_there(answer["OutputLocation"])
+    wait_until(lambda: json.loads(command(stage, "status", "a/b c", "--json").stdout)["state"] == "COMPLETED", "ended")
+
+    listed = command(stage, "list")
+    assert "llava: 0 waiting, 0 running" in listed.stdout
+    assert "a/b c" in listed.stdout
+    assert json.loads(command(stage, "list", "--state", "completed", "--json").stdout)["requests"][0]["attempts"] == 1
+    assert "state: COMPLETED" in command(stage, "status", "a/b c").stdout
+    assert command(stage, "get", "a/b c").stdout == "result"
+    told = command(stage, "get", "a/b c", "-o", str(tmp_path / "out"), "--json")
+    assert json.loads(told.stdout)["bytes"] == 6
+    assert (tmp_path / "out").read_bytes() == b"result"
+    late = command(stage, "cancel", "a/b c")
+    assert (late.exit_code, late.stdout) == (1, "")
+    assert "It is COMPLETED" in late.stderr
+    assert "There is no request 'nobody'" in command(stage, "get", "nobody", "-o", str(tmp_path / "none")).stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_command_line_says_that_nobody_answers() -> None:
+    """The address that was tried is in the message."""
+    result = CliRunner().invoke(main, ["async", "--admin-url", "http://127.0.0.1:9", "list"])
+
+    assert result.exit_code == 1
+    assert "no answer from the admin plane at http://127.0.0.1:9" in result.stderr

@@ -26,6 +26,7 @@ from torchmoor.fleet import guard
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.ports import find_free_ports, is_free
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
     PORTS_PER_INSTANCE,
     InstanceSpec,
@@ -42,6 +43,7 @@ POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 NUM_LOG_LINES = 15
+LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its guards give their instances
 NUM_REMOVERS = 8  # threads that delete what an instance leaves
 
 
@@ -93,6 +95,7 @@ class Launcher:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
         self._supervisors: dict[str, asyncio.Task[None]] = {}
+        self._lock = RunLock(settings.run_dir, timeout_s=settings.stop_grace_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
         return self
@@ -149,6 +152,7 @@ class Launcher:
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
         for name in [*self._supervisors, guard.JOURNAL_FOLDER]:
             await asyncio.to_thread(_remove, self._folder(name))
+        self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
 
@@ -212,6 +216,7 @@ class Launcher:
         return dataclasses.replace(spec, ports=tuple(find_free_ports(PORTS_PER_INSTANCE)))
 
     async def _start(self, spec: InstanceSpec) -> None:
+        lock = await self._lock.take(self._report)
         if spec.log_file.is_file():  # a new one for this start; the last one's stays to be read
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
@@ -227,6 +232,7 @@ class Launcher:
                 cwd=spec.folder / "work",
                 env=environment(spec, settings),
                 start_new_session=True,
+                pass_fds=(lock,),
             )
         self._registry.add(
             Instance(
