@@ -129,11 +129,23 @@ def test_content_handlers_of_langchain_aws_serve(tmp_path: Path) -> None:
     assert queue.asked[0]["ContentType"] == "application/x-mine"
 
 
-def test_a_failure_object_is_told(tmp_path: Path) -> None:
-    """In the handler's own words, with the id."""
-    llm = endpoint(FakeQueue(tmp_path, failure=b'{"error": {"message": "too long"}}'))
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (b'{"error": {"message": "too long"}}', "too long"),
+        (
+            b'Received client error (400) from primary with message "{"error": {"message": "too long"}}". See',
+            "too long",
+        ),
+        (b'Received server error (500) from primary with message "oops"', '.* with message "oops"'),
+        (b"", "the failure object is empty"),
+    ],
+)
+def test_a_failure_object_is_told(tmp_path: Path, failure: bytes, told: str) -> None:
+    """In the handler's own words, where it has any, with the id."""
+    llm = endpoint(FakeQueue(tmp_path, failure=failure))
 
-    with pytest.raises(AsyncInferenceFailed, match=r"^too long$") as caught:
+    with pytest.raises(AsyncInferenceFailed, match=f"^{told}$") as caught:
         llm.invoke("?")
 
     assert caught.value.inference_id == "i1"

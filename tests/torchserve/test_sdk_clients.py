@@ -37,7 +37,7 @@ def run(script: str, *arguments: str) -> Any:
             "PYTHONPATH": str(ROOT),  # for torchmoor.clients, which is not installed there
         },
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, (done.stderr + done.stdout)[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -41,11 +41,13 @@ def explain(response: Mapping[str, Any]) -> str:
     return own_words(response.get("OriginalMessage", "")) or message
 
 
-def own_words(body: str) -> str | None:
-    """The message in a handler's error body, if it is one."""
+def own_words(text: str) -> str | None:
+    """The message of a handler's error body, also where it is quoted in the platform's words, as in failure objects."""
+    _, quote, quoted = text.partition('with message "')
     try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+        value, _ = json.JSONDecoder().raw_decode(quoted if quote else text)
+        message = value["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return message if isinstance(message, str) else None
 

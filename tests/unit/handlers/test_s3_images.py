@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from handlers.chat.reply import Reply
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.settings import IntakeSettings
 from tests.servers import S3Server
+from tests.torchserve.drawings import draw
 
 pytestmark = pytest.mark.s3
 BUCKET = "pictures"
@@ -128,6 +129,7 @@ PICTURES = {
     "open/red blue.png": encoded(drawing()),
     "opened.png": encoded(drawing()),
     "big.tif": encoded(drawing(size=(2000, 1000)), "TIFF"),
+    "circle.tif": draw("circle", "red", (2000, 1500), "TIFF"),
 }
 URL = f"s3://{BUCKET}/open/red blue.png"
 
@@ -162,6 +164,16 @@ def test_a_large_picture_goes_through_a_file(door: ImageIntake) -> None:
     assert len(read) == 3
     assert len(set(read)) == 1
     assert door.decode(read[0]).size == (140, 70)
+
+
+def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:
+    """The model sees it, and the host keeps what was left of it, not 9 MB."""
+    client = make_client(intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000})
+
+    session = client.open(f"s3://{BUCKET}/circle.tif")
+
+    assert client.answer(session, "What color is the circle?") == "The circle is red."
+    assert 0 < client.service.images.host_bytes < 1_000_000
 
 
 def test_only_allowed_places_are_read(bucket: Any) -> None:
