@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -98,8 +97,7 @@ def get(requests: AsyncRequests, inference_id: str, output: Path | None, as_json
     try:
         pieces = requests.get(inference_id)
         first = next(pieces, b"")  # before a file is made
-        out: IO[bytes] = click.get_binary_stream("stdout") if output is None else output.open("wb")
-        with nullcontext(out) if output is None else out as file:
+        with click.open_file("-" if output is None else str(output), "wb") as file:
             for piece in chain((first,), pieces):
                 num_bytes += file.write(piece)
             file.flush()
