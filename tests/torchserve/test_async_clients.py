@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ import yaml
 
 from tests.servers import BUCKET, S3Server
 from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import draw
 from tests.torchserve.test_sdk_clients import run
 from tests.waiting import wait_until
 
@@ -108,6 +110,34 @@ def test_sagemaker_sdk_predicts_asynchronously(s3_proxy: str, s3_server: S3Serve
     assert told["polled"] == told["waited"] == told["predicted"]
     assert told["polled"][0]["generated_text"]
     assert "'type' must be one of" in told["broken"]
+
+
+def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: str, s3_server: S3Server) -> None:
+    """A picture in S3 as the input: the call has no session id to give; the result names one."""
+    s3_server.client().put_object(Bucket=BUCKET, Key="inputs/circle.png", Body=draw("circle", "red"))
+    submitted = (
+        replace(fleet, runtime=s3_proxy)
+        .client()
+        .invoke_endpoint_async(
+            EndpointName="llava", ContentType="image/png", InputLocation=f"s3://{BUCKET}/inputs/circle.png"
+        )
+    )
+    key = submitted["OutputLocation"].removeprefix(f"s3://{BUCKET}/")
+
+    def results() -> list[Any]:
+        found: list[Any] = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
+        return found
+
+    wait_until(results, "the result is there", interval_s=0.2)
+    opened = json.loads(s3_server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    answer = fleet.client().invoke_endpoint(
+        EndpointName="llava",
+        ContentType="application/json",
+        SessionId=opened["session_id"],
+        Body='{"type": "send_text_prompt", "prompt_text": "What color is the circle?"}',
+    )
+
+    assert json.loads(answer["Body"].read()) == {"response_text": "The circle is red."}
 
 
 def test_videos_and_sounds_are_told_that_they_are_not_supported(fleet: Fleet) -> None:

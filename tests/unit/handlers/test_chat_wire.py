@@ -75,10 +75,13 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
     assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",), invocation_id="")
 
 
-def test_raw_image_without_a_session_is_refused() -> None:
-    """An image alone says nothing about what to do with it."""
+def test_image_that_says_so_opens_a_session_by_itself() -> None:
+    """An asynchronous request has no session header; bytes of no stated kind say nothing about what to do with them."""
+    opened = parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+
+    assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
     with pytest.raises(InvalidRequest, match="session id"):
-        parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+        parse(Incoming({"content-type": "application/octet-stream"}, b"\x89PNG"))
 
 
 def test_json_without_a_content_type_is_json() -> None:
