@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handlers.chat.checks import names
+from handlers.chat.checks import names, refuse_other_media
 from handlers.chat.inputs_body import parse_inputs
-from handlers.chat.intake import refuse_other_media
 from handlers.chat.openai_body import parse_chat_completion
 from handlers.chat.session_body import parse_image, parse_session
 from handlers.chat.wire import Command, Incoming, Status

@@ -23,8 +23,9 @@ from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 from handlers.chat import decoding
+from handlers.chat.checks import refuse_other_media
 from handlers.chat.reply import Reply
-from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, UnsupportedMedia
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
 from handlers.settings import IntakeSettings
 
 if TYPE_CHECKING:
@@ -293,13 +294,6 @@ def _is_network(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def refuse_other_media(content_type: str) -> None:
-    """Raise UnsupportedMedia if this is the type of a video or a sound."""
-    kind = content_type.strip().partition("/")[0].lower()
-    if kind in ("video", "audio"):
-        raise UnsupportedMedia(f"{kind} is not supported: send images ({', '.join(decoding.FORMATS)}) and text")
 
 
 def _decode_base64(text: str) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.intake import refuse_other_media
+from handlers.chat.checks import refuse_other_media
 from handlers.chat.wire import Incoming
 from handlers.errors import InvalidJson, InvalidRequest
 

@@ -223,7 +223,7 @@ def test_a_session_is_opened_asked_and_closed(tmp_path: Path) -> None:
     )
 
     with chat.open_session([picture, "http://x/y.png", b"12"], ttl_s=60) as conversation:
-        first = conversation.invoke("color?", stop=["."], max_new_tokens=5)
+        first = conversation.invoke("color?", stop=["."], max_tokens=5)
         second = conversation.invoke([HumanMessage("color?"), first, HumanMessage("sure?")])
 
     opened, asked, again, closed = runtime.asked

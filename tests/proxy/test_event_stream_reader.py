@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.proxy.conftest import Stage
-from tests.proxy.fake_instance import Behaviour, Received, Wire
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire
 from torchmoor.clients.errors import ModelStreamError, StreamCut
-from torchmoor.clients.events import payload_parts, read_event_stream
+from torchmoor.clients.events import abort, payload_parts, read_event_stream
 
 FIRST = '{"token": {"id": 1, "text": "größer "}}\n'.encode()
 LINES = FIRST + '{"token": {"id": 2, "text": "€"}, "generated_text": "größer €"}\n'.encode()
@@ -86,6 +88,31 @@ def test_whoever_stops_reading_ends_the_request(stage: Stage) -> None:
     stage.until(lambda: len(left) == 1, "the instance sees that the client left")
     assert [piece.text for piece in read_event_stream(body(stage), ["ßer"])] == ["grö"]
     stage.until(lambda: len(left) == 2, "the instance sees that the client left")
+
+
+def test_a_reader_that_waits_can_be_ended_from_another_thread(stage: Stage) -> None:
+    """The thread that waits for the next token hears of it at once, not when the time-out is over."""
+    gate = Gate()
+
+    async def silent(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/jsonlines")
+        await wire.chunk(FIRST)
+        await gate.pass_through()
+        await wire.chunk(b"")
+
+    stage.a.behave = stage.b.behave = silent
+    events = body(stage)
+    pieces = read_event_stream(events)
+    assert next(pieces).text == "größer "
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(next, pieces)
+        while not waiting.running():
+            time.sleep(0.001)
+        abort(events)
+        with pytest.raises(StreamCut):
+            waiting.result(10)
+    gate.open()
 
 
 def test_clients_that_give_errors_as_events_are_understood() -> None:

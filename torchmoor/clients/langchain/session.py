@@ -57,13 +57,14 @@ class ChatSagemakerSession(ChatSagemakerEndpoint):
         texts, images = zip(*map(texts_and_images, new), strict=True)
         parameters = {
             "temperature": self.temperature,
-            "max_new_tokens": self.max_tokens,
+            "max_tokens": self.max_tokens,
             "top_p": self.top_p,
             "seed": self.seed,
             "stop": list(stop) or None,
             **self.model_kwargs,
             **more,
         }
+        parameters["max_new_tokens"] = parameters.get("max_new_tokens", parameters.pop("max_tokens", None))
         body = {
             "type": "send_text_prompt",
             "prompt_text": "\n".join(text for several in texts for text in several),

@@ -19,16 +19,18 @@ async def read_in_thread(iterate: Callable[[], Iterator[T]], abort: Callable[[],
     """
     reading = _Reading(iterate, asyncio.get_running_loop())
     reading.thread.start()
+    is_over = False
     try:
         while (item := await reading.items.get()) is not _END:
             reading.permits.release()
             yield item  # type: ignore[misc]
+        is_over = True
         if reading.error is not None:
             raise reading.error
     finally:
-        reading.is_wanted = False
-        reading.permits.release()
-        if reading.thread.is_alive():
+        if not is_over:
+            reading.is_wanted = False
+            reading.permits.release()
             abort()
 
 
