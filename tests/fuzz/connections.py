@@ -16,6 +16,7 @@ instance's answer reaches nobody but the client whose body it digests; at the en
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import re
 from collections.abc import Iterator
@@ -354,6 +355,7 @@ def skip_chunks(data: bytes) -> tuple[bool, bytes]:
 
 
 LOOP = Loop()
+atexit.register(LOOP.close)
 
 
 def check(data: bytes) -> None:

@@ -74,7 +74,8 @@ class DirectoryStore(ObjectStore):
                 num_waiting += len(chunk)
                 if num_waiting >= PIECE_BYTES:
                     await self._threads.run(writer.write, b"".join(waiting))
-                    waiting, num_waiting = [], 0
+                    waiting.clear()
+                    num_waiting = 0
             await self._threads.run(writer.write, b"".join(waiting))
             return await self._threads.run(writer.commit)
         finally:

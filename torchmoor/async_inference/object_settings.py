@@ -49,7 +49,7 @@ class ObjectSettings:
     s3_region: str = ""  # "": as AWS_REGION and the configuration files say
     max_input_bytes: int = GIB
     max_output_bytes: int = GIB
-    part_bytes: int = 8 * MIB  # of a multipart upload; what is smaller is sent in one request
+    part_bytes: int = LEAST_PART_BYTES  # of a multipart upload; what is smaller is sent in one request
     parallel_parts: int = 2  # of one upload, each in memory
     max_in_flight: int = 16  # requests to S3, and calls of the file system, at once
     connect_timeout_s: float = 5.0

@@ -107,8 +107,8 @@ class ObjectStore(ABC):
     ) -> int:
         """Write an object of unknown length; the number of its bytes.
 
-        If the chunks raise, are too many, or the caller is cancelled, no object comes into being, and what was
-        sent is taken back. metadata: kept by S3 only, ASCII.
+        If the chunks raise, are too many, or the caller is cancelled, no object comes into being (unless the last
+        request is on its way already), and what was sent is taken back. metadata: kept by S3 only, ASCII.
         """
 
     @abstractmethod

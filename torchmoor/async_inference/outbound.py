@@ -45,6 +45,7 @@ class Outbound:
         max_connections: int,
         resolver: Resolve = resolve,
     ) -> None:
+        self.connect_timeout_s = connect_timeout_s
         self._networks = [ipaddress.ip_network(network) for network in private_networks]
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
         self._max_connections = max_connections
@@ -86,7 +87,8 @@ class Outbound:
         """The answer's head; release or close it. Raises LocationRefused, aiohttp.ClientError, TimeoutError."""
         parts = self.check(url)
         try:
-            return await self._session(parts.scheme).request(
+            session = await self._session(parts.scheme)
+            return await session.request(
                 method,
                 URL(url, encoded=True),  # a presigned URL is right as it is
                 headers=headers,
@@ -98,13 +100,15 @@ class Outbound:
                 raise LocationRefused(str(exc.os_error)) from exc
             raise
 
-    def _session(self, scheme: str) -> aiohttp.ClientSession:
+    async def _session(self, scheme: str) -> aiohttp.ClientSession:
+        # Not aiohttp's own context, which is of the time of its import; reading the certificates takes a while.
+        context = await asyncio.to_thread(ssl.create_default_context) if scheme not in self._sessions else None
         if scheme not in self._sessions:
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     resolver=_JudgingResolver(self, scheme, self._resolver),
                     use_dns_cache=False,
-                    ssl=ssl.create_default_context(),  # aiohttp's own is of the time of its import
+                    ssl=context or True,
                     limit=self._max_connections,
                 ),
                 timeout=self._timeout,
@@ -136,7 +140,8 @@ class _JudgingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        addresses = await self._resolver(host, port)
+        async with asyncio.timeout(self._outbound.connect_timeout_s):  # aiohttp's own begins after this
+            addresses = await self._resolver(host, port)
         try:
             self._outbound.judge(self._scheme, host, addresses)
         except LocationRefused as exc:

@@ -42,7 +42,7 @@ def _file(parts: SplitResult) -> Path:
 
 
 def _open_redis(parts: SplitResult, port: int, settings: AsyncQueueSettings) -> Queue:
-    from torchmoor.async_inference import redis_queue  # a proxy without such a queue does without its library
+    from torchmoor.async_inference import redis_queue  # a proxy without such a queue starts sooner
 
     db = parts.path.removeprefix("/") or "0"
     if not parts.hostname or not db.isascii() or not db.isdigit():

@@ -122,9 +122,7 @@ class Outcome:
 
 
 CANCELLED = Outcome(state=State.CANCELLED, reason="The request was cancelled.")
-EXPIRED = Outcome(
-    state=State.EXPIRED, reason="The request waited longer than its time to live (RequestTTLSeconds) before it was run."
-)
+EXPIRED = Outcome(state=State.EXPIRED, reason="The request was not done within its time to live (RequestTTLSeconds).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

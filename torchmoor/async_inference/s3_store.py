@@ -2,7 +2,7 @@
 
 An upload of unknown length is sent in parts, a few in memory at a time; S3 shows the object when the last request has
 put the parts together, and not before. Publishing copies within the store: no byte comes here.
-Why boto3 and not a library of asyncio: docs/decisions/0018-objects-by-boto3.md.
+Why boto3 and not a library of asyncio: docs/decisions/0021-objects-by-boto3.md.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class S3Store(ObjectStore):
                 if num_bytes > self._settings.max_output_bytes:
                     raise TooLarge(f"the result has more than {self._settings.max_output_bytes} bytes")
                 if num_waiting >= self._settings.part_bytes:
-                    await upload.send(b"".join(part), self._settings.parallel_parts)
-                    part, num_waiting = [], 0
-            await upload.finish(b"".join(part), num_bytes)
+                    await upload.send(_take(part), self._settings.parallel_parts)
+                    num_waiting = 0
+            await upload.finish(_take(part), num_bytes)
         except BaseException:
             self._threads.submit(upload.abort)
             raise
@@ -189,10 +189,10 @@ class _Body:
         with self._lock, _translated(self._url):
             for attempt in range(1, self._settings.max_attempts + 1):
                 try:
-                    if self._is_cut:
-                        break
-                    if self._stream is None:
+                    if self._stream is None and not self._is_cut:
                         self._stream = self._open_rest()
+                    if self._is_cut:  # after the stream is there for `cut` to see, so that neither misses the other
+                        break
                     data: bytes = self._stream.read(min(PIECE_BYTES, self.num_left))
                     if data:
                         self.num_left -= len(data)
@@ -314,6 +314,13 @@ class _Upload:
                         self._url,
                         type(exc).__name__,
                     )
+
+
+def _take(chunks: list[bytes]) -> bytes:
+    """All of them as one, and the list empty: what is sent is in memory once."""
+    data = b"".join(chunks)
+    chunks.clear()
+    return data
 
 
 def _put(connect: Callable[[], Any], url: str, body: bytes, headers: dict[str, Any]) -> None:

@@ -133,15 +133,17 @@ class Database:
                 return jobs, False
         return jobs, True
 
-    def _do(self, jobs: list[_Job]) -> None:
+    def _do(self, jobs: list[_Job], *, is_retry: bool = False) -> None:
         """All in one transaction; where that fails, each in its own."""
         try:
             self._transact(jobs)
         except Exception as exc:
             self._recover(exc)
-            if len(jobs) > 1 and _code(exc) != sqlite3.SQLITE_BUSY:  # that one has taken its time already
+            # One may have failed for all, or the disk has room by now. But a lock has been waited for long enough, and
+            # after an error of the disk nobody knows whether the transaction is in the log.
+            if not is_retry and _code(exc) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
                 for job in jobs:
-                    self._do([job])
+                    self._do([job], is_retry=True)
             else:
                 error = _translated(exc)
                 for job in jobs:
@@ -169,18 +171,19 @@ class Database:
 
     def _recover(self, exc: Exception) -> None:
         """Leave no transaction open, and no connection that may be spoilt."""
-        connection, self._connection = self._connection, None
-        if connection is None:
+        if self._connection is None:
             return
         try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             if _code(exc) in _HARMLESS:
-                self._connection = connection
                 return
-        except sqlite3.Error:
-            logger.warning("asynchronous queue's rollback failed", exc_info=True)
-        connection.close()
+        except sqlite3.Error as error:
+            logger.warning("asynchronous queue cannot go on as it was error=%s", error)
+        self._connection.close()
+        self._connection = None
 
 
 def _code(exc: Exception) -> int | None:

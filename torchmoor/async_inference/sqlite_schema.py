@@ -18,7 +18,7 @@ TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
 
 _SCHEMA = f"""
 CREATE TABLE requests (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of arrival, whatever the clock says
+    seq INTEGER PRIMARY KEY, -- one more than the largest there is: the order of arrival, whatever the clock says
     inference_id TEXT NOT NULL UNIQUE,
     endpoint TEXT NOT NULL,
     invocation TEXT UNIQUE, -- what makes a submit idempotent; NULL: nothing does

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import boto3
 import pytest
 
 from tests.servers import BUCKET, S3Server
@@ -25,6 +25,7 @@ from torchmoor.async_inference.object_store import (
     ObjectUnavailable,
     TooLarge,
 )
+from torchmoor.async_inference.s3_store import S3Store
 
 NAME = "bucket.s3.example"
 LOOPBACK = ("127.0.0.0/8",)
@@ -36,9 +37,12 @@ class Names:
 
     addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     asked: list[str] = field(default_factory=list)
+    is_silent: bool = False
 
     async def resolve(self, host: str, port: int) -> list[str]:
         self.asked.append(host)
+        if self.is_silent:
+            await asyncio.Event().wait()
         if not self.addresses:
             raise OSError("no such name")
         return self.addresses
@@ -58,9 +62,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         timeout=30,
     )
-    key = path.read_text()
-    if "CERTIFICATE" not in key or "PRIVATE KEY" not in key:
-        pytest.fail("openssl wrote no certificate with its key")
     return path
 
 
@@ -125,19 +126,31 @@ def test_a_presigned_url_is_an_input(
     """Signed for the name, fetched from the address that was judged, byte for byte; one that is forged is denied."""
     key = f"objects/{tmp_path.name}/a b+c"
     data = bytes(range(256)) * (3 * MIB // 256)
-    s3_server.client().put_object(Bucket=BUCKET, Key=key, Body=data, ContentType="image/x-test")
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def put() -> None:
+        store = S3Store(ObjectSettings())
+        await store.put(f"s3://{BUCKET}/{key}", data, "image/x-test")
+        await store.close()
+
+    asyncio.run(put())
     names = Names()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while piece := await source.read(1 << 16):
+            sink.write(piece)
+            await sink.drain()
+        sink.close()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", s3_server.port)
-        upstream_writer.write(await reader.readuntil(b"\r\n\r\n"))
-        while piece := await upstream_reader.read(1 << 16):
-            writer.write(piece)
-            await writer.drain()
+        try:
+            await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
+        finally:
+            upstream_writer.close()
 
     def presign(port: int) -> str:
-        import boto3
-
         values = s3_server.environment
         client = boto3.client(
             "s3",
@@ -158,10 +171,6 @@ def test_a_presigned_url_is_an_input(
             with pytest.raises(ObjectDenied) as told:
                 await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))
             assert "Signature" not in str(told.value)
-            with pytest.raises(TooLarge):
-                await HttpsStore(
-                    ObjectSettings(https_hosts=(NAME,), private_networks=LOOPBACK, max_input_bytes=MIB), names.resolve
-                ).open(url)
 
     run(certificate, monkeypatch, test, names)
     assert set(names.asked) == {NAME}
@@ -239,6 +248,7 @@ def head(status: str, *lines: str) -> bytes:
         (head("200 OK", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n", LocationRefused),
         (head("200 OK", "Content-Length: 3", "Content-Encoding: gzip") + b"abc", LocationRefused),
         (head("200 OK", "Content-Length: 5") + b"abc", ObjectUnavailable),
+        (head("200 OK", f"Content-Length: {MIB + 1}"), TooLarge),
         (b"nonsense\r\n\r\n", ObjectUnavailable),
         (b"", ObjectUnavailable),
     ],
@@ -253,7 +263,7 @@ def test_answers_that_are_no_whole_object(
             with pytest.raises(error):
                 await read_all(store, f"https://{NAME}:{port}/x")
 
-    run(certificate, monkeypatch, test)
+    run(certificate, monkeypatch, test, max_input_bytes=MIB)
 
 
 def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,14 +282,17 @@ def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypa
     run(certificate, monkeypatch, test, read_timeout_s=0.5)
 
 
-def test_a_name_that_is_not_known_is_a_reason_to_try_later(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name servers fail too."""
+@pytest.mark.parametrize("names", [Names([]), Names(is_silent=True)], ids=["unknown", "silent"])
+def test_a_name_that_is_not_known_is_a_reason_to_try_later(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names
+) -> None:
+    """Name servers fail too, and fall silent."""
 
     async def test(store: HttpsStore) -> None:
         with pytest.raises(ObjectUnavailable):
             await store.open(f"https://{NAME}/x")
 
-    run(certificate, monkeypatch, test, Names([]))
+    run(certificate, monkeypatch, test, names, connect_timeout_s=0.3)
 
 
 def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +300,6 @@ def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch
 
     async def test(store: HttpsStore) -> None:
         async with answering(certificate, head("200 OK", "Content-Length: 0")) as port:
-            assert urlsplit(f"https://wrong.example:{port}").hostname == "wrong.example"
             with pytest.raises(ObjectUnavailable, match="Certificate"):
                 await store.open(f"https://wrong.example:{port}/x")
 

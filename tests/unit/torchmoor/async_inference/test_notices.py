@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -205,7 +205,6 @@ def notify(
     notices: list[Notice],
     topics: Topics,
     sleeps: list[float] | None = None,
-    hook: Callable[[Notifier], Awaitable[None]] | None = None,
     **settings: Any,
 ) -> list[int]:
     """How many could not be told, for each notice."""
