@@ -60,7 +60,7 @@ class S3Images:
         """The encoded picture, at most `max_bytes`. Raises the BadImage family, OutOfMemory, OutOfDisk, and why the
         reply was cancelled, should it be."""
         place = self._place(url)
-        transfer = _Transfer(self._client, place, time.monotonic() + self._settings.s3_timeout_s, reply)
+        transfer = Transfer(self._client, place, time.monotonic() + self._settings.s3_timeout_s, reply)
         size = transfer.find_size()
         if size > self._settings.large_bytes:
             raise ImageTooLarge(f"the image has {size} bytes, more than {self._settings.large_bytes}")
@@ -82,7 +82,7 @@ class S3Images:
         return {"Bucket": bucket, "Key": key}
 
     @contextmanager
-    def _turn(self, transfer: "_Transfer") -> Iterator[None]:
+    def _turn(self, transfer: "Transfer") -> Iterator[None]:
         while not self._scaling.acquire(timeout=WAIT_S):
             transfer.check()
         try:
@@ -91,7 +91,7 @@ class S3Images:
             self._scaling.release()
 
 
-class _Transfer:
+class Transfer:
     """One object's bytes in order. A broken connection is opened again where it stood, if the object is the same."""
 
     def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: Reply | None) -> None:
@@ -135,7 +135,7 @@ class _Transfer:
                 self.check()
 
 
-def _save(transfer: _Transfer, file: BinaryIO) -> None:
+def _save(transfer: Transfer, file: BinaryIO) -> None:
     try:
         for data in transfer.pieces():
             file.write(data)

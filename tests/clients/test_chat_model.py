@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from tests.clients.fake_runtime import Body, FakeRuntime, openai_stream, refusal, tgi_stream
 from torchmoor.clients.errors import EndpointError, SessionMismatch, StreamCut
 from torchmoor.clients.langchain import ChatSagemakerEndpoint, ChatSagemakerSession, SagemakerAsyncEndpoint
+from torchmoor.clients.langchain.threads import MAX_AHEAD, read_in_thread
 
 PNG = "data:image/png;base64,AAAA"
 
@@ -209,6 +211,26 @@ async def test_long_answers_wait_for_their_reader() -> None:
     chat, _ = model(openai_stream(*texts))
 
     assert [chunk.text async for chunk in chat.astream("?") if chunk.text] == texts
+
+
+async def test_a_slow_reader_holds_the_thread_back() -> None:
+    """What is read ahead is bounded, however fast the endpoint is."""
+    made = 0
+
+    def endless() -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    items = read_in_thread(endless, lambda: None)
+    assert await anext(items) == 1
+    while made <= MAX_AHEAD:  # noqa: ASYNC110  (it is a thread that counts)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+
+    assert made <= MAX_AHEAD + 2
+    await items.aclose()
 
 
 # Sessions

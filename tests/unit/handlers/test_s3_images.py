@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image, ImageDraw
 from handlers.chat.decoding import FORMATS, decode, scale_down
 from handlers.chat.intake import ImageIntake
 from handlers.chat.reply import Reply
+from handlers.chat.s3_images import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.settings import IntakeSettings
 from tests.servers import S3Server
@@ -199,6 +201,40 @@ def test_what_cannot_be_read_is_told(door: ImageIntake, monkeypatch: pytest.Monk
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
     with pytest.raises(ImageUnreachable, match="cannot be reached"):
         intake(connect_timeout_s=0.2).read(URL)
+
+
+class Unsteady:
+    """A store's client whose bodies break off after 1,000 bytes each, as often as it was told."""
+
+    def __init__(self, data: bytes, num_breaks: int) -> None:
+        self._data = data
+        self.num_breaks = num_breaks
+        self.ranges: list[str] = []
+
+    def head_object(self, **place: str) -> dict[str, Any]:
+        return {"ETag": '"1"', "ContentLength": len(self._data)}
+
+    def get_object(self, *, Range: str, IfMatch: str, **place: str) -> dict[str, Any]:
+        assert IfMatch == '"1"'
+        self.ranges.append(Range)
+        rest = self._data[int(Range.removeprefix("bytes=").rstrip("-")) :]
+        is_broken, self.num_breaks = self.num_breaks > 0, self.num_breaks - 1
+        return {"Body": io.BytesIO(rest[:1000] if is_broken else rest)}
+
+
+def test_a_broken_connection_goes_on_where_it_stood() -> None:
+    """Nothing is read twice; a store that always breaks off is given up."""
+    data = bytes(range(256)) * 20
+    unsteady = Unsteady(data, num_breaks=2)
+    transfer = Transfer(unsteady, {"Bucket": BUCKET, "Key": "a"}, time.monotonic() + 60, None)
+
+    assert transfer.find_size() == len(data)
+    assert b"".join(transfer.pieces()) == data
+    assert unsteady.ranges == ["bytes=0-", "bytes=1000-", "bytes=2000-"]
+
+    unsteady.num_breaks = 100
+    with pytest.raises(ImageUnreachable, match="cannot be reached"):
+        list(transfer.pieces())
 
 
 def test_a_client_that_left_ends_the_reading(door: ImageIntake) -> None:

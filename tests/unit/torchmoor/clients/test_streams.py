@@ -122,6 +122,15 @@ def test_stop_sequences_end_the_answer_wherever_they_are_cut(
         assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [STOP_SEQUENCE]
 
 
+def test_text_that_was_held_back_comes_before_the_end() -> None:
+    """The reason is told with the last text, not before it."""
+    pieces = list(read_stream([write(FORMS["openai"], ["a", "b ST"])], ["STOP"]))
+
+    (last,) = [piece for piece in pieces if piece.finish_reason]
+    assert (last.text, last.finish_reason) == ("ST", "length")
+    assert text_of(pieces) == "ab ST"
+
+
 def test_a_stop_sequence_closes_the_source() -> None:
     """The model need not go on with what nobody will read."""
     is_closed = False
