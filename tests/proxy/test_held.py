@@ -145,9 +145,9 @@ def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage])
 @pytest.mark.parametrize(
     ("started_s_ago", "last_s", "retry_after", "said"),
     [
-        (3, 20.5, range(17, 19), "is being started, for 3 s until now; the last start took 20 s. Try"),
-        (30, 20, range(5, 6), "is being started, for 30 s until now; the last start took 20 s. Try"),
-        (2, None, range(5, 6), "is being started, for 2 s until now. Try"),
+        (3, 1000, range(900, 999), r"is being started, for \d+ s until now; the last start took 1000 s\. Try"),
+        (30, 20, range(5, 6), r"is being started, for 3\d s until now; the last start took 20 s\. Try"),
+        (2, None, range(5, 6), r"is being started, for \d+ s until now\. Try"),
         (None, None, range(5, 6), "could be started in time"),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_wait_is_bounded_and_ends_with_when_to_return(
     code, seconds, message = refused(send_raw(zero.stage, b"{}"))
 
     assert (code, int(seconds) in retry_after) == (503, True), seconds
-    assert said in message
+    assert re.search(said, message)
     assert waiting(zero.stage) == 0
 
 

@@ -316,7 +316,8 @@ class Autoscaler:
                 self._end(group, member)
             elif not self._registry.is_drained(member.name):
                 member.phase = Phase.RUNNING
-                group.scaling = Scaling(group.scaling.desired + 1)  # it was one less for this one
+                # It was one less for this one, unless it has just become more.
+                group.scaling = Scaling(min(group.scaling.desired + 1, group.settings.max_capacity))
             elif self._front.is_idle(instance) and not self._is_wanted(group):
                 if await self._must_stay(member, instance):  # opened while it was asked for them
                     self._call_back(member)

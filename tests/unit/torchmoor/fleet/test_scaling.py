@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmoor.errors import ConfigError
@@ -161,28 +161,30 @@ SETTINGS = st.builds(
 LOOKS = st.lists(st.tuples(st.integers(0, 200), st.floats(0, 60)), max_size=60)
 
 
+@settings(deadline=None)
 @given(SETTINGS, LOOKS)
 def test_never_outside_the_limits_and_never_idle_with_a_backlog(
-    settings: ScalingSettings, looks: list[tuple[int, float]]
+    scaling: ScalingSettings, looks: list[tuple[int, float]]
 ) -> None:
     """The number stays from MinCapacity to MaxCapacity, and whenever there is a backlog there is an instance."""
-    variant = Variant(settings, settings.initial_count)
+    variant = Variant(scaling, scaling.initial_count)
 
     for backlog, after_s in looks:
         desired = variant.look(backlog, after_s)
 
-        assert settings.min_capacity <= desired <= settings.max_capacity
+        assert scaling.min_capacity <= desired <= scaling.max_capacity
         assert desired > 0 or backlog == 0
 
 
+@settings(deadline=None)
 @given(SETTINGS, LOOKS)
 def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
-    settings: ScalingSettings, looks: list[tuple[int, float]]
+    scaling: ScalingSettings, looks: list[tuple[int, float]]
 ) -> None:
     """After a scale-in each instance has at most its target, of the largest backlog since the cool-down began; none
     comes within that cool-down of the one before, nor within the cool-down of a scale-out."""
-    variant = Variant(settings, settings.initial_count)
-    tracking, step = settings.tracking, settings.step
+    variant = Variant(scaling, scaling.initial_count)
+    tracking, step = scaling.tracking, scaling.step
     assert tracking is not None
     assert step is not None
     seen: list[tuple[float, int]] = []
@@ -202,15 +204,16 @@ def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
             last_in_at = variant.now
 
 
+@settings(deadline=None)
 @given(SETTINGS, st.integers(0, 200), st.integers(0, 9))
-def test_a_steady_backlog_comes_to_rest(settings: ScalingSettings, backlog: int, initial: int) -> None:
+def test_a_steady_backlog_comes_to_rest(scaling: ScalingSettings, backlog: int, initial: int) -> None:
     """The number changes only so often, and then each instance has its target or less, or there are no more."""
-    variant = Variant(settings, min(max(initial, settings.min_capacity), settings.max_capacity))
-    assert settings.tracking is not None
+    variant = Variant(scaling, min(max(initial, scaling.min_capacity), scaling.max_capacity))
+    assert scaling.tracking is not None
 
     numbers = [variant.look(backlog, after_s=201) for _ in range(6)]
 
     assert numbers[3:] == [numbers[3]] * 3
-    assert backlog <= numbers[3] * settings.tracking.target or numbers[3] == settings.max_capacity
+    assert backlog <= numbers[3] * scaling.tracking.target or numbers[3] == scaling.max_capacity
     if not backlog:
-        assert numbers[3] == settings.min_capacity
+        assert numbers[3] == scaling.min_capacity
