@@ -5,6 +5,7 @@ Owns no connection; all calls are made on the proxy's event loop.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from itertools import count
@@ -25,6 +26,7 @@ from torchmoor.routing.waiting import WaitingBytes
 from torchmoor.settings import ProxySettings
 
 MAX_REMEMBERED_IDS = 4096
+SESSION_KEY = b'"session_id"'
 
 
 class Gateway:
@@ -106,6 +108,20 @@ class Gateway:
             del self._verified[next(iter(self._verified))]
         self._verified[endpoint.name, principal, raw] = session
         return session
+
+    def find_session_in(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
+        """The session that a JSON body names as its `session_id`, if it is one of this endpoint and principal.
+
+        What is wrong with a body or an id is the instance's to say.
+        """
+        if SESSION_KEY not in body:
+            return None
+        try:
+            content = json.loads(body)
+            named = content.get("session_id") if isinstance(content, dict) else None
+            return self.get_session(endpoint, principal, named.encode("ascii")) if isinstance(named, str) else None
+        except (ValueError, RecursionError, ValidationError):
+            return None
 
     def dispatchers(self) -> list[Dispatcher]:
         """Those of all variants of all endpoints."""
