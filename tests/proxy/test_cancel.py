@@ -261,7 +261,9 @@ def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage])
     client = stage.client()
     client.invoke_endpoint(EndpointName="llava", Body=BODY)
     client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=BODY)["Body"].close()
-    whole, streamed = sorted(int((stage.a.received + stage.b.received)[i].headers["x-torchmoor-timeout-ms"]) for i in (0, 1))
+    whole, streamed = sorted(
+        int((stage.a.received + stage.b.received)[i].headers["x-torchmoor-timeout-ms"]) for i in (0, 1)
+    )
     stage.a.behave = stage.b.behave = late_refusal
     with stage.socket() as sock:
         sock.sendall(post())

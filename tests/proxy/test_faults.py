@@ -18,7 +18,7 @@ from torchmoor.fleet.worker_status import MAX_TRIES
 from torchmoor.routing.sessions import place_of
 from torchmoor.settings import HealthSettings, RecoverySettings, TimeoutSettings
 
-OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.1)
+OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.5)
 
 
 async def silent(request: Received, wire: Wire) -> None:

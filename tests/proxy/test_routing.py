@@ -495,3 +495,46 @@ def test_session_in_the_body_of_a_signed_request_counts(make_stage: Callable[...
 
     assert [ask(client, turn(make_session_id("c", principal=principal)))[0] for _ in range(3)] == ["c"] * 3
     assert ask(client, turn(make_session_id("c", principal="else")))[1] == "least-outstanding-requests"
+
+
+# Openings that are sent again
+
+
+def open_session(stage: Stage, invocation_id: str) -> tuple[str, str]:
+    connection = stage.http()
+    headers = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION", "amz-sdk-invocation-id": invocation_id}
+    connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.headers["x-torchmoor-instance"], answer.headers["x-amzn-sagemaker-invoked-routing-reason"]
+
+
+def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..., Stage]) -> None:
+    """Without a journal only that one can answer with the session that it opened; if it is away, another opens one."""
+    stage = make_stage(names=("a", "b", "c"))
+
+    first, _ = open_session(stage, "one")
+
+    assert {open_session(stage, f"other {number}")[0] for number in range(6)} == {"a", "b", "c"}
+    assert {open_session(stage, "one") for _ in range(3)} == {(first, "session")}
+    stage.run(set_states(stage, first, InstanceState.DOWN))
+    second, _ = open_session(stage, "one")
+    assert second != first
+    stage.run(set_states(stage, first, InstanceState.READY))
+    assert open_session(stage, "one") == (second, "session")
+
+
+def test_openings_that_are_remembered_are_bounded(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is forgotten; with a journal none is remembered, since any instance knows what was opened."""
+    monkeypatch.setattr("torchmoor.api.dispatcher.MAX_REMEMBERED_OPENINGS", 2)
+    stage, journaled = make_stage(), make_stage(are_journaled=True)
+
+    for invocation_id in ("one", "two", "one", "three"):
+        open_session(stage, invocation_id)
+        open_session(journaled, invocation_id)
+
+    (dispatcher,), (other,) = stage.proxy.gateway.dispatchers(), journaled.proxy.gateway.dispatchers()
+    assert list(dispatcher._openings) == [b" one", b" three"]
+    assert not other._openings

@@ -11,6 +11,7 @@ from time import monotonic
 
 from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.validation import INVOCATION_ID
 from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.fleet.instance import Instance, Lease
 from torchmoor.http.call import WAITING, Waiter, Waiting
@@ -163,6 +164,12 @@ class Assignment:
             return self.request.principal.encode()
         credential = self.request.find(b"authorization") or b""
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
+
+    @property
+    def opening(self) -> bytes:
+        """The client's invocation id, as its own."""
+        invocation_id = self.request.find(INVOCATION_ID)
+        return b"%b %b" % (self.request.principal.encode(), invocation_id) if invocation_id else b""
 
     @property
     def body_bytes(self) -> int:
