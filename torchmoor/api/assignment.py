@@ -139,7 +139,8 @@ class Assignment:
 
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
-        return self.session is None or self.gateway.settings.sessions.are_journaled
+        session = self.session
+        return session is None or (self.gateway.settings.sessions.are_journaled and not session.is_foreign)
 
     def note_failure(self, *, is_dead: bool) -> None:
         """The chosen instance has failed this request. is_dead: perhaps it has no worker any more, or is gone."""

@@ -208,11 +208,11 @@ class Dispatcher:
         return self.choice_of(instance, SESSION if instance.name == session.instance else SESSION_FAILOVER)
 
     def _find_holder(self, session: SessionId, excluded: frozenset[str]) -> Instance | None:
-        """The instance that serves a session, busy or not."""
+        """The instance that serves a session, busy or not; None only if there is none that could."""
         home = self.variant.pool.find(session.instance)
         if home is not None and (home.state not in _SERVING or home.name in excluded):
             home = None
-        if home is not None and self._keeps(home, session):
+        if session.is_foreign or (home is not None and self._keeps(home, session)):
             return home
         others = (i for i in self.variant.pool.members if i is not home and i.name not in excluded)
         return rendezvous(session.text, others) or home
@@ -273,6 +273,8 @@ class Dispatcher:
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if not ready and holder is None:
             raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
+        if session is not None and session.is_foreign and holder is None:
+            raise self._refusal("The session's instance is not ready. Try again later, or open another session.")
         if self.queue is None or (holder is None and excluded.issuperset(ready)):
             raise self._refusal("All instances of the endpoint are busy. Try again later.")
         ticket: Ticket[Applicant] = Ticket(

@@ -31,6 +31,8 @@ TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
 TIMEOUT_GRACE_S = 1.0
+NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+CLOSED_SESSION_ID = b"x-amzn-sagemaker-closed-session-id"
 PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
 # Looking a member up in its Enum takes longer than many a step here.
@@ -232,7 +234,17 @@ class Invocation(Assignment):
         answer = self.answer(head)
         if answer is not None:
             self.status = head.status
+            if self.opens_session:
+                self._note_opened(head)
+            elif self.session is not None and CLOSED_SESSION_ID in head.layout.places:
+                self.gateway.on_closed(self.endpoint, self.request.principal, self.session)
         return answer if self.observer is None else self._watch(head, answer)
+
+    def _note_opened(self, head: AnswerHead) -> None:
+        opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID)
+        if opened and head.status < 300:
+            assert self.choice is not None
+            self.gateway.on_opened(self.endpoint, self.request.principal, opened, self.choice.instance)
 
     def _watch(self, head: AnswerHead, answer: Answer | None) -> Answer | None:
         """Keep what the observer will be told."""

@@ -53,7 +53,7 @@ class WorkerStatus:
 
 
 async def _read_beginning(content: aiohttp.StreamReader) -> bytes:
-    """What a status of ours begins with, in however many pieces it comes; one of many models is long, and left unread."""
+    """What a status of ours begins with, in however many pieces it comes; the rest may be long, and is not read."""
     received = b""
     async for piece in content.iter_any():
         received += piece
