@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +128,11 @@ def running_fleet(
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
+
+
+def cpu_of(pids: Iterable[int]) -> float:
+    """Seconds of processor time that these processes have used since they began, user and system."""
+    return sum(_used_s(Path(f"/proc/{pid}")) for pid in pids)
 
 
 def _get_json(url: str, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -96,10 +96,11 @@ class RedisServer:
 
 @dataclass
 class S3Server:
-    """SeaweedFS with one identity and one bucket, behind S3's own signatures."""
+    """SeaweedFS with one bucket, behind S3's own signatures."""
 
     port: int
     environment: dict[str, str] = field(default_factory=dict)  # what a program needs to use it
+    reader: dict[str, str] = field(default_factory=dict)  # the same of somebody who may only read
 
     def client(self) -> Any:
         """The test's own, to look inside."""
@@ -180,7 +181,12 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
         "credentials": [{"accessKey": key, "secretKey": secret}],
         "actions": ["Admin", "Read", "Write", "List"],
     }
-    (folder / "ids.json").write_text(json.dumps({"identities": [identity]}))
+    reader = {
+        "name": "reader",
+        "credentials": [{"accessKey": "reader-key", "secretKey": "reader-secret"}],
+        "actions": [f"Read:{BUCKET}", f"List:{BUCKET}"],
+    }
+    (folder / "ids.json").write_text(json.dumps({"identities": [identity, reader]}))
     (folder / "data").mkdir()
     master, volume, filer, s3 = free_ports(4, has_twin=True)
     with (folder / "log").open("ab") as log:
@@ -202,6 +208,11 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_REGION": "us-east-1",
+    }
+    server.reader = {
+        **server.environment,
+        "AWS_ACCESS_KEY_ID": "reader-key",
+        "AWS_SECRET_ACCESS_KEY": "reader-secret",
     }
 
     def has_bucket() -> bool:

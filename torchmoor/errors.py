@@ -4,6 +4,8 @@ TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
 |-- LaunchError          an instance cannot be started; the message says what to do
 |-- UnknownInstance      no instance of that name
+|-- NotDelivered         a notice of an asynchronous request's end was not taken
+|-- ObjectError          of asynchronous inference; its tree is in async_inference/object_store.py
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
     |-- ValidationError      400
@@ -48,6 +50,14 @@ class LaunchError(TorchmoorError):
 
 class UnknownInstance(TorchmoorError):
     """No instance of that name is registered."""
+
+
+class NotDelivered(TorchmoorError):
+    """A notice was not taken. is_permanent: whoever refused it will do so again."""
+
+    def __init__(self, message: str, *, is_permanent: bool = False) -> None:
+        super().__init__(message)
+        self.is_permanent = is_permanent
 
 
 class ApiError(TorchmoorError):

@@ -22,6 +22,7 @@ class Tier(Enum):
     HOST = "host"
     DISK = "disk"  # unpacked, not in memory
     LOADING = "loading"
+    LEAVING = "leaving"  # evicted, and still counted until its memory is free
     BROKEN = "broken"
 
 

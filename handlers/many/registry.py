@@ -1,9 +1,8 @@
-"""From a model's name to a lease of it, loaded; the threads that do what the shelf says.
+"""From a model's name to a lease of it, loaded.
 
-Requests never wait here: `acquire` answers through callbacks. Looking up, downloading and unpacking have their threads,
-loading has its own, so that a missing model is not stuck behind large ones; what leaves memory leaves in a third one,
-because the others may be waiting for that. One thread watches the clock, one compares the models in memory with their
-source. The lock is held for bookkeeping only, never while a model, the disk or a caller's code is at work.
+Requests never wait here: `acquire` answers through callbacks. What the shelf decides is done by the workshop's threads.
+One thread watches the clock, one compares the models in memory with their source. The lock is held for bookkeeping
+only, never while a model, the disk or a caller's code is at work.
 """
 
 import logging
@@ -12,34 +11,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from handlers.errors import (
-    HandlerError,
-    LoadStopped,
-    ModelBroken,
-    ModelLoaded,
-    ModelUnknown,
-    OutOfMemory,
-    SourceUnavailable,
-)
+from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
 from handlers.many.disk import DiskCache, take_home
-from handlers.many.entry import Entry, OnDone, State, Ticket, Work, tier_of
-from handlers.many.memory import choose_device_bytes, release_memory
+from handlers.many.entry import Entry, OnDone, State, Work, tier_of
+from handlers.many.memory import choose_device_bytes
 from handlers.many.model import Lease, Loader, Tier, Waiter
 from handlers.many.shelf import Shelf
 from handlers.many.source import GivenSource, check_name, open_source
+from handlers.many.waiters import Ticket
+from handlers.many.workshop import MAX_TIMES, Workshop
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
-TIMES = ("download", "load", "unload", "wait")
-MAX_TIMES = 10_000  # kept of each kind until they are drained
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 MIN_TICK_S = 0.01
 
 
@@ -61,16 +50,12 @@ class ModelRegistry:
         self._settings = settings
         self._source = source
         self._disk = disk
-        self._load = load
-        self._device = device
         self._lock_file = lock_file
         self._lock = threading.Lock()
         device_bytes = settings.device_bytes or choose_device_bytes(device)
         self._shelf = Shelf(settings, device_bytes, self._give_back, is_unified=device.type == "cpu")
-        self._downloads = ThreadPoolExecutor(settings.num_downloads, "many-download")
-        self._loaders = ThreadPoolExecutor(settings.num_loaders, "many-load")
-        self._leaving = ThreadPoolExecutor(1, "many-evict")
-        self._times: dict[str, deque[float]] = {kind: deque(maxlen=MAX_TIMES) for kind in TIMES}
+        self._workshop = Workshop(settings, self._shelf, disk, load, device, self._tell)
+        self._times = {"wait": deque[float](maxlen=MAX_TIMES), **self._workshop.times}
         self._stopping = threading.Event()
         self._watchers = [
             threading.Thread(target=self._watch_clock, name="many-clock", daemon=True),
@@ -172,16 +157,16 @@ class ModelRegistry:
         with self._lock:
             shelf = self._shelf
             models = [self._describe(entry, now) for entry in (*shelf.entries.values(), *shelf.others)]
-            broken = shelf.broken(now)
+            broken = shelf.known.broken(now)
             next_to_go = shelf.next_to_go()
             counters = {name: getattr(shelf.counters, name) for name in type(shelf.counters).__slots__}
             budgets = {
-                "device": {"used": shelf.device.used_bytes, "max": shelf.device.max_bytes},
-                "host": {"used": shelf.host.used_bytes, "max": shelf.host.max_bytes},
+                "device": {"used": shelf.ledger.device.used_bytes, "max": shelf.ledger.device.max_bytes},
+                "host": {"used": shelf.ledger.host.used_bytes, "max": shelf.ledger.host.max_bytes},
                 "disk": {"used": self._disk.used_bytes, "max": self._settings.disk_bytes},
             }
             in_memory = set(shelf.entries)
-            num_waiting = shelf.num_waiting
+            num_waiting = len(shelf.waiters)
         for name, each in broken.items():
             models.append({"name": name, "version": each.version, "tier": "broken", "reason": each.error.message})
         for name, version, num_bytes in self._disk.models():
@@ -207,7 +192,7 @@ class ModelRegistry:
         """Compare what is in memory, or is remembered as broken, with the source, and give up what was replaced."""
         with self._lock:
             known = {name: entry.version for name, entry in self._shelf.entries.items() if entry.version}
-            broken = {name: each.version for name, each in self._shelf.broken(time.monotonic()).items()}
+            broken = {name: each.version for name, each in self._shelf.known.broken(time.monotonic()).items()}
         for name, version in {**known, **broken}.items():
             if self._stopping.is_set():
                 return
@@ -226,8 +211,7 @@ class ModelRegistry:
         self._stopping.set()
         error = LoadStopped("the worker is stopping")
         self._tell(self._shelf.stop, error)
-        for pool in (self._downloads, self._loaders, self._leaving):
-            pool.shutdown()
+        self._workshop.close()
         for thread in self._watchers:
             thread.join()
         if self._lock_file is not None:
@@ -251,17 +235,14 @@ class ModelRegistry:
         except HandlerError as error:
             ticket.fail(error)
             return _Waiter(self, ticket)
-        with self._lock:
-            self._shelf.want(ticket, name, time.monotonic())
-            todo = self._take_todo()
-        self._do(todo)
+        self._tell(self._shelf.want, ticket, name)
         return _Waiter(self, ticket)
 
     def _replace(self, name: str, version: str) -> None:
         with self._lock:
             entry = self._shelf.entries.get(name)
             if entry is None:
-                self._shelf.forget_broken(name)
+                self._shelf.known.forget_broken(name)
                 return
             if entry.version != version:
                 return
@@ -276,12 +257,13 @@ class ModelRegistry:
     def _give_back(self, entry: Entry) -> None:
         self._tell(self._shelf.give_back, entry)
 
-    def _tell(self, event: Callable[..., None], *arguments: Any) -> None:
+    def _tell(self, event: Callable[..., Any], *arguments: Any) -> Any:
         """The shelf what has happened, and do what it says."""
         with self._lock:
-            event(*arguments, time.monotonic())
+            answer = event(*arguments, time.monotonic())
             todo = self._take_todo()
         self._do(todo)
+        return answer
 
     def _take_todo(self) -> list[Callable[[], None] | tuple[Work, Entry]]:
         todo, self._shelf.todo = self._shelf.todo, []
@@ -291,95 +273,12 @@ class ModelRegistry:
         """Callbacks here and now, the rest in its threads."""
         for each in todo:
             if isinstance(each, tuple):
-                self._submit(*each)
+                self._workshop.do(*each)
                 continue
             try:
                 each()
             except Exception:
                 logger.exception("a model's waiter failed")
-
-    def _submit(self, work: Work, entry: Entry) -> None:
-        pool, action = {
-            Work.FETCH: (self._downloads, self._fetch),
-            Work.LOAD: (self._loaders, self._load_entry),
-            Work.PROMOTE: (self._loaders, self._promote),
-            Work.DEMOTE: (self._leaving, self._demote),
-            Work.CLOSE: (self._leaving, self._close),
-        }[work]
-        try:
-            pool.submit(self._attempt, action, entry)
-        except RuntimeError:  # it was shut down: the last lease has ended after the registry
-            self._attempt(action, entry)
-
-    def _attempt(self, action: Callable[[Entry], None], entry: Entry) -> None:
-        """The top of a thread's work: whatever goes wrong is this model's alone."""
-        try:
-            action(entry)
-        except ModelUnknown as exc:
-            self._tell(self._shelf.failed, entry, exc)
-        except HandlerError as exc:
-            self._tell(self._shelf.failed, entry, _named(entry, exc))
-        except (MemoryError, torch.OutOfMemoryError):
-            self._tell(self._shelf.failed, entry, _named(entry, OutOfMemory("there is no memory for it")))
-        except (ValueError, OSError) as exc:
-            self._tell(self._shelf.failed, entry, _named(entry, ModelBroken(str(exc))))
-        except Exception as exc:
-            logger.exception("model failed name=%s", entry.name)
-            reason = ModelBroken(f"{type(exc).__name__}; the worker's log has more")
-            self._tell(self._shelf.failed, entry, _named(entry, reason))
-
-    def _fetch(self, entry: Entry) -> None:
-        with self._lock:
-            is_wanted = self._shelf.is_fetch_wanted(entry)
-            todo = self._take_todo()
-        self._do(todo)
-        if not is_wanted:
-            return
-        entry.progress.allow(self._settings.load_timeout_s)
-        began = time.monotonic()
-        lease = self._disk.fetch(entry.name, entry.progress)
-        if lease.is_new:
-            self._times["download"].append(time.monotonic() - began)
-            logger.info("model unpacked name=%s version=%s s=%.3f", entry.name, lease.version, time.monotonic() - began)
-        entry.progress.begin("room", 0)
-        self._tell(self._shelf.fetched, entry, lease, _weights_bytes(lease.folder))
-
-    def _load_entry(self, entry: Entry) -> None:
-        assert entry.disk is not None
-        began = time.monotonic()
-        entry.progress.allow(self._settings.load_timeout_s)
-        entry.progress.begin("load", 0)
-        model = self._load(entry.disk.folder, entry.progress)
-        self._times["load"].append(time.monotonic() - began)
-        logger.info("model loaded name=%s version=%s s=%.3f", entry.name, entry.version, time.monotonic() - began)
-        self._tell(self._shelf.loaded, entry, model)
-
-    def _promote(self, entry: Entry) -> None:
-        assert entry.model is not None
-        entry.progress.begin("promote", 0)
-        entry.model.to_device()
-        self._tell(self._shelf.promoted, entry)
-
-    def _demote(self, entry: Entry) -> None:
-        assert entry.model is not None
-        entry.model.to_host()
-        release_memory(self._device)
-        logger.info("model to host name=%s", entry.name)
-        self._tell(self._shelf.demoted, entry)
-
-    def _close(self, entry: Entry) -> None:
-        began = time.monotonic()
-        model, entry.model = entry.model, None
-        assert model is not None
-        try:
-            model.close()
-        except Exception:
-            logger.exception("closing a model failed name=%s", entry.name)
-        del model
-        release_memory(self._device)
-        self._times["unload"].append(time.monotonic() - began)
-        logger.info("model evicted name=%s version=%s", entry.name, entry.version)
-        self._tell(self._shelf.closed, entry)
 
     def _watch_clock(self) -> None:
         """Whoever comes while this sleeps waits longer than it does."""
@@ -389,7 +288,7 @@ class ModelRegistry:
             self._tell(self._shelf.tick)
             with self._lock:
                 deadline = self._shelf.next_deadline()
-            delay = longest if deadline is None else min(max(deadline - time.monotonic(), MIN_TICK_S), longest)
+            delay = min(max(deadline - time.monotonic(), MIN_TICK_S), longest)
 
     def _watch_source(self) -> None:
         while not self._stopping.wait(self._settings.refresh_s):
@@ -431,18 +330,6 @@ def open_registry(settings: ManySettings, archive: Path, load: Loader, device: t
     source = GivenSource(open_source(settings, archive), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
     return ModelRegistry(settings, source, DiskCache(home, source, settings), load, device, lock_file)
-
-
-def _weights_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS)
-
-
-def _named(entry: Entry, error: HandlerError) -> HandlerError:
-    """The same error, with the model's name before the reason."""
-    named = type(error)(f"model {entry.name!r} cannot be used: {error.message}", param=error.param)
-    if isinstance(named, ModelBroken):
-        named.version = entry.version or getattr(error, "version", "")
-    return named
 
 
 def _log_done(what: str, name: str, error: HandlerError | None) -> None:

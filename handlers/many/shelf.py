@@ -15,7 +15,6 @@ What holds at any time
 * A version that was replaced or unloaded is retired: it gets no new leases, and is closed when the last one ends.
 """
 
-import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -23,11 +22,13 @@ from functools import partial
 
 from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
 from handlers.many.disk import DiskLease
-from handlers.many.entry import Broken, Budget, Counters, Entry, OnDone, State, Ticket, Work
+from handlers.many.entry import Counters, Entry, OnDone, State, Work
+from handlers.many.known import Broken, Known
+from handlers.many.ledger import Ledger
 from handlers.many.model import Lease, Loaded, Progress
+from handlers.many.waiters import Ticket, Waiters
 from handlers.settings import ManySettings
 
-MAX_REMEMBERED = 10_000  # broken models, and sizes of models
 QUEUED = (State.FETCHED, State.AWAITING, State.LOADED)
 
 
@@ -46,8 +47,11 @@ class Shelf:
         is_unified: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.device = Budget(device_bytes)
-        self.host = Budget(0 if is_unified else settings.host_bytes)
+        self.ledger = Ledger(
+            device_bytes, settings.host_bytes, is_unified=is_unified, count_mapped=settings.count_mapped
+        )
+        self.waiters = Waiters()
+        self.known = Known()
         self.counters = Counters()
         self.pinned: set[str] = set()
         self.entries: dict[str, Entry] = {}  # the version of each name that new requests get
@@ -62,9 +66,6 @@ class Shelf:
         self._on_host: OrderedDict[Entry, None] = OrderedDict()
         self._queue: deque[Entry] = deque()  # for room on the device
         self._is_advancing = False
-        self._tickets: OrderedDict[Ticket, None] = OrderedDict()  # the first to come is the first to give up
-        self._broken: OrderedDict[str, Broken] = OrderedDict()
-        self._sizes: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     # Requests
 
@@ -83,18 +84,14 @@ class Shelf:
         if entry is None:
             entry = self.entries[name] = Entry(name, Progress(self._clock))
             self._do(Work.FETCH, entry)
-        ticket.entry = entry
-        ticket.came_at = now
-        entry.tickets[ticket] = None
-        if ticket.until < math.inf:
-            self._tickets[ticket] = None
+        self.waiters.add(ticket, entry, now)
         if entry.state is State.ON_HOST:
             self._promote(entry, now)
 
     def cancel(self, ticket: Ticket) -> None:
         """The ticket's owner has left. A load that has begun goes on."""
         ticket.end()
-        self._forget_ticket(ticket)
+        self.waiters.remove(ticket)
 
     def give_back(self, entry: Entry, now: float) -> None:
         """A lease has ended."""
@@ -104,8 +101,8 @@ class Shelf:
 
     # What came of the work
 
-    def is_fetch_wanted(self, entry: Entry) -> bool:
-        """Asked when its turn has come; if False, the entry is gone, and nothing is told of it any more."""
+    def begin_fetch(self, entry: Entry, now: float) -> bool:
+        """Its turn has come. If False, nobody waits for it now, and the entry is gone; nothing more is told of it."""
         if entry.tickets:
             return True
         self._drop(entry)
@@ -115,8 +112,8 @@ class Shelf:
         """num_bytes: an estimate of what it takes on the device, unless it was there before."""
         entry.disk, entry.version, entry.state = lease, lease.version, State.FETCHED
         entry.found = "cold" if lease.is_new else "disk"
-        known = self._sizes.get((entry.name, entry.version))
-        entry.need_bytes = min(num_bytes, self.device.max_bytes) if known is None else known
+        known = self.known.find_size(entry.name, entry.version)
+        entry.need_bytes = min(num_bytes, self.ledger.device.max_bytes) if known is None else known
         self._enqueue(entry, now)
 
     def loaded(self, entry: Entry, model: Loaded, now: float) -> None:
@@ -126,17 +123,17 @@ class Shelf:
 
     def promoted(self, entry: Entry, now: float) -> None:
         self.counters.promotions += 1
-        self._count_host(entry, 0)
+        self.ledger.count_host(entry, 0)
         entry.state = State.LOADED
         self._measure(entry, now)
 
     def demoted(self, entry: Entry, now: float) -> None:
         assert entry.model is not None
         self.counters.demotions += 1
-        self._count_device(entry, 0)
-        real = self._on_host_bytes(entry.model)
-        if self.host.has_room(real - entry.host_bytes):
-            self._count_host(entry, real)
+        self.ledger.count_device(entry, 0)
+        real = self.ledger.on_host(entry.model)
+        if self.ledger.host.has_room(real - entry.host_bytes):
+            self.ledger.count_host(entry, real)
             self._put_on_host(entry, now)
         elif entry.tickets:  # it has grown on its way, but goes back at once
             self._put_on_host(entry, now)
@@ -148,13 +145,11 @@ class Shelf:
         """To be fetched, loaded, or promoted: then it stays on the host, where it was. Or demoted: then it goes."""
         self.counters.failures += 1
         if isinstance(error, ModelBroken) and entry.state in (State.FETCHING, State.LOADING) and not entry.is_retired:
-            self._broken[entry.name] = Broken(error, error.version or entry.version, now + self._settings.broken_s)
-            self._broken.move_to_end(entry.name)
-            if len(self._broken) > MAX_REMEMBERED:
-                self._broken.popitem(last=False)
+            version, until = error.version or entry.version, now + self._settings.broken_s
+            self.known.note_broken(entry.name, Broken(error, version, until))
         self._fail_tickets(entry, error)
         if entry.state is State.PROMOTING:
-            self._count_device(entry, 0)
+            self.ledger.count_device(entry, 0)
             self._put_on_host(entry, now)
             self._advance(now)
         elif entry.state is State.DEMOTING:
@@ -173,7 +168,7 @@ class Shelf:
 
     def retire(self, name: str, on_closed: OnDone | None, now: float) -> None:
         """New requests get another version, or another look at the source; raises ModelUnknown if none is in memory."""
-        self._broken.pop(name, None)
+        self.known.forget_broken(name)
         entry = self.entries.get(name)
         if entry is None:
             raise ModelUnknown(f"model {name!r} is not loaded")
@@ -184,9 +179,6 @@ class Shelf:
             entry.on_closed.append(on_closed)
         self._settle(entry, now)
 
-    def forget_broken(self, name: str) -> None:
-        self._broken.pop(name, None)
-
     def unpin(self, name: str, now: float) -> None:
         self.pinned.discard(name)
         entry = self.entries.get(name)
@@ -196,11 +188,10 @@ class Shelf:
 
     def tick(self, now: float) -> None:
         """Whoever has waited long enough is told."""
-        while self._tickets and (first := next(iter(self._tickets))).until <= now:
-            stage = "" if first.entry is None else f" (now at: {first.entry.progress})"
-            self._forget_ticket(first)
+        for ticket in self.waiters.take_overdue(now):
+            stage = "" if ticket.entry is None else f" (now at: {ticket.entry.progress})"
             error = ModelLoading(f"the model is still being loaded{stage}; ask again later")
-            self.todo.append(partial(first.fail, error))
+            self.todo.append(partial(ticket.fail, error))
         for entry in [each for each in self._queue if each.room_until <= now]:
             self._refuse_room(entry, now, "which requests are using")
         self._advance(now)
@@ -219,19 +210,9 @@ class Shelf:
 
     # What is there to see
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests, not what the worker loads by itself."""
-        return len(self._tickets)
-
-    def next_deadline(self) -> float | None:
-        deadlines = [each.room_until for each in self._queue]
-        if self._tickets:
-            deadlines.append(next(iter(self._tickets)).until)
-        return min(deadlines, default=None)
-
-    def broken(self, now: float) -> dict[str, Broken]:
-        return {name: each for name, each in self._broken.items() if now < each.until}
+    def next_deadline(self) -> float:
+        """When `tick` has something to do next; infinite if nobody waits."""
+        return min([self.waiters.next_deadline(), *(each.room_until for each in self._queue)])
 
     def next_to_go(self) -> list[str]:
         """Models on the device in the order in which they would leave it."""
@@ -240,12 +221,8 @@ class Shelf:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless what is counted adds up, fits, and nobody was forgotten."""
         everyone = [*self.entries.values(), *self.others]
-        for budget, held in (
-            (self.device, sum(each.device_bytes for each in everyone)),
-            (self.host, sum(each.host_bytes for each in everyone)),
-        ):
-            if held != budget.used_bytes or budget.used_bytes > budget.max_bytes:
-                raise RuntimeError(f"{budget} is counted, but the models hold {held}")
+        self.ledger.check_integrity(everyone)
+        self.waiters.check_integrity(everyone)
         for entry in everyone:
             is_wrong = (
                 (entry.num_leases and entry.state is not State.READY)
@@ -256,8 +233,6 @@ class Shelf:
             )
             if is_wrong:
                 raise RuntimeError(f"{entry!r} is where it does not belong")
-        if set(self._tickets) != {each for entry in everyone for each in entry.tickets if each.until < math.inf}:
-            raise RuntimeError("a waiter was forgotten")
 
     # Steps
 
@@ -265,13 +240,11 @@ class Shelf:
         """Why nobody can wait for this model now."""
         if self.is_stopped:
             return Overloaded("the worker is stopping")
-        broken = self._broken.get(name)
+        broken = self.known.find_broken(name, now)
         if broken is not None:
-            if now < broken.until:
-                return broken.error
-            del self._broken[name]
-        if len(self._tickets) >= self._settings.max_waiting:
-            return Overloaded(f"{len(self._tickets)} requests are waiting for models, the most that may")
+            return broken.error
+        if len(self.waiters) >= self._settings.max_waiting:
+            return Overloaded(f"{len(self.waiters)} requests are waiting for models, the most that may")
         if entry is None:
             loading = sum(each.state not in (State.READY, State.ON_HOST) for each in self.entries.values())
             if loading >= self._settings.max_loading:
@@ -282,7 +255,7 @@ class Shelf:
         del self._on_host[entry]
         entry.state = State.AWAITING
         entry.found = "host"
-        entry.need_bytes = self._sizes.get((entry.name, entry.version), 0)
+        entry.need_bytes = self.known.find_size(entry.name, entry.version) or 0
         self._enqueue(entry, now)
 
     def _enqueue(self, entry: Entry, now: float) -> None:
@@ -313,7 +286,7 @@ class Shelf:
         try:
             while self._queue:
                 entry = self._queue[0]
-                if self.device.has_room(entry.need_bytes):
+                if self.ledger.device.has_room(entry.need_bytes):
                     self._queue.popleft()
                     self._admit(entry, now)
                 elif entry.need_bytes > self._free_some_day(entry):
@@ -330,7 +303,7 @@ class Shelf:
             for each in (*self.entries.values(), *self.others)
             if each.state in (State.CLOSING, State.DEMOTING)
         )
-        return self.device.has_room(num_bytes - leaving)
+        return self.ledger.device.has_room(num_bytes - leaving)
 
     def _free_some_day(self, entry: Entry) -> int:
         """Bytes that the device has for an entry when all the others that can leave have left.
@@ -342,10 +315,10 @@ class Shelf:
             for each in (*self.entries.values(), *self.others)
             if each is entry or each.state is State.LOADED or self._is_pinned(each)
         )
-        return self.device.max_bytes - stay
+        return self.ledger.device.max_bytes - stay
 
     def _admit(self, entry: Entry, now: float) -> None:
-        self._count_device(entry, entry.device_bytes + entry.need_bytes)
+        self.ledger.count_device(entry, entry.device_bytes + entry.need_bytes)
         entry.need_bytes = 0
         if entry.state is State.FETCHED:
             entry.state = State.LOADING
@@ -359,15 +332,13 @@ class Shelf:
     def _measure(self, entry: Entry, now: float) -> None:
         """What it takes on the device is counted as it is, not as it was guessed."""
         assert entry.model is not None
-        real = self._on_device_bytes(entry.model)
-        self._sizes[entry.name, entry.version] = real
-        if len(self._sizes) > MAX_REMEMBERED:
-            self._sizes.popitem(last=False)
+        real = self.ledger.on_device(entry.model)
+        self.known.note_size(entry.name, entry.version, real)
         if real > entry.device_bytes:
             entry.need_bytes = real - entry.device_bytes
             self._enqueue(entry, now)
         else:
-            self._count_device(entry, real)
+            self.ledger.count_device(entry, real)
             self._make_ready(entry, now)
             self._advance(now)
 
@@ -376,7 +347,7 @@ class Shelf:
         entry.last_used = now
         self._ready[entry] = None
         for ticket in list(entry.tickets):
-            self._forget_ticket(ticket)
+            self.waiters.remove(ticket)
             self._lend(entry, ticket, now)
         self._settle(entry, now)
 
@@ -416,17 +387,17 @@ class Shelf:
         if entry is None:
             return False
         assert entry.model is not None
-        num_bytes = entry.device_bytes + self._on_host_bytes(entry.model)
-        while num_bytes <= self.host.max_bytes and not self._is_leaving_host(num_bytes) and self._on_host:
+        num_bytes = entry.device_bytes + self.ledger.on_host(entry.model)
+        while num_bytes <= self.ledger.host.max_bytes and not self._is_leaving_host(num_bytes) and self._on_host:
             self.counters.evictions += 1
             self._close(next(iter(self._on_host)))
         if self._is_unified or not self._is_leaving_host(num_bytes):
             self.counters.evictions += 1
             self._close(entry)
-        elif self.host.has_room(num_bytes):
+        elif self.ledger.host.has_room(num_bytes):
             del self._ready[entry]
             entry.state = State.DEMOTING
-            self._count_host(entry, num_bytes)
+            self.ledger.count_host(entry, num_bytes)
             self._do(Work.DEMOTE, entry)
         else:
             return False  # once what leaves the host has left it
@@ -434,7 +405,7 @@ class Shelf:
 
     def _is_leaving_host(self, num_bytes: int) -> bool:
         leaving = sum(each.host_bytes for each in self.others if each.state is State.CLOSING)
-        return self.host.has_room(num_bytes - leaving)
+        return self.ledger.host.has_room(num_bytes - leaving)
 
     def _close(self, entry: Entry) -> None:
         self._ready.pop(entry, None)
@@ -448,9 +419,10 @@ class Shelf:
     def _refuse_room(self, entry: Entry, now: float, why: str) -> None:
         """Of an entry in the queue."""
         self._queue.remove(entry)
+        device = self.ledger.device
         error = OutOfMemory(
-            f"the model needs {entry.need_bytes} bytes more on the device, whose budget is {self.device.max_bytes}, "
-            f"{self.device.used_bytes} of them taken, {why}"
+            f"the model needs {entry.need_bytes} bytes more on the device, whose budget is {device.max_bytes}, "
+            f"{device.used_bytes} of them taken, {why}"
         )
         self.counters.failures += 1
         self._fail_tickets(entry, error)
@@ -466,8 +438,8 @@ class Shelf:
         if self.entries.get(entry.name) is entry:
             del self.entries[entry.name]
         self.others.discard(entry)
-        self._count_device(entry, 0)
-        self._count_host(entry, 0)
+        self.ledger.count_device(entry, 0)
+        self.ledger.count_host(entry, 0)
         entry.state = State.CLOSED
         entry.model = None
         if entry.disk is not None:
@@ -476,30 +448,8 @@ class Shelf:
 
     def _fail_tickets(self, entry: Entry, error: HandlerError) -> None:
         for ticket in list(entry.tickets):
-            self._forget_ticket(ticket)
+            self.waiters.remove(ticket)
             self.todo.append(partial(ticket.fail, error))
-
-    def _forget_ticket(self, ticket: Ticket) -> None:
-        self._tickets.pop(ticket, None)
-        if ticket.entry is not None:
-            ticket.entry.tickets.pop(ticket, None)
 
     def _do(self, work: Work, entry: Entry) -> None:
         self.todo.append((work, entry))
-
-    def _count_device(self, entry: Entry, num_bytes: int) -> None:
-        self.device.used_bytes += num_bytes - entry.device_bytes
-        entry.device_bytes = num_bytes
-
-    def _count_host(self, entry: Entry, num_bytes: int) -> None:
-        self.host.used_bytes += num_bytes - entry.host_bytes
-        entry.host_bytes = num_bytes
-
-    def _on_device_bytes(self, model: Loaded) -> int:
-        if not self._is_unified:
-            return model.device_bytes
-        mapped = model.mapped_bytes if self._settings.count_mapped else 0
-        return model.device_bytes + model.host_bytes + mapped
-
-    def _on_host_bytes(self, model: Loaded) -> int:
-        return model.host_bytes + (model.mapped_bytes if self._settings.count_mapped else 0)

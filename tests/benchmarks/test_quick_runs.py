@@ -52,3 +52,14 @@ def test_failover_runs() -> None:
 
     assert (ratios["sessions_lost"], ratios["turns_lost"], ratios["failed_before_first_byte"]) == (0, 0, 0)
     assert ratios["detect_s"] is not None
+
+
+def test_many_models_runs() -> None:
+    """Two hundred models on one worker with memory for twenty: none is answered wrongly, nothing is lost to a kill."""
+    if not (ROOT / "models" / "minilm" / "config.json").is_file():
+        pytest.skip("there is no models/minilm; scripts/make_minilm.py makes it")
+
+    ratios = quick_run("many_models")["ratios"]
+
+    assert (ratios["models"], ratios["resident"], ratios["wrong"]) == (200, 20, 0)
+    assert all(ratios[key] > 0 for key in ("warm_vs_alone", "cold_vs_read", "memory_vs_process_a_model"))

@@ -194,6 +194,17 @@ def test_unknown_paths_are_openais_404(stage: Stage, path: str, body: bytes | No
     assert (status, answer["error"]["code"]) == (404, code)
 
 
+def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
+    """As InvokeEndpoint refuses it, in OpenAI's object: the model that was meant is not what would have answered."""
+    status, _, answer = complete(stage, **{"X-Amzn-SageMaker-Target-Model": "m0.tar.gz"})
+
+    assert (status, answer["error"]["code"], answer["error"]["message"]) == (
+        400,
+        "ValidationError",
+        "Endpoint llava is not a multi-model endpoint and does not support target model header.",
+    )
+
+
 def test_body_limit(make_stage: Callable[..., Stage]) -> None:
     """413, announced or not."""
     stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=10))

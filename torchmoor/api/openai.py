@@ -19,13 +19,14 @@ from torchmoor.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, 
 from torchmoor.api.replies import unknown_operation
 from torchmoor.api.streaming import EventPassEncoder
 from torchmoor.api.target_model import ForTargetModel, is_for_target_model
-from torchmoor.api.validation import TARGET_VARIANT, check_members
+from torchmoor.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.errors import (
     AccessDenied,
     ApiError,
     MissingCredentials,
     ModelError,
     ServiceUnavailable,
+    UnexpectedTargetModel,
     UnknownEndpoint,
     UnknownModel,
     WrongModel,
@@ -117,6 +118,8 @@ class OpenAIApi:
         try:
             check_members(request.layout)
             self._check_length(request)
+            if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
+                raise UnexpectedTargetModel(endpoint.name)
             dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
         except ApiError as error:
             metrics = self._gateway.first_dispatcher(endpoint).metrics

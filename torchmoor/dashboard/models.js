@@ -5,7 +5,7 @@
 const MAX_ROWS = 100; // that are drawn; the filter finds the others
 const POLL_SHARE = 20; // asking takes no more than a twentieth of the time,
 const MAX_PAUSE_MS = 30000; // but is not forgotten
-const TIERS = ["device", "host", "loading", "disk", "broken"];
+const TIERS = ["device", "host", "loading", "leaving", "disk", "broken"];
 const TIER_CLASSES = { device: "good", host: "good", loading: "warn", broken: "bad" };
 const ACTIONS = {
   pin: {

@@ -21,9 +21,10 @@ from handlers.errors import (
     Overloaded,
 )
 from handlers.many.disk import DiskLease
-from handlers.many.entry import Entry, State, Ticket, Work
-from handlers.many.model import Lease, Loaded
+from handlers.many.entry import Entry, State, Work, tier_of
+from handlers.many.model import Lease, Loaded, Tier
 from handlers.many.shelf import Shelf
+from handlers.many.waiters import Ticket
 from handlers.settings import ManySettings
 
 NAMES = ("a", "b", "c", "d")
@@ -123,7 +124,7 @@ class Bench:
         """Do one piece of the work that was asked for, well or with an error."""
         work, entry = self.work.pop(index % len(self.work))
         shelf = self.shelf
-        if work is Work.FETCH and not shelf.is_fetch_wanted(entry):
+        if work is Work.FETCH and not shelf.begin_fetch(entry, self.now):
             pass
         elif work is Work.CLOSE:
             assert entry.model is not None
@@ -193,7 +194,7 @@ class Bench:
         self.check()
         assert self.shelf.entries == {}
         assert self.shelf.others == set()
-        assert (self.shelf.device.used_bytes, self.shelf.host.used_bytes) == (0, 0)
+        assert (self.shelf.ledger.device.used_bytes, self.shelf.ledger.host.used_bytes) == (0, 0)
         assert all(model.num_closed == 1 for model in self.models)
         assert all(lease.num_released == 1 for lease in self.disk_leases)
         assert all(done == [None] for done in self.unloads)
@@ -355,6 +356,22 @@ def test_the_least_recently_used_leaves_the_device_for_the_host_and_then_for_goo
     assert bench.tiers() == {"a": State.ON_HOST, "c": State.READY, "d": State.READY}
     assert bench.shelf.next_to_go() == ["c", "d"]
     bench.check_end()
+
+
+def test_an_evicted_model_is_told_as_leaving_while_it_still_takes_memory() -> None:
+    """Not as loading, to which a proxy would send requests for it; its bytes are counted until they are free."""
+    bench = Bench(50, 0, is_unified=True)
+    bench.release(bench.load("a"))
+
+    bench.want("b")
+    assert Work.FETCH is bench.finish()
+
+    (leaving,) = bench.shelf.others
+    assert (leaving.name, tier_of(leaving), leaving.device_bytes) == ("a", Tier.LEAVING, 30)
+    assert Work.CLOSE is bench.finish()
+    assert not bench.shelf.others
+    bench.finish_all()
+    bench.check()
 
 
 def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:

@@ -1,0 +1,92 @@
+"""A running fleet with many models: asked through the proxy or past it, operated, and looked into."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import requests
+
+from tests.torchserve.conftest import Fleet
+from tests.torchserve.many.population import Population, Variant
+from tests.torchserve.many.reference import TEXTS, Reference
+from tests.waiting import wait_until
+
+TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
+FIRST, SECOND = "many-0", "many-1"  # the instances
+
+
+@dataclass
+class ManyFleet:
+    """What runs, what it serves, and what it should answer."""
+
+    fleet: Fleet
+    population: Population
+    reference: Reference = field(default_factory=Reference)
+
+    def variant(self, name: str) -> Variant:
+        (found,) = [variant for variant in self.population.variants if variant.name == name]
+        return found
+
+    def invoke(self, model: str, body: Any, http: requests.Session | None = None) -> requests.Response:
+        """Through the proxy."""
+        url = f"{self.fleet.runtime}/endpoints/many/invocations"
+        return (http or requests).post(url, json=body, headers={TARGET_MODEL: model}, timeout=120)
+
+    def is_right(self, variant: Variant, text: int, answer: requests.Response) -> bool:
+        """Whether it is what this variant answers to one of TEXTS."""
+        return answer.status_code == 200 and self.reference.is_right(variant, text, answer.json()["embeddings"])
+
+    def answers_rightly(self, name: str, text: int = 0) -> bool:
+        """Ask a variant through the proxy."""
+        return self.is_right(self.variant(name), text, self.invoke(name, {"inputs": TEXTS[text]}))
+
+    # One instance, past the proxy
+
+    def instance(self, name: str = FIRST) -> dict[str, Any]:
+        (found,) = [each for each in self.fleet.instances() if each["name"] == name]
+        return found
+
+    def address(self, name: str = FIRST) -> str:
+        instance = self.instance(name)
+        return f"http://{instance['host']}:{instance['port']}/predictions/many"
+
+    def ask(self, model: str | None, body: Any, **options: Any) -> requests.Response:
+        headers = {} if model is None else {TARGET_MODEL: model}
+        return requests.post(self.address(), json=body, headers=headers, timeout=120, **options)
+
+    def operate(self, operation: str, body: Any) -> requests.Response:
+        return requests.post(self.address(), json=body, headers={"X-Torchmoor-Operation": operation}, timeout=120)
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.operate("status", {}).json()
+        return found
+
+    def tier_of(self, name: str) -> str | None:
+        """Of a model in the first instance; None if it has never heard of it, or has forgotten."""
+        return next((model["tier"] for model in self.status()["models"] if model["name"] == name), None)
+
+    def worker(self, name: str = FIRST) -> int:
+        """The process id of an instance's worker, by TorchServe's word."""
+        url = f"http://127.0.0.1:{self.instance(name)['management_port']}/models/many"
+        (described,) = requests.get(url, timeout=10).json()
+        (worker,) = described["workers"]
+        pid: int = worker["pid"]
+        return pid
+
+    @contextmanager
+    def only_the_first(self) -> Iterator[None]:
+        """The other instance gets no requests meanwhile."""
+        requests.post(f"{self.fleet.admin}/instances/{SECOND}/drain", timeout=10).raise_for_status()
+        try:
+            yield
+        finally:
+            requests.post(f"{self.fleet.admin}/instances/{SECOND}/resume", timeout=10).raise_for_status()
+            wait_until(lambda: self.instance(SECOND)["state"] == "ready", "the other instance is back")
+
+
+def error_of(answer: requests.Response) -> str:
+    """A worker's own message."""
+    message: str = json.loads(answer.content)["error"]["message"]
+    return message

@@ -1,0 +1,208 @@
+"""What is particular to objects that are files: links, pipes, rights, and disks that are full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
+from torchmoor.async_inference.directory_store import DirectoryStore
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.object_store import LocationRefused, ObjectDenied, ObjectMissing, ObjectUnavailable
+from torchmoor.errors import ConfigError
+
+
+def run(folder: Path, test: Callable[[DirectoryStore], Awaitable[Any]]) -> None:
+    """On a store of this folder, for inputs and results."""
+
+    async def body() -> None:
+        store = DirectoryStore(ObjectSettings(input_directories=(str(folder),), output_directories=(str(folder),)))
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_inputs_and_results_have_directories_of_their_own(tmp_path: Path) -> None:
+    """A client may not name another one's result as its input, nor have an input written over."""
+    inputs, outputs = f"{tmp_path}/in", f"{tmp_path}/out"
+    store = DirectoryStore(ObjectSettings(input_directories=(inputs,), output_directories=(outputs,)))
+
+    store.check_input(f"file://{inputs}/x")
+    store.check_output(f"file://localhost{outputs}/x")
+    with pytest.raises(LocationRefused, match=r"objects\.input_directories"):
+        store.check_input(f"file://{outputs}/x")
+    with pytest.raises(LocationRefused, match=r"objects\.output_directories"):
+        store.check_output(f"file://{inputs}/x")
+
+
+@pytest.mark.parametrize(
+    "url", ["file://host/{}/x", "file://{}/x?y", "file://{}/%2e%2e/x", "file://{}/a%00b", "file://{}"]
+)
+def test_urls_that_name_no_file_below_the_directory_are_refused(tmp_path: Path, url: str) -> None:
+    """Quoted or not."""
+    store = DirectoryStore(ObjectSettings(input_directories=(str(tmp_path),)))
+
+    with pytest.raises(LocationRefused):
+        store.check_input(url.format(tmp_path))
+
+
+def test_a_link_that_leads_out_is_not_followed(tmp_path: Path) -> None:
+    """Neither as the file nor as a folder on the way, for reading, writing, publishing and deleting alike."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "folder").symlink_to(secret)
+    (root / "file").symlink_to(secret / "key")
+    (root / "loop").symlink_to(root / "loop")
+
+    async def test(store: DirectoryStore) -> None:
+        await store.put(f"file://{root}/staged", b"mine")
+        for name in ("folder/key", "file", "loop"):
+            with pytest.raises(LocationRefused):
+                await store.open(f"file://{root}/{name}")
+        for call in (
+            store.put(f"file://{root}/folder/key", b"mine"),
+            store.upload(f"file://{root}/folder/new/deep", chunks_of(b"mine")),
+            store.publish(f"file://{root}/staged", f"file://{root}/folder/key"),
+            store.delete(f"file://{root}/folder/key"),
+        ):
+            with pytest.raises(LocationRefused, match="link"):
+                await call
+        await store.put(f"file://{root}/file", b"mine")  # takes the link's place
+
+    run(root, test)
+    assert files_of(secret) == ["key"]
+    assert (secret / "key").read_text() == "secret"
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A folder, and a pipe that would keep its reader waiting for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+
+    async def test(store: DirectoryStore) -> None:
+        for name in ("pipe", "folder", "pipe/x"):
+            with pytest.raises(LocationRefused):
+                await store.open(f"file://{tmp_path}/{name}")
+        with pytest.raises(LocationRefused):
+            await store.put(f"file://{tmp_path}/folder", b"x")
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) -> None:
+    """The size was promised."""
+    (tmp_path / "x").write_bytes(b"x" * 3 * MIB)
+
+    async def test(store: DirectoryStore) -> None:
+        async with await store.open(f"file://{tmp_path}/x") as download:
+            await anext(aiter(download.chunks))
+            os.truncate(tmp_path / "x", 10)
+            with pytest.raises(ObjectUnavailable, match="shorter"):
+                async for _ in download.chunks:
+                    pass
+
+    run(tmp_path, test)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_rights_is_denied(tmp_path: Path) -> None:
+    """Which trying again does not mend."""
+    (tmp_path / "x").write_bytes(b"x")
+    (tmp_path / "x").chmod(0)
+
+    async def test(store: DirectoryStore) -> None:
+        with pytest.raises(ObjectDenied):
+            await store.open(f"file://{tmp_path}/x")
+
+    run(tmp_path, test)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; without the right to mount one, a limit on files of this process does the same."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True)
+    if mount.returncode == 0:
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+    else:
+        with _file_size_limit(4 * MIB):
+            yield folder
+
+
+@contextmanager
+def _file_size_limit(num_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None:
+    """It is a reason to try later, and what did not fit gives its room back, so that smaller results get through."""
+
+    async def test(store: DirectoryStore) -> None:
+        with pytest.raises(ObjectUnavailable, match="no room"):
+            await store.upload(f"file://{small_disk}/large", repeat(b"x" * MIB, 8))
+        with pytest.raises(ObjectUnavailable, match="no room"):
+            await store.put(f"file://{small_disk}/large", b"x" * 8 * MIB)
+        await store.put(f"file://{small_disk}/small", b"x" * MIB)
+        assert len(await read_all(store, f"file://{small_disk}/small")) == MIB
+
+    run(small_disk, test)
+    assert files_of(small_disk) == ["small"]
+
+
+def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
+    """A rename across them is none, and a copy could be seen half done."""
+    if os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
+        pytest.skip("/dev/shm is no file system of its own here")
+    other = Path(f"/dev/shm/torchmoor-{os.getpid()}")
+    settings = ObjectSettings(output_directories=(str(tmp_path), str(other)))
+
+    async def test() -> None:
+        store = DirectoryStore(settings)
+        await store.put(f"file://{tmp_path}/staged", b"x")
+        with pytest.raises(LocationRefused, match="one file system"):
+            await store.publish(f"file://{tmp_path}/staged", f"file://{other}/final")
+        with pytest.raises(ObjectMissing):
+            await store.publish(f"file://{tmp_path}/none", f"file://{other}/final")
+        await store.close()
+
+    try:
+        asyncio.run(test())
+        assert files_of(other) == []
+    finally:
+        other.rmdir()
+
+
+def test_directories_must_be_absolute() -> None:
+    """A relative one would depend on where the proxy was started."""
+    with pytest.raises(ConfigError, match="output_directories"):
+        ObjectSettings(output_directories=("results",))

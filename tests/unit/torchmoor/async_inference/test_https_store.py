@@ -1,0 +1,306 @@
+"""Inputs by https: presigned URLs of a real S3 server behind TLS, and hosts that must not be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.servers import BUCKET, S3Server
+from tests.unit.torchmoor.async_inference.objects import MIB, read_all
+from torchmoor.async_inference.https_store import HttpsStore
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.object_store import (
+    LocationRefused,
+    ObjectDenied,
+    ObjectMissing,
+    ObjectUnavailable,
+    TooLarge,
+)
+from torchmoor.async_inference.s3_store import S3Store
+
+NAME = "bucket.s3.example"
+LOOPBACK = ("127.0.0.0/8",)
+
+
+@dataclass
+class Names:
+    """A resolver: what each name means, and which were asked for."""
+
+    addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
+    asked: list[str] = field(default_factory=list)
+    is_silent: bool = False
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        self.asked.append(host)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if not self.addresses:
+            raise OSError("no such name")
+        return self.addresses
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For NAME, self-signed; the key is in the same file."""
+    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(path), "-out", str(path), "-days", "2", "-subj", f"/CN={NAME}"),
+            *("-addext", f"subjectAltName=DNS:{NAME}", "-addext", "basicConstraints=critical,CA:TRUE"),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    return path
+
+
+def run(
+    certificate: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    test: Callable[[HttpsStore], Awaitable[Any]],
+    names: Names | None = None,
+    **settings: Any,
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    values: dict[str, Any] = {"https_hosts": (NAME,), "private_networks": LOOPBACK, **settings}
+
+    async def body() -> None:
+        store = HttpsStore(ObjectSettings(**values), (names or Names()).resolve)
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+@asynccontextmanager
+async def tls_server(
+    certificate: Path, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[int]:
+    """The port of a server that speaks TLS with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def answering(certificate: Path, answer: bytes) -> AsyncIterator[int]:
+    """One that gives every request the same answer and closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+
+    async with tls_server(certificate, serve) as port:
+        yield port
+
+
+@pytest.mark.s3
+def test_a_presigned_url_is_an_input(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """Signed for the name, fetched from the address that was judged, byte for byte; one that is forged is denied."""
+    key = f"objects/{tmp_path.name}/a b+c"
+    data = bytes(range(256)) * (3 * MIB // 256)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def put() -> None:
+        store = S3Store(ObjectSettings())
+        await store.put(f"s3://{BUCKET}/{key}", data, "image/x-test")
+        await store.close()
+
+    asyncio.run(put())
+    names = Names()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while piece := await source.read(1 << 16):
+            sink.write(piece)
+            await sink.drain()
+        sink.close()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", s3_server.port)
+        try:
+            await asyncio.gather(pump(reader, upstream_writer), pump(upstream_reader, writer))
+        finally:
+            upstream_writer.close()
+
+    def presign(port: int) -> str:
+        values = s3_server.environment
+        client = boto3.client(
+            "s3",
+            endpoint_url=f"https://{NAME}:{port}",
+            region_name="us-east-1",
+            aws_access_key_id=values["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=values["AWS_SECRET_ACCESS_KEY"],
+            config=boto3.session.Config(s3={"addressing_style": "path"}, signature_version="s3v4"),
+        )
+        return str(client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key}))
+
+    async def test(store: HttpsStore) -> None:
+        async with tls_server(certificate, pass_on) as port:
+            url = presign(port)
+            async with await store.open(url) as download:
+                assert download.content_type == "image/x-test"
+            assert await read_all(store, url) == data
+            with pytest.raises(ObjectDenied) as told:
+                await store.open(url.replace("X-Amz-Signature=", "X-Amz-Signature=0"))
+            assert "Signature" not in str(told.value)
+
+    run(certificate, monkeypatch, test, names)
+    assert set(names.asked) == {NAME}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://other.example/x",
+        "https://s3.example/x",  # *. asks for something in front
+        "https://evil-s3.example/x",
+        f"http://{NAME}/x",
+        f"https://user:secret@{NAME}/x",
+        f"https://{NAME}@other.example/x",
+        "https:///x",
+        f"https://{NAME}:99999/x",
+        f"https://{NAME}/a\nb",
+    ],
+)
+def test_hosts_that_are_not_listed_are_refused(url: str) -> None:
+    """Before a name is looked up."""
+    store = HttpsStore(ObjectSettings(https_hosts=("*.s3.example",)))
+
+    store.check_input(f"https://{NAME}/x?X-Amz-Signature=1")
+    with pytest.raises(LocationRefused):
+        store.check_input(url)
+
+
+def test_nothing_is_listed_unless_an_operator_does() -> None:
+    """By default there are no https inputs, and there are never https results."""
+    store = HttpsStore(ObjectSettings())
+
+    with pytest.raises(LocationRefused, match=r"objects\.https_hosts"):
+        store.check_input("https://bucket.s3.amazonaws.com/x")
+    with pytest.raises(LocationRefused, match="results"):
+        store.check_output("https://bucket.s3.amazonaws.com/x")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::"],
+)
+def test_a_listed_name_that_leads_inside_is_refused(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """Who owns the name decides what it resolves to; one bad address among good ones is enough."""
+
+    async def test(store: HttpsStore) -> None:
+        with pytest.raises(LocationRefused, match="private or local"):
+            await store.open(f"https://{NAME}/x")
+
+    run(certificate, monkeypatch, test, Names(["93.184.215.14", address]), private_networks=())
+
+
+def test_a_listed_address_that_is_private_is_refused() -> None:
+    """No resolver is asked for an address, so it is judged as text."""
+    store = HttpsStore(ObjectSettings(https_hosts=("127.0.0.1", "[::1]")))
+
+    for url in ("https://127.0.0.1/x", "https://[::1]/x"):
+        with pytest.raises(LocationRefused, match="private or local"):
+            store.check_input(url)
+
+
+def head(status: str, *lines: str) -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *lines, "Connection: close", "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (head("404 Not Found", "Content-Length: 0"), ObjectMissing),
+        (head("403 Forbidden", "Content-Length: 0"), ObjectDenied),
+        (head("302 Found", "Location: https://169.254.169.254/", "Content-Length: 0"), ObjectDenied),
+        (head("503 Slow Down", "Content-Length: 0"), ObjectUnavailable),
+        (head("200 OK", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n", LocationRefused),
+        (head("200 OK", "Content-Length: 3", "Content-Encoding: gzip") + b"abc", LocationRefused),
+        (head("200 OK", "Content-Length: 5") + b"abc", ObjectUnavailable),
+        (head("200 OK", f"Content-Length: {MIB + 1}"), TooLarge),
+        (b"nonsense\r\n\r\n", ObjectUnavailable),
+        (b"", ObjectUnavailable),
+    ],
+)
+def test_answers_that_are_no_whole_object(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[Exception]
+) -> None:
+    """Each has its kind, and a redirect is not followed: nobody has judged where to."""
+
+    async def test(store: HttpsStore) -> None:
+        async with answering(certificate, answer) as port:
+            with pytest.raises(error):
+                await read_all(store, f"https://{NAME}:{port}/x")
+
+    run(certificate, monkeypatch, test, max_input_bytes=MIB)
+
+
+def test_a_host_that_falls_silent_costs_the_time_out(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of an object too."""
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("200 OK", "Content-Length: 5") + b"abc")
+        await reader.read()
+        await reader.read()
+
+    async def test(store: HttpsStore) -> None:
+        async with tls_server(certificate, stall) as port:
+            with pytest.raises(ObjectUnavailable, match="broke off"):
+                await read_all(store, f"https://{NAME}:{port}/x")
+
+    run(certificate, monkeypatch, test, read_timeout_s=0.5)
+
+
+@pytest.mark.parametrize("names", [Names([]), Names(is_silent=True)], ids=["unknown", "silent"])
+def test_a_name_that_is_not_known_is_a_reason_to_try_later(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, names: Names
+) -> None:
+    """Name servers fail too, and fall silent."""
+
+    async def test(store: HttpsStore) -> None:
+        with pytest.raises(ObjectUnavailable):
+            await store.open(f"https://{NAME}/x")
+
+    run(certificate, monkeypatch, test, names, connect_timeout_s=0.3)
+
+
+def test_a_certificate_of_another_name_is_refused(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address was pinned, the name is still what TLS must prove."""
+
+    async def test(store: HttpsStore) -> None:
+        async with answering(certificate, head("200 OK", "Content-Length: 0")) as port:
+            with pytest.raises(ObjectUnavailable, match="Certificate"):
+                await store.open(f"https://wrong.example:{port}/x")
+
+    run(certificate, monkeypatch, test, https_hosts=("wrong.example",))

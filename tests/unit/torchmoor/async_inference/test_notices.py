@@ -1,0 +1,415 @@
+"""Notices: SageMaker's message, to SNS as moto's server plays it, and to webhooks on a real listener."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from aiohttp import web
+from standardwebhooks import Webhook as Receiver
+
+from tests.servers import free_ports, wait_for_server
+from torchmoor.async_inference.notices import ERROR, SUCCESS, Notice, Notifier, Topics
+from torchmoor.async_inference.object_settings import NoticeSettings, Webhook
+from torchmoor.async_inference.request import AsyncRequest, Outcome, State
+from torchmoor.errors import ConfigError
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
+LOOPBACK = ("127.0.0.0/8",)
+RECEIVED, ENDED = 1_643_150_760.455, 1_643_150_760.6089
+TOPIC = "arn:aws:sns:eu-west-1:123456789012:done"
+
+REQUEST = AsyncRequest(
+    inference_id="id-1",
+    endpoint="llava",
+    input_location="s3://bucket/in",
+    output_location="s3://bucket/out/id-1.out",
+    failure_location="s3://bucket/failed/id-1-error.out",
+    content_type="text/csv",
+    accept="application/json",
+    received_at=RECEIVED,
+)
+SUCCEEDED = Notice.of(
+    REQUEST, Outcome(state=State.COMPLETED, content_type="text/csv; charset=utf-8"), ENDED, b"\xffyes"
+)
+FAILED = Notice.of(REQUEST, Outcome(state=State.FAILED, reason="the model said no"), ENDED, b"no")
+
+COMMON = {
+    "awsRegion": "eu-west-1",
+    "eventTime": "2022-01-25T22:46:00.608Z",
+    "receivedTime": "2022-01-25T22:46:00.455Z",
+    "requestParameters": {
+        "accept": "application/json",
+        "contentType": "text/csv",
+        "endpointName": "llava",
+        "inputLocation": "s3://bucket/in",
+    },
+    "inferenceId": "id-1",
+    "eventVersion": "1.0",
+    "eventSource": "aws:sagemaker",
+    "eventName": "InferenceResult",
+}
+
+
+def test_a_success_is_told_in_sagemakers_words() -> None:
+    """Field by field."""
+    assert SUCCEEDED.message("eu-west-1", includes_response=False) == {
+        **COMMON,
+        "invocationStatus": "Completed",
+        "responseParameters": {"contentType": "text/csv; charset=utf-8", "outputLocation": "s3://bucket/out/id-1.out"},
+    }
+
+
+def test_a_failure_is_told_with_its_reason_and_location() -> None:
+    """Field by field."""
+    assert FAILED.message("eu-west-1", includes_response=False) == {
+        **COMMON,
+        "invocationStatus": "Failed",
+        "responseParameters": {"failureLocation": "s3://bucket/failed/id-1-error.out"},
+        "failureReason": "the model said no",
+        "failureLocation": "s3://bucket/failed/id-1-error.out",
+    }
+
+
+def test_an_inline_input_has_no_location_to_tell() -> None:
+    """Nor is a header told that was not sent."""
+    inline = replace(REQUEST, input_location=None, body=b"secret", accept="", content_type="")
+    message = Notice.of(inline, Outcome(state=State.COMPLETED), ENDED, None).message(
+        "eu-west-1", includes_response=True
+    )
+
+    assert message["requestParameters"] == {"endpointName": "llava"}
+    assert "responseBody" not in message
+    assert "secret" not in repr(inline)
+
+
+@pytest.mark.parametrize(("size", "is_included"), [(0, True), (128 * 1024, True), (128 * 1024 + 1, False)])
+def test_an_answer_is_included_up_to_128_kb(size: int, is_included: bool) -> None:
+    """Any bytes, as base64."""
+    message = replace(SUCCEEDED, response=b"\xff" * size).message("eu-west-1", includes_response=True)
+
+    assert ("responseBody" in message) == is_included
+    if is_included:
+        assert message["responseBody"]["encoding"] == "BASE64"
+        assert base64.b64decode(message["responseBody"]["content"]) == b"\xff" * size
+
+
+def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
+    """So that one who hears twice knows it."""
+    assert SUCCEEDED.message_id == FAILED.message_id != replace(SUCCEEDED, received_at=1.0).message_id
+    assert replace(SUCCEEDED, inference_id="a.b c ").message_id.replace("_", "").isalnum()
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [{"success_topic": "done"}, {"error_topic": "arn:aws:sqs:eu-west-1:1:x"}, {"include_response_in": ("ALL",)}],
+)
+def test_topics_must_be_arns(topics: dict[str, Any]) -> None:
+    """As CreateEndpointConfig's pattern says."""
+    with pytest.raises(ConfigError, match="NotificationConfig"):
+        Topics(**topics)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"url": "ftp://host/", "secret": SECRET},
+        {"url": "https://user:word@host/", "secret": SECRET},
+        {"url": "https://host/", "secret": ""},
+        {"url": "https://host/", "secret": "whsec_c2hvcnQ="},
+        {"url": "https://host/", "secret": "not base64"},
+    ],
+)
+def test_webhooks_must_be_sound(values: dict[str, str]) -> None:
+    """A short secret is none; the error does not repeat it."""
+    with pytest.raises(ConfigError, match="webhook's") as told:
+        Webhook(**values)
+    assert not values["secret"] or values["secret"] not in str(told.value)
+    assert SECRET not in repr(Webhook(url="https://host/", secret=SECRET))
+
+
+# --- SNS ---
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto's server, which plays SNS and SQS."""
+    port = free_ports(1)[0]
+    log = tmp_path_factory.mktemp("moto") / "log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)],
+            stdout=file,
+            stderr=file,
+            env=dict(os.environ, MOTO_ALLOW_NONEXISTENT_REGION="false"),
+        )
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"{url}/moto-api/data.json", timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    try:
+        wait_for_server(process, answers, log)
+        yield url
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+@dataclass
+class Mailbox:
+    """A topic with a queue that hears it."""
+
+    topic: str
+    receive: Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def mailbox(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Mailbox:
+    for name, value in (
+        ("AWS_ENDPOINT_URL_SNS", moto),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+    ):
+        monkeypatch.setenv(name, value)
+    sns = boto3.client("sns", region_name="eu-west-1", endpoint_url=moto)
+    sqs = boto3.client("sqs", region_name="eu-west-1", endpoint_url=moto)
+    queue = sqs.create_queue(QueueName=request.node.name[:80].partition("[")[0])["QueueUrl"]
+    topic = sns.create_topic(Name=request.node.name.partition("[")[0])["TopicArn"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+
+    def receive() -> list[dict[str, Any]]:
+        found = sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10).get("Messages", [])
+        return [json.loads(json.loads(message["Body"])["Message"]) for message in found]
+
+    return Mailbox(topic, receive)
+
+
+def notify(
+    notices: list[Notice],
+    topics: Topics,
+    sleeps: list[float] | None = None,
+    **settings: Any,
+) -> list[int]:
+    """How many could not be told, for each notice."""
+
+    async def sleep(seconds: float) -> None:
+        if sleeps is not None:
+            sleeps.append(seconds)
+
+    async def body() -> list[int]:
+        notifier = Notifier(NoticeSettings(**settings), sleep=sleep)
+        try:
+            return [await notifier.notify(notice, topics) for notice in notices]
+        finally:
+            await notifier.close()
+
+    return asyncio.run(body())
+
+
+def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
+    """Each topic of its own, with the answer where the endpoint says so."""
+    topics = Topics(success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,))
+
+    assert notify([SUCCEEDED, FAILED], topics) == [0, 0]
+
+    by_status = {message["invocationStatus"]: message for message in mailbox.receive()}
+    assert by_status["Completed"] == SUCCEEDED.message("eu-west-1", includes_response=False)
+    assert by_status["Failed"] == FAILED.message("eu-west-1", includes_response=True)
+    assert base64.b64decode(by_status["Failed"]["responseBody"]["content"]) == b"no"
+
+
+def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
+    """SNS takes 256 KB, and base64 makes 171 of 128."""
+    topics = Topics(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
+
+    assert notify([replace(SUCCEEDED, response=b"\xff" * 128 * 1024)], topics) == [0]
+
+    (message,) = mailbox.receive()
+    assert base64.b64decode(message["responseBody"]["content"]) == b"\xff" * 128 * 1024
+
+
+def test_an_endpoint_without_topics_tells_nobody(mailbox: Mailbox) -> None:
+    """And a topic for failures hears no success."""
+    assert notify([SUCCEEDED], Topics()) == [0]
+    assert notify([SUCCEEDED], Topics(error_topic=mailbox.topic)) == [0]
+    assert mailbox.receive() == []
+
+
+def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
+    """It will not be there in a second either."""
+    sleeps: list[float] = []
+
+    assert notify([SUCCEEDED], Topics(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
+    assert sleeps == []
+
+
+def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbox: Mailbox) -> None:
+    """With growing delays, and then given up."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", f"http://127.0.0.1:{free_ports(1)[0]}")
+    sleeps: list[float] = []
+
+    assert notify([SUCCEEDED], Topics(success_topic=mailbox.topic), sleeps, max_attempts=5, max_delay_s=2.0) == [1]
+
+    assert all(limit / 2 <= slept <= limit for slept, limit in zip(sleeps, (0.5, 1, 2, 2), strict=True))
+
+
+# --- webhooks ---
+
+
+@dataclass
+class Listener:
+    """A receiver that verifies with the specification's own library, and answers as it is told."""
+
+    statuses: list[int] = field(default_factory=list)  # one a request, then 200
+    heard: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    is_silent: bool = False
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.ids.append(request.headers["webhook-id"])
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.statuses:
+            return web.Response(status=self.statuses.pop(0), headers={"Location": "/elsewhere"})
+        self.heard.append(Receiver(SECRET).verify(body, dict(request.headers)))
+        return web.Response(status=204)
+
+
+@asynccontextmanager
+async def listening(listener: Listener) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", listener.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/hook?tenant=1"
+    finally:
+        await runner.cleanup()
+
+
+def call_webhook(listener: Listener, notice: Notice = SUCCEEDED, **settings: Any) -> tuple[int, list[float]]:
+    """How many could not be told, and the delays between tries."""
+    sleeps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+
+    async def body() -> int:
+        async with listening(listener) as url:
+            values = {"private_networks": LOOPBACK, "webhooks": (Webhook(url=url, secret=SECRET),), **settings}
+            notifier = Notifier(NoticeSettings(**values), sleep=sleep)
+            try:
+                return await notifier.notify(notice, Topics(include_response_in=(SUCCESS,)))
+            finally:
+                await notifier.close()
+
+    return asyncio.run(body()), sleeps
+
+
+def test_a_webhook_gets_a_signed_message() -> None:
+    """Which the specification's library verifies; the region is the configured one."""
+    listener = Listener()
+
+    assert call_webhook(listener, aws_region="eu-west-1") == (0, [])
+    assert listener.heard == [SUCCEEDED.message("eu-west-1", includes_response=True)]
+
+
+def test_a_webhook_that_fails_is_tried_again_with_the_same_id() -> None:
+    """Until it takes the message."""
+    listener = Listener(statuses=[500, 429, 503])
+
+    num_untold, sleeps = call_webhook(listener)
+
+    assert (num_untold, len(sleeps), len(listener.heard)) == (0, 3, 1)
+    assert listener.ids == [SUCCEEDED.message_id] * 4
+
+
+def test_a_webhook_that_goes_on_failing_is_given_up() -> None:
+    """After the tries that are configured."""
+    listener = Listener(statuses=[500] * 9)
+
+    num_untold, sleeps = call_webhook(listener, max_attempts=3)
+
+    assert (num_untold, len(sleeps), len(listener.ids)) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 410])
+def test_a_webhook_that_refuses_is_not_tried_again(status: int) -> None:
+    """Nor is a redirect followed."""
+    listener = Listener(statuses=[status])
+
+    assert call_webhook(listener) == (1, [])
+    assert (len(listener.ids), listener.heard) == (1, [])
+
+
+def test_a_webhook_that_never_answers_costs_the_time_out() -> None:
+    """And is tried again."""
+    listener = Listener(is_silent=True)
+
+    num_untold, sleeps = call_webhook(listener, timeout_s=0.3, max_attempts=2)
+
+    assert (num_untold, len(sleeps), len(listener.ids)) == (1, 1, 2)
+
+
+def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
+    """By address, by name, and by plain http at all."""
+    listener = Listener()
+
+    assert call_webhook(listener, private_networks=()) == (1, [])
+    assert listener.ids == []
+    webhook = Webhook(url="https://hook.example/", secret=SECRET)
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["169.254.169.254"]
+
+    async def body() -> int:
+        notifier = Notifier(NoticeSettings(webhooks=(webhook,)), resolver=resolve)
+        try:
+            return await notifier.notify(SUCCEEDED, Topics())
+        finally:
+            await notifier.close()
+
+    assert asyncio.run(body()) == 1
+    assert asked == ["hook.example"]
+
+
+def test_each_destination_is_counted_by_itself(mailbox: Mailbox) -> None:
+    """One that fails does not keep the others from hearing."""
+    listener = Listener()
+
+    async def sleep(seconds: float) -> None: ...
+
+    async def body() -> int:
+        async with listening(listener) as url:
+            down = f"http://127.0.0.1:{free_ports(1)[0]}/"
+            hooks = tuple(Webhook(url=one, secret=SECRET) for one in (down, url))
+            notifier = Notifier(NoticeSettings(webhooks=hooks, private_networks=LOOPBACK), sleep=sleep)
+            try:
+                return await notifier.notify(SUCCEEDED, Topics(success_topic=mailbox.topic))
+            finally:
+                await notifier.close()
+
+    assert asyncio.run(body()) == 1
+    assert len(listener.heard) == len(mailbox.receive()) == 1

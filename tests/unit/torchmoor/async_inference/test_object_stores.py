@@ -1,0 +1,255 @@
+"""What every object store promises, on directories and on a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import BUCKET, S3Server
+from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, read_all, repeat
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.object_store import LocationRefused, ObjectMissing, ObjectStore, TooLarge
+from torchmoor.async_inference.scheme_store import open_object_store
+
+LARGE = 20 * MIB  # several parts
+MAX_BYTES = LARGE + 4 * MIB
+
+
+class Place:
+    """One kind of store and where in it a test may write."""
+
+    def __init__(self, url: str, settings: ObjectSettings, list_all: Callable[[], list[str]]) -> None:
+        self.url = url
+        self.list_all = list_all  # names below the place, unfinished uploads too
+        self.settings = settings
+
+    def run(self, test: Callable[[ObjectStore], Awaitable[Any]]) -> None:
+        """On a fresh store, closed afterwards."""
+
+        async def body() -> None:
+            store = open_object_store(self.settings)
+            try:
+                await test(store)
+            finally:
+                await store.close()
+
+        asyncio.run(body())
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    limits = {"max_input_bytes": MAX_BYTES, "max_output_bytes": MAX_BYTES}
+    if request.param == "file":
+        folder = str(tmp_path)
+        settings = ObjectSettings(input_directories=(folder,), output_directories=(folder,), **limits)
+        yield Place(f"file://{folder}", settings, lambda: sorted(p.name for p in tmp_path.rglob("*") if p.is_file()))
+        return
+    server: S3Server = request.getfixturevalue("s3_server")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    prefix = f"objects/{tmp_path.name}/"
+
+    def list_all() -> list[str]:
+        client = server.client()
+        objects = client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        uploads = client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix).get("Uploads", [])
+        return sorted(item["Key"].rpartition("/")[2] for item in [*objects, *uploads])
+
+    yield Place(f"s3://{BUCKET}/{prefix}".rstrip("/"), ObjectSettings(**limits), list_all)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 * MIB + 1, 8 * MIB, LARGE + 7])
+def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
+    """Whatever the size, and however the chunks lie to the parts."""
+    data = bytes(range(251)) * (size // 251 + 1)
+    data = data[:size]
+
+    async def test(store: ObjectStore) -> None:
+        pieces = [data[at : at + 700_001] for at in range(0, size, 700_001)]
+        assert await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test", {"key": "value"}) == size
+        assert await read_all(store, f"{place.url}/a/b c") == data
+
+    place.run(test)
+    assert place.list_all() == ["b c"]
+
+
+def test_a_small_object_is_put_again_and_deleted_again(place: Place) -> None:
+    """Every operation may be repeated."""
+    url = f"{place.url}/small"
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(url, b"one", "text/plain")
+        await store.put(url, b"two", "text/plain")
+        assert await read_all(store, url) == b"two"
+        await store.delete(url)
+        await store.delete(url)
+        with pytest.raises(ObjectMissing):
+            await store.open(url)
+
+    place.run(test)
+    assert place.list_all() == []
+
+
+def test_publishing_replaces_and_may_be_repeated(place: Place) -> None:
+    """A second worker that publishes the same again finds it done; nothing staged is left."""
+    staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/deep/id.out"
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(final, b"of an earlier request")
+        await store.upload(staged, repeat(b"x" * MIB, 20), "text/plain")
+        await store.publish(staged, final)
+        await store.publish(staged, final)
+        assert await read_all(store, final) == b"x" * LARGE
+
+    place.run(test)
+    assert place.list_all() == ["id.out"]
+
+
+def test_publishing_what_was_never_staged_is_an_error(place: Place) -> None:
+    """Silence would be a lost result."""
+
+    async def test(store: ObjectStore) -> None:
+        with pytest.raises(ObjectMissing, match="neither"):
+            await store.publish(f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out")
+
+    place.run(test)
+
+
+def test_several_workers_publish_at_once(place: Place) -> None:
+    """Each of them is well, and the object is whole."""
+    staged, final = f"{place.url}/.torchmoor/id.1", f"{place.url}/id.out"
+
+    async def test(store: ObjectStore) -> None:
+        await store.put(staged, b"answer")
+        await asyncio.gather(*(store.publish(staged, final) for _ in range(5)))
+        assert await read_all(store, final) == b"answer"
+
+    place.run(test)
+    assert place.list_all() == ["id.out"]
+
+
+def test_chunks_that_fail_leave_nothing_behind(place: Place) -> None:
+    """An instance that dies in the middle of its answer: no object, and no unfinished upload that costs money."""
+
+    async def broken() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * MIB
+        raise ConnectionError("the instance is gone")
+
+    async def test(store: ObjectStore) -> None:
+        with pytest.raises(ConnectionError):
+            await store.upload(f"{place.url}/id", broken())
+
+    place.run(test)
+    assert place.list_all() == []
+
+
+def test_a_cancelled_upload_leaves_nothing_behind(place: Place) -> None:
+    """A request whose time is over in the middle of its answer."""
+
+    async def endless(is_well_on: asyncio.Event) -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * MIB
+        is_well_on.set()
+        await asyncio.Event().wait()
+
+    async def test(store: ObjectStore) -> None:
+        is_well_on = asyncio.Event()
+        upload = asyncio.create_task(store.upload(f"{place.url}/id", endless(is_well_on)))
+        await is_well_on.wait()
+        upload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await upload
+
+    place.run(test)
+    assert place.list_all() == []
+
+
+def test_an_answer_above_the_limit_is_refused(place: Place) -> None:
+    """As soon as it is seen, and nothing stays."""
+
+    async def test(store: ObjectStore) -> None:
+        with pytest.raises(TooLarge, match=str(MAX_BYTES)):
+            await store.upload(f"{place.url}/id", repeat(b"x" * MIB, MAX_BYTES // MIB + 1))
+
+    place.run(test)
+    assert place.list_all() == []
+
+
+def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
+    """Its size says so."""
+    url = f"{place.url}/in"
+    place.run(lambda store: store.upload(url, repeat(b"x" * MIB, 6)))
+    place.settings = replace(place.settings, max_input_bytes=6 * MIB - 1)
+
+    async def test(store: ObjectStore) -> None:
+        with pytest.raises(TooLarge, match=str(6 * MIB - 1)):
+            await store.open(url)
+
+    place.run(test)
+
+
+def test_memory_stays_bounded(place: Place) -> None:
+    """In and out, chunk by chunk: an object many times larger than the memory that it takes."""
+    url = f"{place.url}/large"
+    chunk = b"x" * MIB
+    place.settings = replace(place.settings, max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
+
+    async def test(store: ObjectStore) -> None:
+        await store.upload(url, repeat(chunk, 16))  # what is needed once is there
+        with MemoryWatch() as watch:
+            await store.upload(url, repeat(chunk, 80))
+            async with await store.open(url) as download:
+                num_bytes = sum([len(piece) async for piece in download.chunks])
+        assert num_bytes == 80 * MIB
+        assert watch.growth_bytes <= 48 * MIB
+
+    place.run(test)
+
+
+def test_a_download_that_is_given_up_holds_nothing(place: Place) -> None:
+    """Unread, half read, and while a read is going on."""
+    url = f"{place.url}/in"
+
+    async def test(store: ObjectStore) -> None:
+        await store.upload(url, repeat(b"x" * MIB, 20))
+        async with await store.open(url):
+            pass
+        async with await store.open(url) as download:
+            await anext(aiter(download.chunks))
+        async with await store.open(url) as download:
+            reading = asyncio.ensure_future(anext(aiter(download.chunks)))
+            await asyncio.sleep(0)
+            reading.cancel()
+        await asyncio.wait([reading])
+        assert len(await read_all(store, url)) == LARGE
+
+    place.run(test)  # the store's close waits for its threads
+
+
+@pytest.mark.parametrize("path", ["/../x", "/a/../../x", "/./x", "/x\n"])
+def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None:
+    """As text, before anything is asked: stores disagree on what such a name means."""
+
+    async def test(store: ObjectStore) -> None:
+        for check in (store.check_input, store.check_output):
+            with pytest.raises(LocationRefused):
+                check(place.url + path)
+
+    place.run(test)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "/tmp/x", "s3:/b/k", "", "S3://b/k"])
+def test_other_schemes_are_refused(url: str) -> None:
+    """With the ones that there are."""
+    store = open_object_store(ObjectSettings())
+
+    with pytest.raises(LocationRefused, match="s3://"):
+        store.check_input(url)
+    with pytest.raises(LocationRefused, match="s3://"):
+        store.check_output(url)

@@ -1,0 +1,306 @@
+"""What is particular to objects in S3: servers that are down, slow or lossy, rights, names."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import BUCKET, LossyProxy, S3Server, free_ports, run_silent_server
+from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.object_store import (
+    LocationRefused,
+    ObjectDenied,
+    ObjectMissing,
+    ObjectUnavailable,
+)
+from torchmoor.async_inference.s3_store import S3Store
+from torchmoor.errors import ConfigError
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(autouse=True)
+def server(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server that all tests of S3 share, named by the environment."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return f"s3://{BUCKET}/objects/{tmp_path.name}"
+
+
+def run(test: Callable[[S3Store], Awaitable[Any]], **settings: Any) -> None:
+    async def body() -> None:
+        store = S3Store(ObjectSettings(**settings))
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+def test_the_content_type_and_metadata_are_kept_when_it_is_published(place: str, server: S3Server) -> None:
+    """Whoever fetches the result sees what the model said it is."""
+
+    async def test(store: S3Store) -> None:
+        await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test", {"invocation": "one"})
+        await store.publish(f"{place}/staged", f"{place}/final")
+        async with await store.open(f"{place}/final") as download:
+            assert download.content_type == "text/x-test"
+
+    run(test)
+    found = server.client().head_object(Bucket=BUCKET, Key=f"{place.removeprefix(f's3://{BUCKET}/')}/final")
+    assert found["Metadata"] == {"invocation": "one"}
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "a?b#c", "a+b=c&d", "ä"])
+def test_keys_are_taken_as_they_are(place: str, name: str) -> None:
+    """A URL of S3 quotes nothing."""
+
+    async def test(store: S3Store) -> None:
+        await store.put(f"{place}/staged", name.encode())
+        await store.publish(f"{place}/staged", f"{place}/{name}")
+        assert await read_all(store, f"{place}/{name}") == name.encode()
+
+    run(test)
+
+
+def test_a_server_that_is_down_is_a_reason_to_try_later(place: str) -> None:
+    """For every operation."""
+    down = f"http://127.0.0.1:{free_ports(1)[0]}"
+
+    async def test(store: S3Store) -> None:
+        for call in (
+            store.open(f"{place}/x"),
+            store.put(f"{place}/x", b"x"),
+            store.upload(f"{place}/x", repeat(b"x" * MIB, 9)),
+            store.publish(f"{place}/x", f"{place}/y"),
+            store.delete(f"{place}/x"),
+        ):
+            with pytest.raises(ObjectUnavailable) as told:
+                await call
+            assert not told.value.is_permanent
+
+    run(test, s3_endpoint_url=down, max_attempts=1)
+
+
+def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
+    """And not more than the tries."""
+
+    async def test(store: S3Store) -> None:
+        with pytest.raises(ObjectUnavailable, match="reached"):
+            await store.open(f"{place}/x")
+
+    with run_silent_server() as port:
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{port}", read_timeout_s=0.2, max_attempts=2)
+
+
+class SlowProxy(LossyProxy):
+    """Passes answers on in small pieces, and no more than so many bytes of each."""
+
+    max_answer_bytes = 1 << 40
+    is_silent_then = False  # or closes the connection
+    num_connections = 0
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_answer: bool) -> None:
+        self.num_connections += is_answer
+        num_left = self.max_answer_bytes if is_answer else 1 << 40
+        with source, suppress(OSError):
+            while num_left > 0 and (data := source.recv(min(num_left, 1 << 16))):
+                if is_answer:
+                    time.sleep(0.0005)
+                    num_left -= len(data)
+                sink.sendall(data)
+            if num_left <= 0 and self.is_silent_then:
+                sink.recv(1)  # returns when the client has gone
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
+    """As long as bytes come, however long all of them take."""
+
+    async def test(store: S3Store) -> None:
+        await store.upload(f"{place}/x", repeat(b"x" * MIB, 9))
+        assert len(await read_all(store, f"{place}/x")) == 9 * MIB
+
+    with SlowProxy(server.port) as proxy:
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=20)
+
+
+def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3Server) -> None:
+    """Nobody sees that; 1 GB is not begun again."""
+    run(lambda store: store.upload(f"{place}/x", chunks_of(bytes(range(256)) * 4 * 1024 * 5)))
+
+    async def test(store: S3Store) -> None:
+        assert await read_all(store, f"{place}/x") == bytes(range(256)) * 4 * 1024 * 5
+
+    with SlowProxy(server.port) as proxy:
+        proxy.max_answer_bytes = 2 * MIB
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}")
+        assert proxy.num_connections >= 3
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(place: str, server: S3Server) -> None:
+    """The rest would be another object's."""
+    run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 5)))
+
+    async def test(store: S3Store) -> None:
+        async with await store.open(f"{place}/x") as download:
+            chunks = aiter(download.chunks)
+            await anext(chunks)
+            await store.put(f"{place}/x", b"b" * 5 * MIB)
+            with pytest.raises(ObjectUnavailable, match="replaced"):
+                async for _ in chunks:
+                    pass
+
+    with SlowProxy(server.port) as proxy:
+        proxy.max_answer_bytes = 2 * MIB
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}")
+
+
+def test_giving_up_a_download_wakes_the_thread_that_waits(place: str, server: S3Server) -> None:
+    """A request whose time is over does not hold a thread for the rest of the time-out."""
+    run(lambda store: store.upload(f"{place}/x", repeat(b"a" * MIB, 9)))
+
+    async def test(store: S3Store) -> None:
+        async with await store.open(f"{place}/x") as download:
+            reading = asyncio.ensure_future(_drain(download.chunks))
+            done, _ = await asyncio.wait([reading], timeout=0.5)
+            assert not done
+        with pytest.raises(ObjectUnavailable):
+            await reading
+
+    with SlowProxy(server.port) as proxy:
+        proxy.max_answer_bytes = 2 * MIB
+        proxy.is_silent_then = True
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", read_timeout_s=100_000)  # the test's own is less
+
+
+async def _drain(chunks: Any) -> None:
+    async for _ in chunks:
+        pass
+
+
+@pytest.mark.parametrize("size", [100, 9 * MIB])
+def test_answers_that_are_lost_do_no_harm(place: str, server: S3Server, size: int) -> None:
+    """What was done is done again, or found done: parts, putting them together, publishing."""
+
+    async def test(store: S3Store) -> None:
+        for number in range(5):
+            timer = threading.Timer(0.02 * number, proxy.is_losing.set)
+            timer.start()
+            await store.upload(f"{place}/staged", chunks_of(b"x" * size))
+            await store.publish(f"{place}/staged", f"{place}/final")
+            timer.join()
+        assert await read_all(store, f"{place}/final") == b"x" * size
+
+    with LossyProxy(server.port) as proxy:
+        run(test, s3_endpoint_url=f"http://127.0.0.1:{proxy.port}", max_attempts=4)
+        assert proxy.num_lost > 0
+
+
+def test_wrong_credentials_are_denied(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For good: trying again does not help; the message has no secret in it."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "some-other-secret")
+
+    async def test(store: S3Store) -> None:
+        for call in (store.open(f"{place}/x"), store.upload(f"{place}/x", repeat(b"x" * MIB, 9))):
+            with pytest.raises(ObjectDenied, match="SignatureDoesNotMatch") as told:
+                await call
+            assert "some-other-secret" not in str(told.value)
+
+    run(test)
+
+
+def test_credentials_that_may_only_read_are_denied_to_write(
+    place: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of either kind of upload; what they may, they may."""
+    run(lambda store: store.put(f"{place}/x", b"x"))
+    for name, value in server.reader.items():
+        monkeypatch.setenv(name, value)
+
+    async def test(store: S3Store) -> None:
+        assert await read_all(store, f"{place}/x") == b"x"
+        for size in (1, 9):
+            with pytest.raises(ObjectDenied, match="AccessDenied"):
+                await store.upload(f"{place}/y", repeat(b"x" * MIB, size))
+
+    run(test)
+
+
+def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Once they are there, they are used: the lack is not remembered."""
+    with monkeypatch.context() as without:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+            without.delenv(name, raising=False)
+        without.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        without.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+        async def test(store: S3Store) -> None:
+            with pytest.raises(ObjectDenied, match="no AWS credentials"):
+                await store.put(f"{place}/x", b"x")
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "journal-key")
+            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "journal-secret")
+            await store.put(f"{place}/x", b"x")
+
+        run(test)
+
+
+def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
+    """So that whoever reads it knows what to make."""
+
+    async def test(store: S3Store) -> None:
+        with pytest.raises(ObjectMissing, match=r"there is no s3://.*/none"):
+            await store.open(f"{place}/none")
+        with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
+            await store.open("s3://no-such-bucket/x")
+        with pytest.raises(ObjectMissing, match="no bucket no-such-bucket"):
+            await store.publish("s3://no-such-bucket/x", "s3://no-such-bucket/y")
+
+    run(test)
+
+
+def test_inputs_may_be_bound_to_prefixes(place: str) -> None:
+    """Our credentials may be good for more than what a client may name."""
+
+    async def test(store: S3Store) -> None:
+        store.check_input(f"{place}/allowed/x")
+        with pytest.raises(LocationRefused, match=r"objects\.input_prefixes"):
+            await store.open(f"{place}/other/x")
+
+    run(test, input_prefixes=(f"{place}/allowed/",))
+
+
+@pytest.mark.parametrize("url", ["s3://Bucket_/x", "s3:///x", "s3://b", "s3://bucket/"])
+def test_urls_that_name_no_object_are_refused(url: str) -> None:
+    """By us or by the library's own rules."""
+
+    async def test(store: S3Store) -> None:
+        with pytest.raises((LocationRefused, ObjectMissing)):
+            await store.open(url)
+
+    run(test)
+
+
+def test_settings_that_s3_would_refuse_are_refused_first() -> None:
+    """Its parts have a least size, its copies a largest."""
+    with pytest.raises(ConfigError, match="part_bytes"):
+        ObjectSettings(part_bytes=MIB)
+    with pytest.raises(ConfigError, match="max_output_bytes"):
+        ObjectSettings(max_output_bytes=6 << 30)
+    with pytest.raises(ConfigError, match="input_prefixes"):
+        ObjectSettings(input_prefixes=("bucket",))
