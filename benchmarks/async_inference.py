@@ -1,17 +1,252 @@
-"""What does asynchronous inference cost, and what survives? `make bench NAME=async_inference`
+"""Is anything lost or done twice when everything dies, and what does 1 GB cost? `make bench NAME=async_inference`
 
-submit_vs_insert       the queue's submit against a durable SQLite insert, p50 (async_submit.py); at most 3
+kills     Small requests to `torchmoor up`: real TorchServe, a SQLite queue, results as files. Meanwhile SIGKILL, at
+          random times, to the proxy (`up` itself, started again in the same directory), to a TorchServe's JVM and to
+          its Python worker. Then every accepted request must have its one result.
+1 GB      One request whose input and answer have 1 GB each, through `torchmoor serve`, an instance that answers at
+          once and files: how much the proxy's largest resident memory grows over what small requests took.
+submit    The time of a submit over HTTP against that of an insert into SQLite as durable as the queue's, by turns.
+
+    submitted, missing, duplicated      the last two must be 0
+    rss_growth_mb_1gb                   must be 64 or less
+    submit_vs_insert                    medians; must be 3 or less
 """
 
-from async_submit import NUM_WAITING, measure_submit
-from report import median, parse_options, print_report
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from async_load import BODY, Account, Client, Submitter
+from report import ROOT, median, parse_options, print_report
+
+NUM_REQUESTS, NUM_QUICK = 10_000, 300
+NUM_SUBMITTERS = 4
+PAUSE_S = 0.05  # on average, of each submitter
+NUM_KILLS, NUM_QUICK_KILLS = 30, 3  # at random numbers of results
+END_TIMEOUT_S = 1800.0
+NUM_SUBMITS, NUM_QUICK_SUBMITS = 400, 60
+GIB = 1 << 30
+TARGETS = ("proxy", "jvm", "worker")
 
 
 def main() -> None:
-    options = parse_options(__doc__, quick="one round")
-    rows = measure_submit(options.rounds)
-    ratios = {"submit_vs_insert": median([row["submit_vs_insert"] for row in rows])}
-    print_report("async_inference", rows, ratios, save=options.save, waiting=NUM_WAITING)
+    options = parse_options(__doc__, quick="300 requests and three kills", rounds=1)
+    with tempfile.TemporaryDirectory(prefix="tm-async-") as folder:
+        rows = [run_kills(Path(folder) / "kills", is_quick=options.quick)]
+        growth_mb, ratio, seconds = run_large(Path(folder) / "large", is_quick=options.quick)
+    ratios = {
+        "submitted": sum(row["submitted"] for row in rows),
+        "missing": sum(row["missing"] for row in rows),
+        "duplicated": sum(row["duplicated"] for row in rows),
+        "rss_growth_mb_1gb": round(growth_mb, 1),
+        "submit_vs_insert": round(ratio, 2),
+    }
+    print_report("async_inference", rows, ratios, save=options.save, queue="sqlite", objects="files", gb_s=seconds)
+
+
+# Kills
+
+
+class Up:
+    """`torchmoor up` in a directory, again and again on the same ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder / "run"
+        self._log = (folder / "up.log").open("ab")
+        self.port = self.admin_port = 0
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "torchmoor", "up", "--instances", "2", "--run-dir", str(self.run_dir)]
+        command += ["--port", str(self.port), "--admin-port", str(self.admin_port), "--start-timeout", "300"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"torchmoor up did not start; see {self._log.name}")
+        where = json.loads(line)
+        self.port, self.admin_port = (int(where[key].rpartition(":")[2]) for key in ("runtime", "admin"))
+
+    def kill(self, target: str, rng: random.Random) -> None:
+        """SIGKILL to one of the processes."""
+        if target == "proxy":
+            self.process.kill()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.start()
+            return
+        pid_file = self.run_dir / f"llava-{rng.randrange(2)}" / "tmp" / ".model_server.pid"
+        with suppress(OSError, ValueError, IndexError):
+            jvm = int(pid_file.read_text())
+            os.kill(jvm if target == "jvm" else rng.choice(_children(jvm)), signal.SIGKILL)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(timeout=90)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+
+
+def _children(pid: int) -> list[int]:
+    """The workers that a JVM has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
+    folder.mkdir()
+    rng, kills = random.Random(6), Counter[str]()
+    number = NUM_QUICK if is_quick else NUM_REQUESTS
+    up, account = Up(folder), Account()
+    began = time.monotonic()
+    try:
+        names = [f"invocation-{each}" for each in range(number)]
+        submitters = [
+            Submitter(account, up.port, "llava", names[first::NUM_SUBMITTERS], PAUSE_S)
+            for first in range(NUM_SUBMITTERS)
+        ]
+        for submitter in submitters:
+            submitter.start()
+        num_kills = NUM_QUICK_KILLS if is_quick else NUM_KILLS
+        ahead = sorted(rng.sample(range(number // 20, number * 9 // 10), num_kills))
+        while (num_results := account.look()) < number and time.monotonic() - began < END_TIMEOUT_S:
+            if ahead and num_results >= ahead[0]:
+                del ahead[0]
+                target = TARGETS[len(ahead) % len(TARGETS)]
+                kills[target] += 1
+                up.kill(target, rng)
+            time.sleep(0.05)
+        for submitter in submitters:
+            submitter.join(60)
+    finally:
+        up.stop()
+    return {
+        "arm": "kills",
+        "submitted": len(account.results),
+        "missing": account.missing(),
+        "duplicated": account.duplicated(),
+        "failures": sum(path.exists() for path in account.failures.values()),
+        **{f"killed_{target}": kills[target] for target in TARGETS},
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+# 1 GB, and submits
+
+
+@contextmanager
+def serving(folder: Path, num_bytes: int) -> Iterator[tuple[int, int]]:
+    """`torchmoor serve` before one instance; its port and its pid."""
+    (folder / "inputs").mkdir(parents=True)
+    instance = subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / "async_instance.py"), str(num_bytes)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert instance.stdout is not None
+    content = {
+        "Endpoints": [
+            {
+                "EndpointConfig": {
+                    "EndpointConfigName": "m",
+                    "ProductionVariants": [{"VariantName": "v", "ModelName": "m"}],
+                    "AsyncInferenceConfig": {"OutputConfig": {}},
+                }
+            }
+        ],
+        "Instances": [{"name": "a", "port": int(instance.stdout.readline())}],
+        "listen": {"port": 0, "admin_port": 0},
+        "async_inference": {"queue": f"sqlite://{folder}/queue.db", "output_root": (folder / "results").as_uri()},
+        "objects": {
+            "input_directories": [str(folder / "inputs")],
+            "output_directories": [str(folder / "results")],
+        },
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "torchmoor", "serve", "--config", str(folder / "config.yaml")]
+    proxy = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert proxy.stdout is not None
+        yield int(json.loads(proxy.stdout.readline())["runtime"].rpartition(":")[2]), proxy.pid
+    finally:
+        for process in (proxy, instance):
+            process.terminate()
+            process.wait(timeout=30)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def run_large(folder: Path, *, is_quick: bool) -> tuple[float, float, float]:
+    """Growth in MB, submit against insert, and seconds of the large request."""
+    with serving(folder, GIB) as (port, pid):
+        client = Client(port, "m")
+        ratio = compare_submits(client, folder, NUM_QUICK_SUBMITS if is_quick else NUM_SUBMITS)
+        large = folder / "inputs" / "large"
+        with large.open("wb") as file:
+            file.truncate(GIB)
+        before = _peak_mb(pid)
+        began = time.monotonic()
+        fields = {"X-Amzn-SageMaker-InputLocation": large.as_uri()}
+        _, result, failure = client.submit("large", b"", **fields)
+        while not result.exists():
+            if failure.exists():
+                raise RuntimeError(failure.read_text())
+            time.sleep(0.05)
+        seconds = time.monotonic() - began
+        if result.stat().st_size != GIB:
+            raise RuntimeError(f"the result has {result.stat().st_size} bytes")
+        growth_mb = _peak_mb(pid) - before
+    shutil.rmtree(folder)
+    return growth_mb, ratio, round(seconds, 1)
+
+
+def compare_submits(client: Client, folder: Path, number: int) -> float:
+    """Medians of submits and of durable inserts, by turns."""
+    database = sqlite3.connect(folder / "compare.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("CREATE TABLE requests (id TEXT PRIMARY KEY, request TEXT, body BLOB)")
+    submits, inserts = [], []
+    for each in range(number):
+        began = time.perf_counter()
+        _, result, _ = client.submit(f"submit-{each}")
+        submits.append(time.perf_counter() - began)
+        while not result.exists():  # its work is done elsewhere by then, and disturbs neither
+            time.sleep(0.001)
+        time.sleep(0.01)
+        began = time.perf_counter()
+        database.execute("INSERT INTO requests VALUES (?, ?, ?)", (f"insert-{each}", "x" * 400, BODY))
+        inserts.append(time.perf_counter() - began)
+    database.close()
+    return median(submits) / median(inserts)
+
+
+def _peak_mb(pid: int) -> float:
+    """The largest resident memory so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 if __name__ == "__main__":

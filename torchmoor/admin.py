@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.access.exposure import is_loopback
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.cross_origin import find_foreign_page
-from torchmoor.dashboard.page import Dashboard, describe_instance
+from torchmoor.dashboard.page import Dashboard, describe_instance, describe_scaling
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
@@ -30,7 +31,7 @@ HEALTH = "/healthz"
 
 class AdminServer:
     """Serves GET / (the dashboard), /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /resume,
-    and what may be done to models (torchmoor.admin_models).
+    what may be done to models (torchmoor.admin_models), and asynchronous requests (torchmoor.admin_async).
 
     With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
     which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
@@ -46,11 +47,15 @@ class AdminServer:
         host: str,
         port: int,
         *,
+        async_admin: AsyncAdmin | None = None,
         token: str = "",
         refresh: Callable[[], Awaitable[None]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """refresh: brings what is shown up to date, where that takes asking other processes."""
+        """async_admin: None if no endpoint takes asynchronous requests.
+
+        refresh: brings what is shown up to date, where that takes asking other processes.
+        """
         self.port = port
         self._registry = registry
         self._scraper = scraper
@@ -71,6 +76,9 @@ class AdminServer:
         app.router.add_post("/instances/{name}/resume", self._resume)
         models.add_to(app.router)
         dashboard.add_to(app.router)
+        if async_admin is not None:
+            self._metrics.register(async_admin.collector)
+            async_admin.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> AdminServer:
@@ -108,8 +116,8 @@ class AdminServer:
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """200 while every endpoint has a ready instance."""
-        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.has_ready_instance()]
+        """200 while every endpoint has a ready instance, or starts one when a request comes."""
+        missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
         return web.json_response(
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
@@ -123,7 +131,7 @@ class AdminServer:
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
-        return web.json_response({"instances": rows})
+        return web.json_response({"instances": rows, "autoscaling": describe_scaling(self._registry)})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.

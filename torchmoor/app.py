@@ -10,7 +10,9 @@ from random import Random
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
+from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
@@ -62,7 +64,7 @@ class Proxy(DataPlane):
             collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             dashboard = await stack.enter_async_context(
-                Dashboard(self.registry, self.operations, dispatchers, _is_up_to_date)
+                Dashboard(self.registry, self.operations, dispatchers, self.refresh)
             )
             token = self._settings.credentials.admin_token
             admin = AdminServer(
@@ -73,9 +75,10 @@ class Proxy(DataPlane):
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
                 token=token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
-                refresh=_is_up_to_date,
+                refresh=self.refresh,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
@@ -113,6 +116,15 @@ class Proxy(DataPlane):
         """True if an instance that drains has nothing to do any more."""
         return not instance.outstanding
 
+    # Front, for torchmoor.fleet.autoscaler
+
+    async def refresh(self) -> None:
+        """All that is counted is counted in this process."""
+
+    def traffic(self) -> list[Dispatcher]:
+        """What the clients of each variant do."""
+        return self.gateway.dispatchers()
+
     @property
     def runtime_url(self) -> str:
         """Where the data plane listens."""
@@ -122,10 +134,6 @@ class Proxy(DataPlane):
     def admin_url(self) -> str:
         """Where the admin plane listens."""
         return admin_url(self._settings.listen, self.admin_port)
-
-
-async def _is_up_to_date() -> None:
-    """All that the admin plane shows is counted in this process."""
 
 
 def runtime_url(listen: ListenSettings, port: int) -> str:

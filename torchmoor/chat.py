@@ -17,9 +17,11 @@ from typing import Any
 import boto3
 import click
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from torchmoor.chat_progress import Progress
 from torchmoor.errors import TorchmoorError
 
 READ_TIMEOUT_S = 120
@@ -47,7 +49,9 @@ class ChatSession:
     def __init__(self, options: ChatOptions) -> None:
         self._endpoint = options.endpoint
         self._parameters = dict(options.parameters)
-        self._client = make_client(options.endpoint_url)
+        self._client, credentials = make_client(options.endpoint_url)
+        region = self._client.meta.region_name
+        self._progress = Progress(options.endpoint_url, options.endpoint, credentials, region, _tell)
         body = {"requestType": "NEW_SESSION"}  # start_session insists on a picture
         if options.image is not None:
             body = {"type": "start_session", "image": image_reference(options.image)}
@@ -63,7 +67,7 @@ class ChatSession:
         if images:
             body["images"] = list(images)
         decoder = codecs.getincrementaldecoder("utf-8")()
-        with _readable_errors():
+        with _readable_errors(), self._progress.waiting() as on_answer:
             answer = self._client.invoke_endpoint_with_response_stream(
                 EndpointName=self._endpoint,
                 ContentType="application/json",
@@ -71,6 +75,7 @@ class ChatSession:
                 Body=json.dumps(body),
             )
             for event in answer["Body"]:
+                on_answer()
                 if text := decoder.decode(event["PayloadPart"]["Bytes"]):
                     yield text
 
@@ -82,7 +87,7 @@ class ChatSession:
             self._client.close()
 
     def _invoke(self, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
-        with _readable_errors():
+        with _readable_errors(), self._progress.waiting():
             answer: dict[str, Any] = self._client.invoke_endpoint(
                 EndpointName=self._endpoint, ContentType="application/json", SessionId=session_id, Body=json.dumps(body)
             )
@@ -114,15 +119,20 @@ def _explain(response: Mapping[str, Any]) -> str:
     return own
 
 
-def make_client(endpoint_url: str) -> Any:
-    """boto3's client; a user without AWS credentials gets made-up ones, since a local proxy asks for none.
+def _tell(news: str) -> None:
+    click.echo(f"Waiting: {news}", err=True)
+
+
+def make_client(endpoint_url: str) -> tuple[Any, Credentials]:
+    """boto3's client and its keys; a user without any gets made-up ones, since a local proxy asks for none.
 
     Raises ChatError if the address is none.
     """
     session = boto3.Session()
-    keys = {} if session.get_credentials() else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+    credentials = session.get_credentials()
+    keys = {} if credentials else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
     try:
-        return session.client(
+        client = session.client(
             "sagemaker-runtime",
             endpoint_url=endpoint_url,
             region_name=session.region_name or "us-east-1",
@@ -131,6 +141,7 @@ def make_client(endpoint_url: str) -> Any:
         )
     except ValueError as error:
         raise ChatError(f"--endpoint-url must be an http(s) address: {error}") from error
+    return client, credentials or Credentials("local", "local")
 
 
 def image_reference(image: str) -> str:

@@ -11,9 +11,12 @@ import click
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.chat import ChatOptions
 from torchmoor.chat import run as run_chat
+from torchmoor.cli_async import async_group
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
+from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.package import package as make_package
+from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run as run_serve
 from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
@@ -30,6 +33,9 @@ def main() -> None:
     """Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API."""
 
 
+main.add_command(async_group)
+
+
 @main.command()
 @click.option(
     "--endpoint",
@@ -42,10 +48,44 @@ def main() -> None:
 )
 @click.option(
     "--instances",
-    default=1,
-    show_default=True,
+    type=click.IntRange(0, 64),
+    help="TorchServe instances of each endpoint; where their number changes, at the start "
+    "(default: --min-instances, or 1).",
+)
+@click.option(
+    "--min-instances",
+    type=click.IntRange(0, 64),
+    help="Go down to this number when there is nothing to do, and up again when there is; 0 is allowed "
+    "(docs/autoscaling.md).",
+)
+@click.option(
+    "--max-instances",
     type=click.IntRange(1, 64),
-    help="TorchServe instances of each endpoint.",
+    help="Go up to this number when there is much to do (default: --instances, or 1).",
+)
+@click.option(
+    "--backlog-per-instance",
+    default=TargetTracking().target,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="REQUESTS",
+    help="That wait or run; with more, there shall be more instances.",
+)
+@click.option(
+    "--scale-in-cooldown",
+    default=TargetTracking().scale_in_cooldown_s,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="For how long fewer instances must have been enough before one goes.",
+)
+@click.option(
+    "--max-hold",
+    default=ScalingSettings().max_hold_s,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="How long a request that finds no instance waits for one to start.",
 )
 @click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
 @click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
@@ -76,6 +116,28 @@ def main() -> None:
     help="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
     "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
     f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
+)
+@click.option(
+    "--allow-async-input",
+    "async_inputs",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="A directory below which InputLocation may name files, as file:///a/path. Repeatable.",
+)
+@click.option(
+    "--max-body-mib",
+    default=DEFAULT_BODY_MIB,
+    show_default=True,
+    type=click.IntRange(1, 2047),
+    help="The longest request or answer of an instance. Asynchronous ones may have 1024.",
+)
+@click.option(
+    "--heap-mib",
+    default=DEFAULT_HEAP_MIB,
+    show_default=True,
+    type=click.IntRange(128),
+    help="Memory of an instance's JVM, through which every body passes, several times over.",
 )
 @click.option(
     "--models",
@@ -131,7 +193,12 @@ def main() -> None:
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
-    instances: int,
+    instances: int | None,
+    min_instances: int | None,
+    max_instances: int | None,
+    backlog_per_instance: float,
+    scale_in_cooldown: float,
+    max_hold: float,
     port: int,
     admin_port: int,
     host: str,
@@ -143,6 +210,9 @@ def up(
     model_store: Path | None,
     run_dir: Path | None,
     journal: str | None,
+    async_inputs: tuple[Path, ...],
+    max_body_mib: int,
+    heap_mib: int,
     models: str,
     strategy: str,
     capacity: int | None,
@@ -163,6 +233,7 @@ def up(
       torchmoor up --instances 2
       torchmoor up --endpoint llava --endpoint llm
       torchmoor up --endpoint many --models ./models
+      torchmoor up --min-instances 0 --max-instances 2    none while nobody asks anything
       torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
       torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
       torchmoor up --capacity 8 --late-binding    one queue before all instances
@@ -176,6 +247,9 @@ def up(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     try:
+        scaling = _make_scaling(
+            instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold
+        )
         listen = ListenSettings(
             host=host,
             port=port,
@@ -190,7 +264,8 @@ def up(
         raise click.ClickException(str(error)) from error
     options = UpOptions(
         endpoints=endpoints,
-        num_instances=instances,
+        num_instances=1 if instances is None else instances,
+        scaling=scaling,
         listen=listen,
         keys_file=keys_file,
         model_store=(model_store or _default_store()).resolve(),
@@ -202,11 +277,14 @@ def up(
         allowed_image_hosts=allow_image_host,
         start_timeout_s=start_timeout,
         is_open=no_auth,
+        async_inputs=tuple(folder.resolve() for folder in async_inputs),
+        max_body_mib=max_body_mib,
+        heap_mib=heap_mib,
         models=models,
         observe=observe,
     )
     try:
-        uvloop.run(run_up(options, lambda line: click.echo(f"torchmoor: {line}", err=True), click.echo))
+        uvloop.run(run_up(options, _report_progress, click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
     except TorchmoorError as error:
@@ -248,11 +326,17 @@ def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_l
         if check:
             click.echo(check_config(config, processes=processes, is_open=no_auth, warn=_report_warning))
             return
-        uvloop.run(run_serve(config, processes=processes, is_open=no_auth, announce=click.echo))
+        uvloop.run(
+            run_serve(config, processes=processes, is_open=no_auth, report=_report_progress, announce=click.echo)
+        )
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
     except TorchmoorError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _report_progress(line: str) -> None:
+    click.echo(f"torchmoor: {line}", err=True)
 
 
 def _report_warning(line: str) -> None:
@@ -294,6 +378,30 @@ def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
     for name in made.left_out:
         click.echo(f"torchmoor: left out {name}", err=True)
     click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
+
+
+def _make_scaling(
+    initial: int | None, least: int | None, most: int | None, target: float, scale_in_s: float, max_hold_s: float
+) -> ScalingSettings | None:
+    """The limits and policies for `up`; None if the number of instances stays. Raises ConfigError."""
+    if least is None and most is None:
+        if initial == 0:
+            raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
+        return None
+    if least is None:
+        least = 1 if initial is None else min(1, initial)
+    return ScalingSettings(
+        min_capacity=least,
+        max_capacity=max(1, least, initial or 0) if most is None else most,
+        initial_count=least if initial is None else initial,
+        tracking=TargetTracking(
+            target=target,
+            scale_in_cooldown_s=scale_in_s,
+            scale_out_cooldown_s=min(scale_in_s, TargetTracking().scale_out_cooldown_s),
+        ),
+        step=StepScaling(cooldown_s=min(scale_in_s, StepScaling().cooldown_s)),
+        max_hold_s=max_hold_s,
+    )
 
 
 def _default_store() -> Path:

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +20,15 @@ import yaml
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings, Webhook
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance import INSTANCE_NAME, Instance
+from torchmoor.scaling_config import read_autoscaling
+from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
     AccessSettings,
+    AsyncQueueSettings,
     ContainerSettings,
     EndpointSettings,
     HealthSettings,
@@ -52,7 +57,6 @@ MAX_FILE_BYTES = 1 << 20
 UNUSED_OF_CONFIG = frozenset(("Tags", "KmsKeyId", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation"))
 UNUSED_OF_VARIANT = frozenset(
     (
-        "InitialInstanceCount",
         "InstanceType",
         "InstancePools",
         "VariantInstanceProvisionTimeoutInSeconds",
@@ -66,8 +70,10 @@ UNUSED_OF_VARIANT = frozenset(
         "CapacityReservationConfig",
     )
 )
-_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants"))
-_USED_OF_VARIANT = frozenset(("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig"))
+_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncInferenceConfig"))
+_USED_OF_VARIANT = frozenset(
+    ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
+)
 _GROUPS = {
     "listen": ListenSettings,
     "limits": LimitSettings,
@@ -76,6 +82,10 @@ _GROUPS = {
     "recovery": RecoverySettings,
     "access": AccessSettings,
     "container": ContainerSettings,
+    "async_inference": AsyncInferenceSettings,
+    "async_queue": AsyncQueueSettings,
+    "objects": ObjectSettings,
+    "notices": NoticeSettings,
     "observe": ObserveSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -83,12 +93,14 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "float": ((int, float), "a number"),
     "str": ((str,), "text"),
     "bool": ((bool,), "true or false"),
+    "tuple[str, ...]": ((list,), "a list of texts"),
+    "tuple[Webhook, ...]": ((list,), "a list of webhooks"),
 }
 _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
     *("late_binding", "kv_aware", "multi_model"),
 }
-_INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
+_KEYS_OF_FILE = {"Endpoints", "Instances", "Autoscaling", "launcher", "sessions", "account_id", *_GROUPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +117,7 @@ class InstanceSettings:
     capacity: int = 64
 
     def __post_init__(self) -> None:
-        if len(self.name) > 63 or not _INSTANCE_NAME.fullmatch(self.name):
+        if len(self.name) > 63 or not INSTANCE_NAME.fullmatch(self.name):
             raise ConfigError(f"Instances: name {self.name!r} must be of a-z, 0-9 and single hyphens, 63 at most")
         for key, least in (("port", 1), ("management_port", 0), ("metrics_port", 0)):
             if not least <= getattr(self, key) <= 65_535:
@@ -120,6 +132,7 @@ class Configuration:
 
     proxy: ProxySettings
     instances: tuple[InstanceSettings, ...]
+    launch: LaunchSettings
 
     def make_instances(self) -> list[Instance]:
         """The static list, for the registry."""
@@ -163,11 +176,10 @@ def read_file(path: Path, *, session_keys: str) -> Configuration:
 
 def parse(content: object, *, session_keys: str = "") -> Configuration:
     """Check a file's content. Raises ConfigError."""
-    root = _mapping(content, "the file", {"Endpoints", "Instances", "sessions", "account_id", *_GROUPS})
-    endpoints = tuple(
-        _read_endpoint(entry, f"Endpoints[{number}]")
-        for number, entry in enumerate(_sequence(root.get("Endpoints"), "Endpoints"))
-    )
+    root = _mapping(content, "the file", _KEYS_OF_FILE)
+    entries = _sequence(root.get("Endpoints"), "Endpoints")
+    endpoints = tuple(_read_endpoint(entry, f"Endpoints[{number}]") for number, entry in enumerate(entries))
+    endpoints = _with_scaling(endpoints, entries, root.get("Autoscaling"))
     sessions = _mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
     are_journaled = sessions.get("are_journaled", False)
     if not isinstance(are_journaled, bool):
@@ -182,12 +194,42 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
         **{name: read_group(kind, root.get(name, {}), name) for name, kind in _GROUPS.items()},  # type: ignore[arg-type]
     )
     instances: dict[str, InstanceSettings] = {}
-    for number, entry in enumerate(_sequence(root.get("Instances"), "Instances")):
+    has_none = "Autoscaling" in root and "Instances" not in root
+    for number, entry in enumerate([] if has_none else _sequence(root.get("Instances"), "Instances")):
         instance = _read_instance(entry, f"Instances[{number}]", endpoints)
         if instance.name in instances:
             raise ConfigError(f"Instances[{number}].name {instance.name!r} is given twice")
         instances[instance.name] = instance
-    return Configuration(proxy=proxy, instances=tuple(instances.values()))
+    launch = read_group(LaunchSettings, root.get("launcher", {}), "launcher")
+    return Configuration(proxy=proxy, instances=tuple(instances.values()), launch=launch)
+
+
+def _with_scaling(
+    endpoints: Sequence[EndpointSettings], entries: Sequence[Mapping[str, Any]], autoscaling: object
+) -> tuple[EndpointSettings, ...]:
+    """The endpoints with what the group Autoscaling says of their variants, if anything. entries: their own, read."""
+    counts = {
+        (endpoint.name, variant["VariantName"]): variant.get("InitialInstanceCount")
+        for endpoint, entry in zip(endpoints, entries, strict=True)
+        for variant in entry["EndpointConfig"]["ProductionVariants"]
+    }
+    found = {} if autoscaling is None else read_autoscaling(autoscaling, counts)
+    for (endpoint_name, variant_name), count in counts.items():
+        if count is not None and (endpoint_name, variant_name) not in found:
+            logger.warning(
+                "without effect here, as there is no Autoscaling key=InitialInstanceCount endpoint=%s variant=%s",
+                endpoint_name,
+                variant_name,
+            )
+    return tuple(
+        replace(
+            endpoint,
+            variants=tuple(
+                replace(variant, scaling=found.get((endpoint.name, variant.name))) for variant in endpoint.variants
+            ),
+        )
+        for endpoint in endpoints
+    )
 
 
 def _read_endpoint(entry: object, where: str) -> EndpointSettings:
@@ -210,6 +252,7 @@ def _read_endpoint(entry: object, where: str) -> EndpointSettings:
         if late_binding is None
         else read_group(LateBindingSettings, late_binding, f"{where}.late_binding"),
         multi_model=_read_multi_model(values, where),
+        async_inference=_read_async_inference(config.get("AsyncInferenceConfig"), where),
     )
 
 
@@ -234,6 +277,24 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
         logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
     group = dict(_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"}))
     return read_group(MultiModelSettings, {**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
+
+
+def _read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:
+    """An AsyncInferenceConfig that botocore has found to be one."""
+    if config is None:
+        return None
+    output = config["OutputConfig"]
+    if "KmsKeyId" in output:
+        logger.warning("without effect here key=%s.EndpointConfig.AsyncInferenceConfig.OutputConfig.KmsKeyId", where)
+    notification = output.get("NotificationConfig", {})
+    return AsyncEndpointSettings(
+        output_path=output.get("S3OutputPath", ""),
+        failure_path=output.get("S3FailurePath", ""),
+        success_topic=notification.get("SuccessTopic", ""),
+        error_topic=notification.get("ErrorTopic", ""),
+        include_response_in=tuple(notification.get("IncludeInferenceResponseIn", ())),
+        max_concurrent_per_instance=config.get("ClientConfig", {}).get("MaxConcurrentInvocationsPerInstance"),
+    )
 
 
 def _read_variant(variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings) -> VariantSettings:
@@ -268,6 +329,7 @@ def _read_instance(entry: object, where: str, endpoints: Sequence[EndpointSettin
     if len(endpoints) == 1:
         values.setdefault("endpoint", endpoints[0].name)
     variants = {endpoint.name: [variant.name for variant in endpoint.variants] for endpoint in endpoints}
+    scaled = {(e.name, variant.name) for e in endpoints for variant in e.variants if variant.scaling is not None}
     name = values.get("endpoint")
     if not isinstance(name, str) or name not in variants:
         raise ConfigError(f"{where}.endpoint must be one of {', '.join(variants)}, not {name!r}")
@@ -276,6 +338,8 @@ def _read_instance(entry: object, where: str, endpoints: Sequence[EndpointSettin
     if values.get("variant") not in variants[name]:
         known = ", ".join(variants[name])
         raise ConfigError(f"{where}.variant must be one of {known}, not {values.get('variant')!r}")
+    if (name, values["variant"]) in scaled:
+        raise ConfigError(f"{where}: variant {values['variant']} of {name} has Autoscaling, which starts its instances")
     return read_group(InstanceSettings, values, where)
 
 
@@ -284,13 +348,29 @@ def check_endpoint_config(config: object, where: str) -> None:
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where} must be what boto3's create_endpoint_config takes, not {config!r}")
     shape = _endpoint_config_shape()
-    report = ParamValidator().validate(config, shape)
+    report = ParamValidator().validate(_with_counts(config), shape)
     if report.has_errors():
         raise ConfigError(f"{where}: {'; '.join(report.generate_report().splitlines())}")
     _check_constraints(config, shape, where)
     _check_used(config, _USED_OF_CONFIG, UNUSED_OF_CONFIG, where)
     for number, variant in enumerate(config["ProductionVariants"]):
         _check_used(variant, _USED_OF_VARIANT, UNUSED_OF_VARIANT, f"{where}.ProductionVariants[{number}]")
+
+
+def _with_counts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with one instance where it says none: that is allowed here, and not in the service's model."""
+    variants = config.get("ProductionVariants")
+    if not isinstance(variants, list):
+        return config
+    return {
+        **config,
+        "ProductionVariants": [
+            {**each, "InitialInstanceCount": 1}
+            if isinstance(each, Mapping) and each.get("InitialInstanceCount") == 0
+            else each
+            for each in variants
+        ],
+    }
 
 
 @cache
@@ -338,11 +418,23 @@ def read_group(kind: type[T], value: object, where: str) -> T:
         is_stray_bool = isinstance(given, bool) and bool not in types
         if not isinstance(given, types) or is_stray_bool or given in (math.inf, -math.inf) or given != given:
             raise ConfigError(f"{where}.{key} must be {expected}, not {given!r}")
+        if isinstance(given, list):
+            values = {**values, key: _read_items(str(known[key].type), given, f"{where}.{key}")}
     try:
         return kind(**values)
     except TypeError as error:  # a field without a default
         missing = [name for name in known if f"'{name}'" in str(error)]
         raise ConfigError(f"{where}.{missing[0] if missing else '?'} is missing") from error
+
+
+def _read_items(kind: str, given: list[Any], where: str) -> tuple[Any, ...]:
+    """The items of a list by its declared type."""
+    if "Webhook" in kind:
+        return tuple(read_group(Webhook, each, f"{where}[{number}]") for number, each in enumerate(given))
+    for each in given:
+        if not isinstance(each, str):
+            raise ConfigError(f"{where} must be a list of texts, not {each!r}")
+    return tuple(given)
 
 
 def _mapping(value: object, where: str, known: set[str]) -> dict[str, Any]:

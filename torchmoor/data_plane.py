@@ -18,6 +18,7 @@ from torchmoor.access.tls import Tls
 from torchmoor.api.application import Api
 from torchmoor.api.cancellation import Cancellations
 from torchmoor.api.gateway import Gateway
+from torchmoor.async_parts import make_async_inference
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import Operations
@@ -50,8 +51,11 @@ class DataPlane:
         *,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
+        has_async_workers: bool = True,
     ) -> None:
         """suspect: told of an instance that seems to be dead. wall: seconds since 1970, which signatures are dated by.
+
+        has_async_workers: False if another process works for all.
 
         Raises ConfigError if a certificate is no good.
         """
@@ -87,11 +91,27 @@ class DataPlane:
         )
         self.gate = Gate(settings.access, settings.credentials, wall=wall) if settings.credentials.guards_data else None
         self.tls = make_tls(listen.tls_certificate, listen.tls_key)
-        self.server = HttpServer(Api(self.gateway, self.operations, self.gate), means, self.sweeper, client_limits)
+        self.async_inference = make_async_inference(
+            settings, registry, self.gateway.dispatchers(), self.gateway if has_async_workers else None
+        )
+        api = Api(self.gateway, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(api, means, self.sweeper, client_limits)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
         registry.listen(self._on_change)
+
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Have it called when a request waits for an instance to be started."""
+        for dispatcher in self.gateway.dispatchers():
+            dispatcher.on_held = wake
+
+        def on_submitted(endpoint: str) -> None:
+            if not self.registry.get_endpoint(endpoint).has_ready_instance():
+                wake()
+
+        if self.async_inference is not None:
+            self.async_inference.on_submitted = on_submitted
 
     @property
     def num_denied(self) -> dict[str, int]:
@@ -106,6 +126,8 @@ class DataPlane:
         stack.callback(self._close_idle)
         stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
         await stack.enter_async_context(self.operations)
+        if self.async_inference is not None:
+            await stack.enter_async_context(self.async_inference)
 
     async def listen(self, stack: AsyncExitStack, *, port: int, is_shared: bool = False) -> None:
         """Take connections until the stack is closed; then what runs may end. is_shared: with other processes."""

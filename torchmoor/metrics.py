@@ -102,6 +102,18 @@ class InvocationMetrics:
         "model_invocations",
         "model_hits",
         "model_loading_wait",
+        "async_processed",
+        "async_failures",
+        "async_expired",
+        "async_cancelled",
+        "async_repeated",
+        "async_download_failures",
+        "async_upload_failures",
+        "async_notification_failures",
+        "async_time_in_backlog",
+        "async_total_time",
+        "async_download_latency",
+        "async_upload_latency",
     )
 
     def __init__(self, endpoint: str, variant: str) -> None:
@@ -117,6 +129,14 @@ class InvocationMetrics:
         self.first_chunk_overhead_latency = Histogram()
         self.model_invocations = self.model_hits = 0  # of endpoints with many models: see torchmoor.model_metrics
         self.model_loading_wait = Histogram()
+        # Of asynchronous requests: see torchmoor.async_inference.metrics.
+        self.async_processed = self.async_failures = self.async_expired = self.async_cancelled = 0
+        self.async_repeated = self.async_download_failures = self.async_upload_failures = 0
+        self.async_notification_failures = 0
+        self.async_time_in_backlog = Histogram()
+        self.async_total_time = Histogram()
+        self.async_download_latency = Histogram()
+        self.async_upload_latency = Histogram()
         self.decisions: dict[str, Tally] = {}  # by why an instance was chosen
 
     def tally(self, reason: str) -> Tally:
@@ -130,6 +150,11 @@ class InvocationMetrics:
         model.sum += model_s
         overhead.counts[bisect_left(BUCKETS, overhead_s)] += 1
         overhead.sum += overhead_s
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that were sent to an instance and are over."""
+        return sum(self.model_latency.counts)
 
     def observe_first_chunk(self, model_s: float, overhead_s: float) -> None:
         """Count how long a stream's client waited for its first bytes."""

@@ -1,4 +1,7 @@
-"""`torchmoor serve`: the front proxy alone, before instances that run already; or a look at its configuration."""
+"""`torchmoor serve`: the front proxy by a configuration file, or a look at that file.
+
+Before instances that run already; and before those of variants with Autoscaling, which are started on this host.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,28 +19,46 @@ from pathlib import Path
 from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.config import Configuration, read_file
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.guard import JOURNAL_FOLDER
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, check_archives
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.host_fleet import HostFleet, plan_scaled
 from torchmoor.many import read_container
 from torchmoor.observe.observing import check_observing
 from torchmoor.reload import Reloader
 from torchmoor.replicas.fleet import make_front
-from torchmoor.up import SESSION_KEYS
+from torchmoor.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
 
 
-async def run(path: Path, *, processes: int | None, is_open: bool, announce: Callable[[str], None]) -> None:
+async def run(
+    path: Path,
+    *,
+    processes: int | None,
+    is_open: bool,
+    report: Callable[[str], None],
+    announce: Callable[[str], None],
+) -> None:
     """Serve until SIGINT or SIGTERM; instances join as soon as their probes say that they are ready.
 
-    processes: how many, where the file is not to say. announce: the one line of JSON that says where.
-    Raises ConfigError, OSError if a port is taken.
+    processes: how many, where the file is not to say. report: what becomes of instances on this host, line by line.
+    announce: the one line of JSON that says where. Raises ConfigError, LaunchError, OSError if a port is taken.
     """
     configuration = read(path, processes=processes, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
+    launches = plan_scaled(settings.endpoints, find_gpus(os.environ))
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    async with make_front(settings, registry) as proxy:
+    async with AsyncExitStack() as stack:
+        launcher: Launcher | None = None
+        if launches:
+            launcher = await stack.enter_async_context(make_launcher(configuration, registry, launches, report))
+        proxy = make_front(settings, registry)
+        await stack.enter_async_context(proxy)
         read_again = partial(read, path, processes=processes, is_open=is_open)
         reloader = Reloader(configuration, read_again, registry, proxy)
         loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
@@ -46,8 +69,41 @@ async def run(path: Path, *, processes: int | None, is_open: bool, announce: Cal
             "endpoints": [endpoint.name for endpoint in registry.endpoints()],
         }
         announce(json.dumps(where))
-        await stopping.wait()
+        stopped = asyncio.create_task(stopping.wait())
+        if launcher is not None:
+            pending = find_pending(proxy)
+            fleet = await stack.enter_async_context(
+                HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=pending)
+            )
+            starting = asyncio.create_task(fleet.start())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                starting.cancel()
+            else:
+                starting.result()
+        await stopped
         reloader.stop()
+
+
+def make_launcher(
+    configuration: Configuration, registry: Registry, launches: Sequence[Launch], report: Callable[[str], None]
+) -> Launcher:
+    """For the instances of variants with Autoscaling."""
+    launch = configuration.launch
+    run_dir = Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
+    settings = LauncherSettings(
+        torchserve=TorchServeSettings(
+            model_store=Path(launch.model_store).resolve(), java_home=Path(java_home) if java_home else None
+        ),
+        run_dir=run_dir,
+        start_timeout_s=launch.start_timeout_s,
+        capacity=launch.capacity,
+    )
+    environment = share_gpus(launches, os.environ)
+    if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
+        environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
+    return Launcher(settings, registry, environment, report)
 
 
 def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
@@ -60,6 +116,11 @@ def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     if processes is not None:
         listen = replace(listen, processes=processes)
     container = read_container(os.environ, configuration.proxy.container)
+    is_scaled = any(variant.scaling for endpoint in configuration.proxy.endpoints for variant in endpoint.variants)
+    if is_scaled and not configuration.proxy.sessions.keys:
+        raise ConfigError(
+            f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
+        )
     proxy = replace(configuration.proxy, credentials=credentials, listen=listen, container=container)
     return replace(configuration, proxy=proxy)
 
@@ -76,11 +137,13 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
 
     Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
-    probably meant. Raises ConfigError.
+    probably meant. Raises ConfigError, LaunchError.
     """
     configuration = read(path, processes=processes, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
     make_front(settings, registry)  # reads the certificates
+    launches = plan_scaled(settings.endpoints, [])
+    check_archives(Path(configuration.launch.model_store), launches)
     check_observing(settings.observe)
     if not settings.sessions.keys:
         warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
@@ -88,9 +151,11 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     for endpoint in registry.endpoints():
         found[endpoint.name] = {}
         for variant in endpoint.variants:
-            names = [instance.name for instance in variant.pool.members]
+            names = [instance.name for instance in variant.pool.members] + [
+                launch.name for launch in launches if (launch.endpoint, launch.variant) == (endpoint.name, variant.name)
+            ]
             found[endpoint.name][variant.name] = names
-            if not names:
+            if not names and variant.settings.scaling is None:
                 warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
     return json.dumps({"ok": True, "endpoints": found})
 

@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
+from torchmoor.scaling_settings import ScalingSettings
 
 ROUTING_STRATEGIES = ("LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE")
 ALL_TRAFFIC = "AllTraffic"
@@ -227,6 +230,7 @@ class VariantSettings:
     routing_strategy: str = ROUTING_STRATEGIES[0]
     prefix_aware: PrefixAwareSettings = field(default_factory=PrefixAwareSettings)
     kv_aware: KvAwareSettings = field(default_factory=KvAwareSettings)
+    scaling: ScalingSettings | None = None  # None: its instances are not ours to start and stop while requests run
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
@@ -248,6 +252,7 @@ class EndpointSettings:
     variants: tuple[VariantSettings, ...]
     late_binding: LateBindingSettings | None = None  # None: a request that no instance can take is refused at once
     multi_model: MultiModelSettings | None = None  # None: its instances serve one model
+    async_inference: AsyncEndpointSettings | None = None  # None: InvokeEndpointAsync is refused
 
     def __post_init__(self) -> None:
         if len(self.name) > 63 or not _ENDPOINT_NAME.fullmatch(self.name):
@@ -381,6 +386,10 @@ class ProxySettings:
     access: AccessSettings = field(default_factory=AccessSettings)
     credentials: Credentials = field(default_factory=Credentials)
     container: ContainerSettings = field(default_factory=ContainerSettings)
+    async_inference: AsyncInferenceSettings = field(default_factory=AsyncInferenceSettings)
+    async_queue: AsyncQueueSettings = field(default_factory=AsyncQueueSettings)
+    objects: ObjectSettings = field(default_factory=ObjectSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
@@ -388,5 +397,18 @@ class ProxySettings:
         names = [endpoint.name for endpoint in self.endpoints]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"endpoints must be one or more of different names, not {names}")
+        for endpoint in self.endpoints:
+            if endpoint.async_inference is not None:
+                self._check_async(endpoint, endpoint.async_inference)
         if self.container.serves_models and self.endpoints[0].multi_model is None:
             raise ConfigError(f"container.serves_models needs a multi-model endpoint, and {names[0]!r} has one model")
+
+    def _check_async(self, endpoint: EndpointSettings, config: AsyncEndpointSettings) -> None:
+        if endpoint.multi_model is not None:
+            raise ConfigError(f"AsyncInferenceConfig of {endpoint.name!r}: an endpoint with many models cannot have it")
+        if not self.async_inference.queue:
+            raise ConfigError(f"async_inference.queue is missing: endpoint {endpoint.name!r} has AsyncInferenceConfig")
+        if not (config.output_path or self.async_inference.output_root):
+            raise ConfigError(
+                f"endpoint {endpoint.name!r} has no OutputConfig.S3OutputPath: give it, or async_inference.output_root"
+            )

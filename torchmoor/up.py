@@ -12,18 +12,24 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import read_credentials
 from torchmoor.access.exposure import check_exposure
-from torchmoor.fleet.guard import JOURNAL_FOLDER
+from torchmoor.app import Proxy
+from torchmoor.async_folder import AsyncFolder
+from torchmoor.async_inference.request import Backlog
+from torchmoor.async_inference.settings import AsyncEndpointSettings
+from torchmoor.fleet.guard import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, TorchServeSettings
+from torchmoor.host_fleet import HostFleet
 from torchmoor.many import MANY, plan_many, read_container
-from torchmoor.replicas.fleet import make_front
+from torchmoor.replicas.fleet import ReplicaFleet, make_front
+from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import (
     EndpointSettings,
     LateBindingSettings,
@@ -61,6 +67,10 @@ class UpOptions:
     allowed_image_hosts: tuple[str, ...]
     start_timeout_s: float
     is_open: bool
+    scaling: ScalingSettings | None = None  # None: num_instances of them, as long as the fleet runs
+    heap_mib: int = DEFAULT_HEAP_MIB  # of an instance's JVM
+    max_body_mib: int = DEFAULT_BODY_MIB  # of one request or answer; large ones need a larger heap, too
+    async_inputs: tuple[Path, ...] = ()  # directories that InputLocation may name, beside the fleet's own
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
     observe: ObserveSettings = field(default_factory=ObserveSettings)
 
@@ -74,17 +84,22 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     credentials = read_credentials(os.environ, options.keys_file)
     check_exposure(options.listen, credentials, is_open=options.is_open)
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
+    run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
     many = plan_many(options.endpoints, options.models, os.environ)
     settings = ProxySettings(
         endpoints=tuple(
             EndpointSettings(
                 name=name,
-                variants=(VariantSettings(model=name, routing_strategy=options.strategy),),
+                variants=(VariantSettings(model=name, routing_strategy=options.strategy, scaling=options.scaling),),
                 late_binding=LateBindingSettings() if options.is_late_binding else None,
                 multi_model=many.settings if name == MANY else None,
+                async_inference=None if name == MANY else AsyncEndpointSettings(),
             )
             for name in options.endpoints
         ),
+        async_inference=kept.inference,
+        objects=kept.objects,
         container=read_container(os.environ),
         listen=options.listen,
         credentials=credentials,
@@ -92,28 +107,33 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
-    run_dir = options.run_dir or Path(tempfile.mkdtemp(prefix="torchmoor-"))
     java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
     launcher_settings = LauncherSettings(
         torchserve=TorchServeSettings(
-            model_store=options.model_store, java_home=Path(java_home) if java_home else None
+            model_store=options.model_store,
+            java_home=Path(java_home) if java_home else None,
+            heap_mib=options.heap_mib,
+            max_body_bytes=options.max_body_mib << 20,
         ),
         run_dir=run_dir,
         start_timeout_s=options.start_timeout_s,
         capacity=options.capacity,
     )
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
-    launches = plan(options.endpoints, options.num_instances, find_gpus(os.environ))
+    most = options.num_instances if options.scaling is None else options.scaling.max_capacity
+    launches = plan(options.endpoints, most, find_gpus(os.environ))
     environment = {SESSION_KEYS: keys, JOURNAL_URL: journal, **many.environment, **share_gpus(launches, os.environ)}
     if options.allowed_image_hosts:
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
+        kept,
         Launcher(launcher_settings, registry, environment, report) as launcher,
         make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=find_pending(proxy)) as fleet,
     ):
         stopping = _stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
-        starting = asyncio.create_task(launcher.start(launches))
+        starting = asyncio.create_task(fleet.start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             starting.cancel()
@@ -122,6 +142,12 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
             announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")
+
+
+def find_pending(front: Proxy | ReplicaFleet) -> Callable[[str], Awaitable[Backlog]] | None:
+    """How many asynchronous requests of an endpoint wait and run, for the autoscaler."""
+    service = front.async_inference
+    return None if service is None else lambda endpoint: service.queue.backlog(endpoint)
 
 
 def describe(options: UpOptions, *, runtime_url: str, admin_url: str) -> str:

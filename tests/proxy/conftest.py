@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from botocore.config import Config
 
 from tests.proxy.fake_instance import FakeInstance
 from torchmoor.app import Proxy
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
@@ -91,6 +94,9 @@ class Stage:
         credentials: Credentials | None = None,
         observe: ObserveSettings | None = None,
         wall: Callable[[], float] = time.time,
+        async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
+        async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
+        async_config: AsyncEndpointSettings | None = None,
     ) -> None:
         variants = variants or (VariantSettings(model="llava", routing_strategy=strategy),)
         models = {variant.name: variant.model for variant in variants}
@@ -99,7 +105,13 @@ class Stage:
         self._models = {name: models[self._homes[name]] for name in names}
         self.settings = ProxySettings(
             endpoints=tuple(
-                EndpointSettings(name=name, variants=variants, late_binding=late_binding, multi_model=multi_model)
+                EndpointSettings(
+                    name=name,
+                    variants=variants,
+                    late_binding=late_binding,
+                    multi_model=multi_model,
+                    async_inference=async_config or (None if async_folder is None else AsyncEndpointSettings()),
+                )
                 for name in dict.fromkeys(self._endpoints.values())
             ),
             listen=listen,
@@ -111,6 +123,7 @@ class Stage:
             access=access or AccessSettings(),
             credentials=credentials or Credentials(),
             container=container or ContainerSettings(),
+            **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
         )
         self._wall = wall
@@ -289,6 +302,21 @@ class Stage:
         with self.socket() as sock:
             sock.sendall(data)
             return read_answer(sock)
+
+
+def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of ProxySettings that keep a queue, inputs and results in a folder."""
+    (folder / "inputs").mkdir(exist_ok=True)
+    return {
+        "async_inference": AsyncInferenceSettings(
+            queue=f"sqlite://{folder}/queue.db",
+            output_root=(folder / "results").as_uri(),
+            **{"poll_interval_s": 0.02, "min_backoff_s": 0.02, **settings},
+        ),
+        "objects": ObjectSettings(
+            input_directories=(str(folder / "inputs"),), output_directories=(str(folder / "results"),)
+        ),
+    }
 
 
 def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:

@@ -283,12 +283,12 @@ def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
     assert "a private detail" in caplog.text
 
 
-def test_operations_of_later_versions_are_refused_clearly(stage: Stage) -> None:
-    """Async is a ValidationError that says so."""
+def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: Stage) -> None:
+    """A ValidationError that says what the endpoint lacks."""
     with pytest.raises(ClientError) as caught:
         stage.client().invoke_endpoint_async(EndpointName="llava", InputLocation="s3://bucket/key")
 
-    assert "not supported in this version" in caught.value.response["Error"]["Message"]
+    assert "has no AsyncInferenceConfig" in caught.value.response["Error"]["Message"]
 
 
 def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:

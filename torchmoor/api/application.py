@@ -16,6 +16,7 @@ from torchmoor.api.replies import Handler, refusal, runtime_error, unknown_opera
 from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import make_note
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, InternalFailure
 from torchmoor.fleet.operations import Operations
 from torchmoor.http.call import Call
@@ -31,13 +32,19 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 class Api:
     """Every dialect on one port, behind one gate."""
 
-    def __init__(self, gateway: Gateway, operations: Operations, gate: Gate | None = None) -> None:
-        """gate: None lets everybody in."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        operations: Operations,
+        gate: Gate | None = None,
+        async_inference: AsyncInference | None = None,
+    ) -> None:
+        """gate: None lets everybody in. async_inference: None if no endpoint has it."""
         self._gateway = gateway
         self._gate = gate
         pass_through = PassThrough(gateway)
         self._openai = OpenAIApi(gateway)
-        self._runtime = RuntimeApi(gateway)
+        self._runtime = RuntimeApi(gateway, async_inference)
         self._container = ContainerApi(gateway, pass_through)
         self._models = (
             ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None

@@ -21,8 +21,8 @@ class ContainerApi:
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:
-        """Healthy while at least one instance is ready; the body is empty."""
-        return _HEALTHY if self._endpoint.has_ready_instance() else _UNHEALTHY
+        """Healthy while at least one instance is ready, or none has to be; the body is empty."""
+        return _HEALTHY if self._endpoint.can_serve() else _UNHEALTHY
 
     def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""

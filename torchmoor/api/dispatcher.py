@@ -1,12 +1,15 @@
 """Chooses instances for the requests of one variant, and holds those that no instance can take yet.
 
-With late binding an instance gets at most its capacity of running requests. Whenever one ends, or an instance becomes
-ready, what waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
+With late binding an instance gets at most its capacity of running requests. Where instances are started as they are
+needed, a request that finds none is held until there is one. Whenever one ends, or an instance becomes ready, what
+waits goes on (`on_free`): there is no task, and nothing is looked at again and again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from time import monotonic
 from typing import Protocol
 
 from torchmoor.api.retry_budget import RetryBudget
@@ -125,7 +128,10 @@ class Others(Protocol):
 
 
 class Dispatcher:
-    """One variant's strategy, queue and metrics. others: None where this process is the only one."""
+    """One variant's strategy, queue and metrics.
+
+    others: None where this process is the only one. on_held: called when a request waits for an instance to be started.
+    """
 
     def __init__(
         self,
@@ -144,10 +150,14 @@ class Dispatcher:
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
-        self.max_wait_s = 0.0 if late_binding is None else late_binding.max_wait_s
         self.queue: WaitingQueue[Applicant] | None = None
+        self.on_held: Callable[[], None] = _nobody
+        self._late_binding = late_binding
+        self._scaling = variant.settings.scaling
         if late_binding is not None:
             self.queue = WaitingQueue(max_waiting=late_binding.max_waiting, total=waiting_bytes)
+        elif self._scaling is not None:
+            self.queue = WaitingQueue(max_waiting=self._scaling.max_held, total=waiting_bytes)
         self.retries = RetryBudget(fraction=recovery.retry_fraction, burst=recovery.retry_burst)
         self.others: Others | None = None
         self._registry = registry
@@ -162,6 +172,17 @@ class Dispatcher:
         """Requests that wait for an instance."""
         return 0 if self.queue is None else self.queue.num_waiting
 
+    @property
+    def max_wait_s(self) -> float:
+        """How long a request that comes now may wait for an instance."""
+        if self._scaling is not None and self._is_at_zero:
+            return self._scaling.max_hold_s
+        return 0.0 if self._late_binding is None else self._late_binding.max_wait_s
+
+    @property
+    def _is_at_zero(self) -> bool:
+        return not any(instance.state is InstanceState.READY for instance in self.variant.pool.members)
+
     # Choosing
 
     def choose(self, applicant: Applicant) -> Choice | None:
@@ -175,7 +196,7 @@ class Dispatcher:
             others.refresh()
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
-        if others is not None and self.queue is not None and others.comes_before(applicant.wait_ends_at):
+        if others is not None and self._late_binding is not None and others.comes_before(applicant.wait_ends_at):
             return None
         if applicant.opens_session:
             self.variant.opens_sessions = True
@@ -195,7 +216,7 @@ class Dispatcher:
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         home = self._choices.get((session.instance, SESSION))
-        if home is not None and self.queue is None and not excluded:
+        if home is not None and self._late_binding is None and not excluded:
             instance = home.instance
             if instance.is_ready and instance.share == 1.0:  # as nearly always; the rest says the same, for all cases
                 return home
@@ -203,7 +224,7 @@ class Dispatcher:
 
     def _choose_holder(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
         instance = self._find_holder(session, excluded)
-        if instance is None or (self.queue is not None and instance.outstanding >= instance.capacity):
+        if instance is None or (self._late_binding is not None and instance.outstanding >= instance.capacity):
             return None
         return self.choice_of(instance, SESSION if instance.name == session.instance else SESSION_FAILOVER)
 
@@ -271,12 +292,14 @@ class Dispatcher:
         session, excluded = applicant.session, applicant.route_request.excluded
         holder = None if session is None else self._find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
-        if not ready and holder is None:
-            raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
         if session is not None and session.is_foreign and holder is None:
             raise self._refusal("The session's instance is not ready. Try again later, or open another session.")
-        if self.queue is None or (holder is None and excluded.issuperset(ready)):
+        is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
+        if not ready and holder is None and not is_held:
+            raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
+        if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
             raise self._refusal("All instances of the endpoint are busy. Try again later.")
+        assert self.queue is not None
         ticket: Ticket[Applicant] = Ticket(
             applicant,
             deadline=applicant.wait_ends_at,
@@ -287,13 +310,27 @@ class Dispatcher:
         if not self.queue.try_add(ticket):
             raise self._refusal("Too many requests wait for an instance of the endpoint. Try again later.")
         self._tell_waiting(ticket.home)
+        if is_held:
+            self.on_held()
         return ticket
 
     def wait_over(self) -> ServiceUnavailable:
         """What a request is told that has waited in vain."""
-        return self._refusal("No instance of the endpoint was free in time. Try again later.")
+        if self._scaling is None or not self._is_at_zero:
+            return self._refusal("No instance of the endpoint was free in time. Try again later.")
+        started = [i.started_at for i in self.variant.pool.members if i.state is InstanceState.STARTING]
+        times = [at for at in started if at is not None]
+        if not times:
+            return self._refusal("No instance of the endpoint could be started in time. Try again later.", NONE_READY_S)
+        took_s, last_s = monotonic() - min(times), self.variant.last_start_s
+        usual = "" if last_s is None else f"; the last start took {last_s:.0f} s"
+        left_s = NONE_READY_S if last_s is None or last_s < took_s else 1 + int(last_s - took_s)
+        return self._refusal(
+            f"An instance of the endpoint is being started, for {took_s:.0f} s until now{usual}. Try again later.",
+            left_s,
+        )
 
-    def _refusal(self, message: str, *, retry_after_s: int = 1) -> ServiceUnavailable:
+    def _refusal(self, message: str, retry_after_s: int = 1) -> ServiceUnavailable:
         self.metrics.no_capacity += 1
         return ServiceUnavailable(message, retry_after_s=retry_after_s)
 
@@ -402,6 +439,10 @@ def make_strategy(settings: VariantSettings, rng: Random) -> Strategy:
             )
         case _:
             return LeastOutstanding()
+
+
+def _nobody() -> None:
+    """Nobody starts instances here."""
 
 
 def _home_of(applicant: Applicant) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 
@@ -151,6 +151,10 @@ class Gateway:
         """Those of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
 
+    def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
+        """Those of an endpoint's variants, in configured order."""
+        return self._dispatchers[endpoint.name]
+
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
         """Whose metrics count a request that is refused before its variant is known."""
         return self._dispatchers[endpoint.name][0]
@@ -172,13 +176,16 @@ class Gateway:
         if len(dispatchers) == 1:
             return dispatchers[0]
         if session is not None:
-            home = self.registry.find(session.instance)
-            if home is None or home.endpoint != endpoint.name:
+            known = endpoint.find_variant_of(session.instance)
+            if known is None:
                 home = rendezvous(session.text, endpoint.instances)
+                known = None if home is None else self.registry.variant_of(home)
             for dispatcher in dispatchers:
-                if home is not None and dispatcher.variant.name == home.variant:
+                if dispatcher.variant is known:
                     return dispatcher
         ready = [d for d in dispatchers if any(instance.is_ready for instance in d.variant.pool.members)]
+        if not ready:
+            ready = [d for d in dispatchers if d.variant.settings.scaling is not None]
         weights = [dispatcher.variant.settings.weight for dispatcher in ready]
         return choose_weighted(self._rng, ready, weights) or dispatchers[0]
 

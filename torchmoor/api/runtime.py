@@ -1,7 +1,9 @@
-"""The SageMaker runtime API: InvokeEndpoint and InvokeEndpointWithResponseStream.
+"""The SageMaker runtime API: InvokeEndpoint, InvokeEndpointWithResponseStream; InvokeEndpointAsync begins here.
 
 POST /endpoints/{EndpointName}/invocations
 POST /endpoints/{EndpointName}/invocations-response-stream
+POST /endpoints/{EndpointName}/async-invocations     (torchmoor.api.async_runtime)
+GET  /endpoints/{EndpointName}                       (torchmoor.api.describe)
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import json
 from time import monotonic
 
+from torchmoor.api.async_runtime import AsyncOperation
+from torchmoor.api.describe import LOOKING, describe_endpoint
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import (
     ERROR_HEADER,
@@ -32,6 +36,7 @@ from torchmoor.api.validation import (
     check_members,
     not_there,
 )
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
     ApiError,
     MissingTargetModel,
@@ -51,7 +56,8 @@ PREFIX = b"/endpoints/"
 
 _WHOLE = b"invocations"
 _STREAMED = b"invocations-response-stream"
-_OPERATIONS = (_WHOLE, _STREAMED, b"async-invocations")
+_ASYNC = b"async-invocations"
+_OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 _CLIENT_CODES = frozenset(
     ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
 )
@@ -65,13 +71,14 @@ _STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
 class RuntimeApi:
     """Finds the operation of the runtime API that a request is for."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, service: AsyncInference | None = None) -> None:
+        """service: None if no endpoint takes asynchronous requests."""
         self._gateway = gateway
         timeouts = gateway.settings.timeouts
         max_body_bytes = gateway.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
-        self._operations: dict[bytes, RuntimeOperation] = {}
+        self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
             has_many = endpoint.settings.multi_model is not None
@@ -81,11 +88,24 @@ class RuntimeApi:
             self._operations[path + _STREAMED] = RuntimeOperation(
                 gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
             )
+            if service is not None and endpoint.name in service.endpoints:
+                self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
         """Who serves requests below /endpoints/."""
         operation = self._operations.get(path)
+        if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
+            return self._describe
         return self._refuse if operation is None or method != b"POST" else operation.invoke
+
+    def _describe(self, request: Request, request_id: bytes) -> Reply:
+        """How an endpoint does."""
+        name = request.path[len(PREFIX) :]
+        try:
+            ENDPOINT_NAME.check(name)
+            return describe_endpoint(self._gateway.get_endpoint(name.decode("ascii")))
+        except ApiError as error:
+            return runtime_error(error, request_id)
 
     def _refuse(self, request: Request, request_id: bytes) -> Reply:
         """Why a path or a method has no operation."""
@@ -97,11 +117,14 @@ class RuntimeApi:
             try:
                 ENDPOINT_NAME.check(name)
                 self._gateway.get_endpoint(name.decode("ascii"))
-                error = ValidationError(f"{operation.decode()} is not supported in this version.")
+                error = ValidationError(
+                    f"Endpoint {name.decode('ascii')} is not an asynchronous endpoint: its EndpointConfig has no "
+                    "AsyncInferenceConfig."
+                )
             except ApiError as unknown:
                 error = unknown
         known = self._operations.get(request.path)
-        if known is not None:
+        if isinstance(known, RuntimeOperation):
             known.count_refusal(error)
         return runtime_error(error, request_id)
 

@@ -6,9 +6,7 @@ import json
 
 from torchmoor.http.answer import Loss
 from torchmoor.http.eventstream import exception, payload_part
-
-ERROR_MARK = b"\x1e"  # record separator: never part of generated text
-MAX_HELD_BYTES = 65_536
+from torchmoor.http.marked_text import ERROR_MARK, MarkedText
 
 _TIMED_OUT = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
@@ -39,40 +37,7 @@ class PartEncoder:
         return stream_error("The instance ended the stream before the answer was complete.", _BROKEN)
 
 
-class _MarkedText:
-    """Plain text whose handler reports a late error as 0x1E and a JSON object at the very end.
-
-    The object may arrive in several pieces, so everything from the mark on is held back.
-    """
-
-    __slots__ = ("_held",)
-
-    def __init__(self) -> None:
-        self._held = b""
-
-    def _hold(self, piece: bytes) -> bytes:
-        """Hold back what may be an error; returns what is text in any case."""
-        if not self._held:
-            text, mark, rest = piece.partition(ERROR_MARK)
-            self._held = mark + rest
-            return text
-        self._held += piece
-        if len(self._held) <= MAX_HELD_BYTES:
-            return b""
-        held, self._held = self._held, b""
-        return held
-
-    def _take_held(self) -> tuple[bytes, str | None]:
-        """What was held back: text after all, or the handler's error."""
-        held, self._held = self._held, b""
-        try:
-            error = json.loads(held[1:])["error"]
-            return b"", f"{error['code']}: {error['message']}"
-        except (ValueError, KeyError, TypeError):
-            return held, None
-
-
-class TextPartEncoder(_MarkedText, PartEncoder):
+class TextPartEncoder(MarkedText, PartEncoder):
     """PartEncoder for plain text: a late error of the handler is a ModelStreamError."""
 
     __slots__ = ()
@@ -81,12 +46,12 @@ class TextPartEncoder(_MarkedText, PartEncoder):
         """One received piece, one frame, up to the mark."""
         if not self._held and ERROR_MARK not in piece:
             return payload_part(piece)
-        text = self._hold(piece)
+        text = self.take(piece)
         return payload_part(text) if text else b""
 
     def finish(self) -> bytes:
         """What was held back: the handler's error, or text after all."""
-        text, error = self._take_held()
+        text, error = self.end()
         if error is not None:
             return stream_error(error, _BROKEN)
         return payload_part(text) if text else b""
@@ -97,7 +62,7 @@ class TextPartEncoder(_MarkedText, PartEncoder):
         return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)
 
 
-class TextPassEncoder(_MarkedText):
+class TextPassEncoder(MarkedText):
     """Plain text that passes as it is: a late error of the handler breaks the connection, so that nobody takes the
     text for the whole answer, nor the error for text."""
 
@@ -105,11 +70,11 @@ class TextPassEncoder(_MarkedText):
 
     def encode(self, piece: bytes) -> bytes:
         """The piece itself, up to the mark."""
-        return piece if not self._held and ERROR_MARK not in piece else self._hold(piece)
+        return piece if not self._held and ERROR_MARK not in piece else self.take(piece)
 
     def finish(self) -> bytes | None:
         """What was held back, if it is text."""
-        text, error = self._take_held()
+        text, error = self.end()
         return text if error is None else None
 
     def fail(self, loss: Loss) -> None:

@@ -12,6 +12,9 @@ from torchmoor.http.head import Layout
 
 _NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of directories that the proxy is told of
+_EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
+_FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
 _SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
 
 
@@ -52,6 +55,32 @@ class Member:
             raise ValidationError(problem)
 
 
+@dataclass(frozen=True, slots=True)
+class NumberMember:
+    """A member that is a whole number."""
+
+    name: str
+    least: int
+    most: int
+
+    def find_problem(self, value: bytes) -> str | None:
+        """As of a `Member`."""
+        if not re.fullmatch(rb"[0-9]{1,9}", value):
+            shown = value[:64].decode("latin-1")
+            return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
+        problem = ""
+        if int(value) < self.least:
+            problem = f"have value greater than or equal to {self.least}"
+        elif int(value) > self.most:
+            problem = f"have value less than or equal to {self.most}"
+        if not problem:
+            return None
+        return (
+            f"1 validation error detected: Value '{int(value)}' at '{self.name}' failed to satisfy constraint: "
+            f"Member must {problem}"
+        )
+
+
 def _named(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
     return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
 
@@ -76,6 +105,15 @@ _CONTAINER = _PREFIX + b"target-container-hostname"
 _EXPLANATIONS = _PREFIX + b"enable-explanations"
 _COMPONENT = _PREFIX + b"inference-component"
 
+# Of InvokeEndpointAsync alone.
+SAGEMAKER_CONTENT_TYPE = _PREFIX + b"content-type"
+CUSTOM_ATTRIBUTES = _PREFIX + b"custom-attributes"
+INPUT_LOCATION = _PREFIX + b"inputlocation"
+OUTPUT_PATH_EXTENSION = _PREFIX + b"s3outputpathextension"
+FILENAME = _PREFIX + b"filename"
+REQUEST_TTL = _PREFIX + b"requestttlseconds"
+INVOCATION_TIMEOUT = _PREFIX + b"invocationtimeoutseconds"
+
 # What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
 NOT_THERE = {
     _CONTAINER: "has one container; leave TargetContainerHostname out.",
@@ -86,11 +124,11 @@ NOT_THERE = {
 # Checked where it is verified, which is once for each id and not once for each request.
 SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
 
-MEMBERS: dict[bytes, Member] = {
+MEMBERS: dict[bytes, Member | NumberMember] = {
     b"content-type": _ascii("contentType"),
     b"accept": _ascii("accept"),
     SAGEMAKER_ACCEPT: _ascii("accept"),
-    _PREFIX + b"custom-attributes": _ascii("customAttributes"),
+    CUSTOM_ATTRIBUTES: _ascii("customAttributes"),
     TARGET_MODEL: _printable("targetModel", 1024),
     TARGET_VARIANT: _named("targetVariant"),
     _CONTAINER: _named("targetContainerHostname"),
@@ -99,6 +137,12 @@ MEMBERS: dict[bytes, Member] = {
     _COMPONENT: _named("inferenceComponentName", pattern=_COMPONENT_NAME),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
+    SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
+    INPUT_LOCATION: Member("inputLocation", 1024, 1, re.compile(rb"(https|s3|file)://[\x21-\x7e]+"), _LOCATION),
+    OUTPUT_PATH_EXTENSION: Member("s3OutputPathExtension", 512, 1, re.compile(_EXTENSION), _EXTENSION.decode()),
+    FILENAME: Member("filename", 32, 1, re.compile(_FILENAME), _FILENAME.decode()),
+    REQUEST_TTL: NumberMember("requestTTLSeconds", 60, 21_600),
+    INVOCATION_TIMEOUT: NumberMember("invocationTimeoutSeconds", 1, 3_600),
 }
 
 

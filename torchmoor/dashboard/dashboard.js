@@ -226,10 +226,16 @@ function facts(instance) {
   return rows;
 }
 
+function progress(instance) {
+  if (instance.starting_s === null) return "";
+  const usual = instance.last_start_s === null ? "" : ` of about ${Math.round(instance.last_start_s)} s`;
+  return `, ${Math.round(instance.starting_s)} s${usual}`;
+}
+
 function showInstance(card, instance) {
   const state = part(card, "state");
   say(part(card, "name"), instance.name);
-  say(state, instance.state);
+  say(state, instance.state + progress(instance));
   setClass(state, `badge ${STATES[instance.state] ?? "bad"}`);
   if (instance.breaker !== "closed" && instance.state === "ready") {
     say(state, `breaker ${instance.breaker}`);
@@ -303,7 +309,7 @@ function complain(text) {
 function show(told) {
   say($("about"), `version ${told.version} · up for ${span(told.uptime_s)} · ${new Date(told.time * 1000).toLocaleTimeString()}`);
   const ready = told.instances.filter((instance) => instance.state === "ready" && instance.breaker === "closed").length;
-  const dead = told.variants.filter((variant) => !variant.ready);
+  const dead = told.variants.filter((variant) => !variant.ready && variant.desired !== 0);
   say(
     $("health"),
     dead.length ? `no instance ready for ${dead.map((each) => each.endpoint).join(", ")}` : `${ready} of ${told.instances.length} instances ready`

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from torchmoor.dashboard.history import INTERVAL_S, VariantHistory
 from torchmoor.dashboard.statuses import InstanceStatuses
-from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.metrics import Traffic
@@ -116,6 +116,7 @@ class Dashboard:
             "strategy": variant.settings.routing_strategy,
             "instances": len(members),
             "ready": sum(instance.is_ready for instance in members),
+            "desired": None if variant.scale is None else variant.scale.desired,
             "invocations": metrics.invocations,
             "client_errors": metrics.client_errors,
             "server_errors": metrics.server_errors,
@@ -127,6 +128,24 @@ class Dashboard:
             "waiting": history.traffic.num_waiting,
             **history.describe(),
         }
+
+
+def describe_scaling(registry: Registry) -> list[dict[str, Any]]:
+    """Variants whose instances are started and stopped as they are needed: how many, and for what."""
+    return [
+        {
+            "endpoint": variant.endpoint,
+            "variant": variant.name,
+            "min_capacity": scaling.min_capacity,
+            "max_capacity": scaling.max_capacity,
+            "desired": scaling.initial_count if variant.scale is None else variant.scale.desired,
+            "backlog": 0 if variant.scale is None else variant.scale.backlog,
+            "last_start_s": _rounded(variant.last_start_s),
+        }
+        for endpoint in registry.endpoints()
+        for variant in endpoint.variants
+        if (scaling := variant.settings.scaling) is not None
+    ]
 
 
 def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
@@ -148,6 +167,8 @@ def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
         "breaker": instance.breaker.state.value,
         "failures_in_a_row": instance.breaker.num_failures,
         "share": round(instance.share, 3),
+        "starting_s": _starting_s(instance),
+        "last_start_s": _rounded(registry.variant_of(instance).last_start_s),
         "idle_connections": len(instance.idle),
     }
 
@@ -157,3 +178,14 @@ def _answering(text: str, kind: str) -> Any:
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return answer
+
+
+def _starting_s(instance: Instance) -> float | None:
+    """For how long it has been starting; None if it is not, or is not ours."""
+    if instance.state is not InstanceState.STARTING or instance.started_at is None:
+        return None
+    return _rounded(time.monotonic() - instance.started_at)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)

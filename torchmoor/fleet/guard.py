@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.1
+ASYNC_FOLDER = "async"  # asynchronous requests and their results: nobody's to remove but the user's
+LOCK_FILE = ".lock"  # held by a launcher and its guards: whoever has it is alone here
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders, for this fleet's lifetime; never an operator's own
 
 
@@ -54,7 +56,8 @@ def _clean_up(folder: Path) -> None:
     """Remove the instance's folder and, if it was the fleet's last, what the fleet shared."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER}:
+        if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, LOCK_FILE}:
+            (folder.parent / LOCK_FILE).unlink(missing_ok=True)
             shutil.rmtree(folder.parent / JOURNAL_FOLDER, ignore_errors=True)
             folder.parent.rmdir()
 

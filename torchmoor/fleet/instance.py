@@ -6,6 +6,7 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
@@ -13,6 +14,8 @@ from typing import Any
 
 from torchmoor.fleet.breaker import Breaker, BreakerState
 from torchmoor.settings import ALL_TRAFFIC, RecoverySettings
+
+INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
 
 class InstanceState(Enum):
@@ -71,6 +74,7 @@ class Instance:
     breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
     elsewhere: how many of the outstanding are other processes' of this host; 0 unless there are several.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
+    started_at: when its process was started, in monotonic seconds; None where somebody else has done that.
     """
 
     __slots__ = (
@@ -91,6 +95,7 @@ class Instance:
         "share",
         "on_load",
         "idle",
+        "started_at",
     )
 
     def __init__(
@@ -106,6 +111,7 @@ class Instance:
         metrics_port: int | None = None,
         capacity: int = 64,
         state: InstanceState = InstanceState.STARTING,
+        started_at: float | None = None,
     ) -> None:
         self.name = name
         self.endpoint = endpoint
@@ -124,6 +130,7 @@ class Instance:
         self.share = 1.0
         self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
+        self.started_at = started_at
 
     @property
     def is_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""Starts TorchServe instances on this host, restarts those that die, and stops them all.
+"""Starts TorchServe instances on this host, restarts those that die, and stops one or all of them.
 
 An instance keeps its name through restarts, so that session ids go on pointing to it. The registry learns of each
 instance here; whether it is ready is the health checker's to say.
@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from torchmoor.fleet import guard
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.ports import find_free_ports, is_free
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
     PORTS_PER_INSTANCE,
     InstanceSpec,
@@ -33,6 +35,7 @@ from torchmoor.fleet.torchserve import (
     find_load_failure,
     prepare,
 )
+from torchmoor.settings import ALL_TRAFFIC
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,7 @@ POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 NUM_LOG_LINES = 15
+LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its guards give their instances
 NUM_REMOVERS = 8  # threads that delete what an instance leaves
 
 
@@ -67,6 +71,7 @@ class Launch:
     endpoint: str
     archive: str
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
+    variant: str = ALL_TRAFFIC
 
 
 class Launcher:
@@ -89,8 +94,8 @@ class Launcher:
         self._starting = asyncio.Semaphore(settings.max_starting)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
-        self._supervisors: list[asyncio.Task[None]] = []
-        self._folders: list[Path] = []
+        self._supervisors: dict[str, asyncio.Task[None]] = {}
+        self._lock = RunLock(settings.run_dir, timeout_s=settings.stop_grace_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
         return self
@@ -102,24 +107,49 @@ class Launcher:
 
     async def start(self, launches: Sequence[Launch]) -> None:
         """Start all and wait until each is ready. Raises LaunchError at the first that does not come up."""
-        for launch in launches:
-            if not (self._settings.torchserve.model_store / launch.archive).exists():
-                store = self._settings.torchserve.model_store
-                raise LaunchError(f"there is no {launch.archive} in {store}; build it with make archives")
-        firsts = [asyncio.get_running_loop().create_future() for _ in launches]
-        for launch, first in zip(launches, firsts, strict=True):
-            self._supervisors.append(asyncio.create_task(self._supervise(launch, first)))
-        await asyncio.gather(*firsts)
+        self.check(launches)
+        await asyncio.gather(*[self.begin(launch) for launch in launches])
+
+    def check(self, launches: Sequence[Launch]) -> None:
+        """Raise LaunchError unless there is an archive for each."""
+        check_archives(self._settings.torchserve.model_store, launches)
+
+    def begin(self, launch: Launch) -> asyncio.Future[None]:
+        """Have an instance run from now on, until `end`; its name is one that does not run.
+
+        The future is done when the instance is ready for the first time; or it raises LaunchError, and then nothing
+        runs, though the instance is known until `end`.
+        """
+        assert launch.name not in self._supervisors
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        supervisor = asyncio.create_task(self._supervise(launch, first))
+        supervisor.add_done_callback(lambda _: first.cancel())
+        self._supervisors[launch.name] = supervisor
+        return first
+
+    async def end(self, name: str) -> None:
+        """Stop an instance for good; nothing is sent there from now on, and nothing of it is left afterwards."""
+        supervisor = self._supervisors[name]
+        supervisor.cancel()
+        if self._registry.find(name) is not None:
+            self._registry.dismiss(name)
+        await asyncio.gather(supervisor, return_exceptions=True)
+        if self._registry.find(name) is not None:  # it was just being added
+            self._registry.dismiss(name)
+        await self._stop(name)
+        await asyncio.to_thread(_remove, self._folder(name))
+        del self._supervisors[name]
 
     async def stop(self) -> None:
         """Stop every instance and wait until nothing of it is left."""
         self._is_stopping = True
-        for supervisor in self._supervisors:
+        for supervisor in self._supervisors.values():
             supervisor.cancel()
-        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        await asyncio.gather(*self._supervisors.values(), return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
-        for folder in [*self._folders, self._settings.run_dir / guard.JOURNAL_FOLDER]:
-            await asyncio.to_thread(_remove, folder)
+        for name in [*self._supervisors, guard.JOURNAL_FOLDER]:
+            await asyncio.to_thread(_remove, self._folder(name))
+        self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
 
@@ -160,14 +190,16 @@ class Launcher:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._settings.max_backoff_s)
 
+    def _folder(self, name: str) -> Path:
+        return self._settings.run_dir / name
+
     def _plan(self, launch: Launch) -> InstanceSpec:
-        folder = self._settings.run_dir / launch.name
-        self._folders.append(folder)
         return InstanceSpec(
             name=launch.name,
             endpoint=launch.endpoint,
+            variant=launch.variant,
             archive=launch.archive,
-            folder=folder,
+            folder=self._folder(launch.name),
             ports=(),
             gpu=launch.gpu,
             environment=self._environment,
@@ -181,6 +213,7 @@ class Launcher:
         return dataclasses.replace(spec, ports=tuple(find_free_ports(PORTS_PER_INSTANCE)))
 
     async def _start(self, spec: InstanceSpec) -> None:
+        lock = await self._lock.take(self._report)
         if spec.log_file.is_file():  # a new one for this start; the last one's stays to be read
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
@@ -196,21 +229,28 @@ class Launcher:
                 cwd=spec.folder / "work",
                 env=environment(spec, settings),
                 start_new_session=True,
+                pass_fds=(lock,),
             )
         self._registry.add(
             Instance(
                 name=spec.name,
                 endpoint=spec.endpoint,
+                variant=spec.variant,
                 model=spec.model,
                 port=spec.ports[0],
                 management_port=spec.ports[1],
                 metrics_port=spec.ports[2],
                 capacity=self._settings.capacity,
+                started_at=time.monotonic(),
             )
         )
 
     async def _until_ready(self, spec: InstanceSpec) -> None:
         """Raises LaunchError, with the end of the log, if the instance dies or takes too long."""
+        variant = self._registry.get_endpoint(spec.endpoint).find_variant(spec.variant)
+        assert variant is not None  # the instance was added to it
+        last_s = variant.last_start_s
+        usual = "" if last_s is None else f" (the last start took {last_s:.1f} s)"
         loop = asyncio.get_running_loop()
         began = reported = loop.time()
         while self._state(spec.name) not in (InstanceState.READY, InstanceState.DRAINING):
@@ -226,8 +266,11 @@ class Launcher:
                 )
             if now - reported >= PROGRESS_INTERVAL_S:
                 reported = now
-                self._report(f"{spec.name} loading its model, {now - began:.0f} s")
-        self._report(f"{spec.name} ready after {loop.time() - began:.1f} s")
+                self._report(f"{spec.name} loading its model, {now - began:.0f} s{usual}")
+        variant.last_start_s = loop.time() - began
+        if (instance := self._registry.find(spec.name)) is not None:
+            self._registry.refresh(instance)  # so that other processes hear of it
+        self._report(f"{spec.name} ready after {variant.last_start_s:.1f} s")
 
     async def _until_broken(self, spec: InstanceSpec) -> None:
         """Returns when the process has ended, or has been down for so long that it will not mend itself."""
@@ -249,8 +292,9 @@ class Launcher:
         return None if instance is None else instance.state
 
     async def _stop(self, name: str) -> None:
-        """Close the guard's pipe and wait for it; SIGKILL if even that does not help."""
-        process = self._processes.pop(name, None)
+        """Close the guard's pipe and wait for it; SIGKILL if even that does not help. Whoever is cancelled in this
+        leaves it to be done again."""
+        process = self._processes.get(name)
         if process is None:
             return
         assert process.stdin is not None
@@ -264,6 +308,14 @@ class Launcher:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        self._processes.pop(name, None)
+
+
+def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
+    """Raise LaunchError unless there is an archive for each."""
+    for launch in launches:
+        if not (model_store / launch.archive).exists():
+            raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
 
 
 def _remove(folder: Path) -> None:

@@ -93,7 +93,11 @@ class Recovery:
         """An instance came, went, or changed its state."""
         name = instance.name
         if self._registry.find(name) is not instance:
-            if self._known.pop(name, None) is not None:
+            if self._known.pop(name, None) is None:
+                return
+            if instance.state is InstanceState.DRAINING:  # it was let go, and who comes under its name is new
+                self._have_failed.discard(name)
+            else:
                 self._have_failed.add(name)
             return
         if self._known.get(name) is not instance:

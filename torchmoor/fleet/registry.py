@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -17,14 +18,22 @@ from torchmoor.settings import EndpointSettings, MultiModelSettings, VariantSett
 logger = logging.getLogger(__name__)
 
 
+class Scale(NamedTuple):
+    """The autoscaler's last look at a variant: how many instances it wants, and for how much work."""
+
+    desired: int
+    backlog: int
+
+
 class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
     opens_sessions: a client has opened one, so that it matters how many more its instances can take. models: which of
-    them hold which of many models; None where they serve one.
+    them hold which of many models; None where they serve one. last_start_s: what an instance took, when one was last
+    started, until it was ready; None while nobody has measured it. scale: None where nobody changes their number.
     """
 
-    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models")
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models", "last_start_s", "scale")
 
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
         self.settings = settings
@@ -32,6 +41,8 @@ class Variant:
         self.endpoint = endpoint
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
+        self.last_start_s: float | None = None
+        self.scale: Scale | None = None
         self.models: Placement | None = None
         if multi_model is not None:
             self.models = Placement(
@@ -62,12 +73,35 @@ class Endpoint:
                 return variant
         return None
 
+    def find_variant_of(self, instance: str) -> Variant | None:
+        """The variant whose instance has, had or would have that name, as far as that is known."""
+        for variant in self.variants:
+            if variant.pool.find(instance) is not None:
+                return variant
+        stem = instance.rpartition("-")[0]
+        for variant in self.variants:
+            if variant.settings.scaling is not None and stem == name_stem(self.settings, variant.settings):
+                return variant
+        return None
+
     def has_ready_instance(self) -> bool:
         """True if at least one instance may be sent new work."""
         return any(instance.is_ready for instance in self.instances)
 
+    def can_serve(self) -> bool:
+        """True if a request that comes now is served, though perhaps by an instance that is started for it."""
+        return self.has_ready_instance() or any(
+            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
+            for variant in self.variants
+        )
+
     def __repr__(self) -> str:
         return f"<Endpoint {self.name} {self.instances!r}>"
+
+
+def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
+    """What the names of a variant's instances begin with where they are started as they are needed."""
+    return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
 
 
 class Registry:

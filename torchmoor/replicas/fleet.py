@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 
 from torchmoor.admin import AdminServer
+from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.app import Proxy, admin_url, runtime_url
+from torchmoor.async_parts import make_async_inference
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import check_replaceable, make_tls, reload_tls
 from torchmoor.errors import ConfigError
@@ -31,7 +34,7 @@ from torchmoor.replicas.link import Assignment, Message, describe, write_status
 from torchmoor.replicas.port import reserve
 from torchmoor.replicas.process import Process
 from torchmoor.replicas.share import share_of
-from torchmoor.replicas.totals import Totals
+from torchmoor.replicas.totals import Totals, VariantTotal
 from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class ReplicaFleet:
         self.health = HealthChecker(registry, settings.health, self._on_tick)
         self.operations = Operations()
         self.status = StatusPoller(registry, settings.health, self.operations, self)
+        self.async_inference = make_async_inference(settings, registry, self.totals.variants, None)
         self._statuses: dict[str, Message] = {}  # the last of each instance, for processes to come
         self._settings = settings
         self._uses_counts = uses_counts
@@ -72,6 +76,7 @@ class ReplicaFleet:
         self._speaking: Process | None = None  # whose word is being passed on to the others
         self._counts: SharedCounts | None = None
         self._reports: dict[int, asyncio.Event] = {}
+        self._wake: Callable[[], None] | None = None
         self._stack = AsyncExitStack()
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
@@ -89,6 +94,8 @@ class ReplicaFleet:
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.operations)
             await stack.enter_async_context(self.status)
+            if self.async_inference is not None:
+                await stack.enter_async_context(self.async_inference)
             scraper = await stack.enter_async_context(MetricsScraper(self.registry))
             totals = self.totals
             log = totals.log if self._settings.observe.access_log else None
@@ -103,6 +110,7 @@ class ReplicaFleet:
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
+                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
                 token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
@@ -202,6 +210,16 @@ class ReplicaFleet:
         self._counts.refresh()
         return not instance.outstanding
 
+    # Front, for torchmoor.fleet.autoscaler, too: is_idle and refresh
+
+    def traffic(self) -> list[VariantTotal]:
+        """What the clients of each variant did when `refresh` last asked."""
+        return self.totals.variants
+
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Have it called when a request waits, at any process, for an instance to be started."""
+        self._wake = wake
+
     # Numbers
 
     async def refresh(self) -> None:
@@ -247,6 +265,7 @@ class ReplicaFleet:
             "facts": describe(instance),
             "state": instance.state.value,
             "slot": self._slot_of(instance),
+            "last_start_s": self.registry.variant_of(instance).last_start_s,
         }
 
     def on_asked(self, instance: Instance) -> None:
@@ -275,6 +294,10 @@ class ReplicaFleet:
         """Act on what a process has found out, and let the others know."""
         if message["kind"] == "report":
             self._take_report(process, message["report"])
+            return
+        if message["kind"] == "held":
+            if self._wake is not None:
+                self._wake()
             return
         instance = self.registry.find(message["name"])
         if instance is None:

@@ -2,7 +2,7 @@
 
 Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, credentials,
 reload_tls, reopen_log, stop.
-Process to parent: ready, failed, down, suspect, expecting, breaker, report.
+Process to parent: ready, failed, down, suspect, expecting, breaker, held, report.
 Either notices the other's end by the end of the socket, however it came.
 """
 
@@ -92,7 +92,10 @@ def from_text(text: str) -> Any:
     return pickle.loads(base64.b64decode(text))
 
 
-_FACTS = ("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port", "capacity")
+_FACTS = (
+    *("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port"),
+    *("capacity", "started_at"),  # the monotonic clock is the host's
+)
 
 
 def describe(instance: Instance) -> Message:

@@ -43,7 +43,8 @@ class Replica:
         self._assignment = assignment
         self._link = link
         self.registry = Registry(settings.endpoints)
-        self._plane = DataPlane(settings, self.registry, self._suspect)
+        # One process works for all: what an instance is sent at a time is counted in one place.
+        self._plane = DataPlane(settings, self.registry, self._suspect, has_async_workers=assignment.row == 0)
         self._counts = SharedCounts(assignment.counts, num_rows=assignment.num_rows, row=assignment.row)
         self._waiting: list[WaitingElsewhere] = []
         self._is_obeying = False  # what changes now is the parent's doing, and need not be told it
@@ -59,6 +60,7 @@ class Replica:
     async def start(self) -> None:
         """Everything but the listener."""
         await self._plane.start(self._stack)
+        self._plane.on_need(lambda: self._link.send("held"))
         loop = asyncio.get_running_loop()
         assignment = self._assignment
         if assignment.uses_counts:
@@ -123,6 +125,9 @@ class Replica:
             self.registry.add(instance)
             self._counts.attach(instance, message["slot"])
         self.registry.set_state(facts["name"], state)
+        known = self.registry.find(facts["name"])
+        if known is not None:
+            self.registry.variant_of(known).last_start_s = message["last_start_s"]
 
     def _take_holdings(self, message: Message) -> None:
         """What an instance has room for, holds, or will hold soon."""

@@ -39,4 +39,12 @@ def _share_of_endpoint(endpoint: EndpointSettings, processes: int) -> EndpointSe
         late = replace(late, max_waiting=max(1, -(-late.max_waiting // processes)))
     if many is not None:  # each process counts its own requests for a model
         many = replace(many, hot_outstanding=max(1, -(-many.hot_outstanding // processes)))
-    return replace(endpoint, late_binding=late, multi_model=many)
+    variants = tuple(
+        variant
+        if variant.scaling is None
+        else replace(
+            variant, scaling=replace(variant.scaling, max_held=max(1, -(-variant.scaling.max_held // processes)))
+        )
+        for variant in endpoint.variants
+    )
+    return replace(endpoint, late_binding=late, multi_model=many, variants=variants)

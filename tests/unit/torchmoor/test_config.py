@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from torchmoor.config import MAX_FILE_BYTES, Configuration, parse, read_file
 from torchmoor.errors import ConfigError
+from torchmoor.scaling_settings import LaunchSettings, ScalingSettings, StepScaling, TargetTracking
 from torchmoor.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 
-DOCS = Path(__file__).parents[3] / "docs" / "routing.md"
+ROOT_DOCS = Path(__file__).parents[3] / "docs"
+DOCS = ROOT_DOCS / "routing.md"
 KEYS = "k1:" + "ab" * 16
 SMALL: dict[str, Any] = {
     "Endpoints": [
@@ -233,3 +235,148 @@ def test_anything_else_is_a_config_error_too(content: object) -> None:
     """No content ends in a traceback."""
     with pytest.raises(ConfigError):
         parse(content)
+
+
+RESOURCE = "endpoint/chat/variant/v"
+
+
+def test_autoscaling_example_in_the_docs_says_what_is_the_default() -> None:
+    """Whole, with the published numbers."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT_DOCS / "autoscaling.md").read_text(), re.DOTALL)
+
+    configuration = parse(yaml.safe_load(text), session_keys=KEYS)
+
+    assert configuration.proxy.endpoints[0].variants[0].scaling == ScalingSettings()
+    assert configuration.launch == LaunchSettings()
+
+
+TRACKING = {"TargetValue": 2.0, "ScaleInCooldown": 30, "ScaleOutCooldown": 20}
+STEP = {
+    "AdjustmentType": "ChangeInCapacity",
+    "Cooldown": 10,
+    "StepAdjustments": [{"MetricIntervalLowerBound": 0, "ScalingAdjustment": 2}],
+}
+
+
+def scaled(**entry: object) -> dict[str, Any]:
+    """SMALL without instances, with Autoscaling instead; None deletes a key of its entry."""
+    content = changed("Instances", None)
+    given = {"ResourceId": RESOURCE, "MinCapacity": 0, "MaxCapacity": 3, **entry}
+    content["Autoscaling"] = [{key: value for key, value in given.items() if value is not None}]
+    return content
+
+
+def test_autoscaling_has_the_published_policies_unless_it_says_others() -> None:
+    """In Application Auto Scaling's own words; a file that has it needs no instances."""
+    default = parse(scaled())
+    own = parse(
+        scaled(
+            ServiceNamespace="sagemaker",
+            ScalingPolicies=[
+                {"PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": TRACKING},
+                {"PolicyName": "wake", "PolicyType": "StepScaling", "StepScalingPolicyConfiguration": STEP},
+            ],
+            max_hold_s=20,
+        )
+    )
+
+    assert default.instances == ()
+    assert default.proxy.endpoints[0].variants[0].scaling == ScalingSettings(max_capacity=3)
+    assert own.proxy.endpoints[0].variants[0].scaling == ScalingSettings(
+        max_capacity=3,
+        tracking=TargetTracking(target=2, scale_in_cooldown_s=30, scale_out_cooldown_s=20),
+        step=StepScaling(num_instances=2, cooldown_s=10),
+        max_hold_s=20,
+    )
+
+
+@pytest.mark.parametrize(("given", "least", "count"), [(0, 0, 0), (None, 0, 0), (2, 0, 2), (None, 1, 1)])
+def test_initial_instance_count_may_be_none(given: int | None, least: int, count: int) -> None:
+    """0, which the service's own model refuses, starts with no instance; left out, it is MinCapacity."""
+    content = scaled(MinCapacity=least)
+    if given is not None:
+        content["Endpoints"][0]["EndpointConfig"]["ProductionVariants"][0]["InitialInstanceCount"] = given
+
+    scaling = parse(content).proxy.endpoints[0].variants[0].scaling
+
+    assert scaling is not None
+    assert scaling.initial_count == count
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"ResourceId": "endpoint/other/variant/v"}, "ResourceId must be one of endpoint/chat/variant/v, not"),
+        ({"MinCapacity": None}, r"Autoscaling\[0\].MinCapacity is missing"),
+        ({"MaxCapacity": "3"}, "Invalid type for parameter MaxCapacity"),
+        ({"MaxCapacity": 0}, "MaxCapacity must be 1 or more, not 0"),
+        ({"Policies": []}, "unknown key 'Policies'"),
+        ({"ScalableDimension": "ecs:service:DesiredCount"}, "ScalableDimension must be sagemaker:variant"),
+        ({"max_hold_s": True}, "max_hold_s must be a number, not True"),
+        ({"max_hold_s": 0}, "max_hold_s must be positive"),
+        ({"ScalingPolicies": {}}, "ScalingPolicies must be a list"),
+        ({"ScalingPolicies": []}, "MinCapacity 0 needs a StepScaling policy"),
+        ({"ScalingPolicies": [{"PolicyType": "StepScaling"}]}, "the configuration of that name"),
+        (
+            {"ScalingPolicies": [{"PolicyType": "StepScaling", "TargetTrackingScalingPolicyConfiguration": TRACKING}]},
+            "the configuration of that name",
+        ),
+        (
+            {"ScalingPolicies": [{"PolicyType": "StepScaling", "StepScalingPolicyConfiguration": STEP}] * 2},
+            "there is a StepScaling policy already",
+        ),
+        (
+            {
+                "ScalingPolicies": [
+                    {
+                        "PolicyType": "StepScaling",
+                        "StepScalingPolicyConfiguration": {**STEP, "AdjustmentType": "PercentChangeInCapacity"},
+                    }
+                ]
+            },
+            "AdjustmentType must be ChangeInCapacity or ExactCapacity",
+        ),
+        (
+            {
+                "ScalingPolicies": [
+                    {
+                        "PolicyType": "StepScaling",
+                        "StepScalingPolicyConfiguration": {
+                            **STEP,
+                            "StepAdjustments": [{"MetricIntervalLowerBound": 1, "ScalingAdjustment": 1}],
+                        },
+                    }
+                ]
+            },
+            "StepAdjustments must have one for the interval from 0",
+        ),
+        (
+            {
+                "ScalingPolicies": [
+                    {
+                        "PolicyType": "TargetTrackingScaling",
+                        "TargetTrackingScalingPolicyConfiguration": {
+                            **TRACKING,
+                            "CustomizedMetricSpecification": {"MetricName": "CPUUtilization"},
+                        },
+                    }
+                ]
+            },
+            "the metric must be ApproximateBacklogSizePerInstance",
+        ),
+    ],
+)
+def test_autoscaling_that_cannot_work_is_refused(entry: dict[str, object], message: str) -> None:
+    """With the place and the value."""
+    with pytest.raises(ConfigError, match=message):
+        parse(scaled(**entry))
+
+
+def test_autoscaling_and_instances_of_one_variant_exclude_each_other() -> None:
+    """Who counts instances must know them all."""
+    with pytest.raises(ConfigError, match="has Autoscaling, which starts its instances"):
+        parse({**scaled(), "Instances": SMALL["Instances"]})
+    with pytest.raises(ConfigError, match="given twice"):
+        parse({**scaled(), "Autoscaling": scaled()["Autoscaling"] * 2})
+    with pytest.raises(ConfigError, match="Autoscaling must be a list of one or more"):
+        parse({**scaled(), "Autoscaling": []})

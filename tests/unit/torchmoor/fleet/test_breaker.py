@@ -169,6 +169,17 @@ def test_instance_that_was_down_comes_back_slowly() -> None:
     assert first.share == 0.1
 
 
+def test_instance_that_was_let_go_comes_back_at_once() -> None:
+    """It has not failed: the fleet needed fewer for a while, and needs this one now."""
+    registry, _, (_, second) = make(2, Clock())
+    registry.drain("i1")
+    registry.dismiss("i1")
+
+    again = start(registry, "i1")
+
+    assert (second is again, again.share) == (False, 1.0)
+
+
 def test_instance_that_goes_down_starts_with_a_closed_breaker() -> None:
     """Probes have judged it, and will judge it again."""
     registry, recovery, (bad, _) = make(2, Clock())

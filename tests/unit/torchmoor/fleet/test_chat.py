@@ -254,9 +254,10 @@ def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, pict
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:
     """A laptop without AWS talks to a local proxy."""
-    client = make_client(runtime.url)
+    client, credentials = make_client(runtime.url)
 
     assert client.meta.region_name == "us-east-1"
+    assert credentials.access_key
 
 
 def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,10 +266,10 @@ def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
 
-    client = make_client(runtime.url)
+    client, credentials = make_client(runtime.url)
 
     assert client.meta.region_name == "eu-west-1"
-    assert client._request_signer._credentials.access_key == "AKIAMINE"
+    assert client._request_signer._credentials.access_key == credentials.access_key == "AKIAMINE"
 
 
 def test_a_directory_is_no_image(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from torchmoor import cli
 from torchmoor.chat import ChatError, ChatOptions
 from torchmoor.cli import main
+from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.up import UpOptions
 
 
 def invoke(*arguments: str) -> Result:
@@ -62,6 +65,71 @@ def test_late_binding_asks_for_a_capacity() -> None:
 
     assert result.exit_code == 2
     assert "--late-binding needs --capacity" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "numbers"),
+    [
+        ((), None),
+        (("--instances", "3"), None),
+        (("--min-instances", "0"), (0, 1, 0)),
+        (("--min-instances", "2"), (2, 2, 2)),
+        (("--max-instances", "4"), (1, 4, 1)),
+        (("--instances", "2", "--max-instances", "4"), (1, 4, 2)),
+        (("--instances", "0", "--max-instances", "4"), (0, 4, 0)),
+        (("--min-instances", "0", "--instances", "3"), (0, 3, 3)),
+    ],
+)
+def test_numbers_of_instances_follow_from_one_another(
+    arguments: tuple[str, ...], numbers: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least, the most and the first; none of them said means one that stays."""
+    given: list[UpOptions] = []
+
+    async def take(options: UpOptions, *_: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr(cli, "run_up", take)
+
+    assert invoke("up", *arguments).exit_code == 0
+
+    scaling = given[0].scaling
+    found = None if scaling is None else (scaling.min_capacity, scaling.max_capacity, scaling.initial_count)
+    assert found == numbers
+
+
+def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was added stays for 300 s, or for the scale-in cool-down if that is less."""
+    given: list[UpOptions] = []
+
+    async def take(options: UpOptions, *_: object) -> None:
+        given.append(options)
+
+    monkeypatch.setattr(cli, "run_up", take)
+
+    assert invoke("up", "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9").exit_code == 0
+
+    assert given[0].scaling == ScalingSettings(
+        tracking=TargetTracking(scale_in_cooldown_s=7, scale_out_cooldown_s=7),
+        step=StepScaling(cooldown_s=7),
+        max_hold_s=9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--instances", "0"), "--instances 0 needs --min-instances 0"),
+        (("--min-instances", "3", "--max-instances", "2"), "MaxCapacity must be 3 or more"),
+        (("--max-instances", "2", "--instances", "3"), "InitialInstanceCount must be from"),
+    ],
+)
+def test_numbers_of_instances_that_contradict_each_other_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    """Before anything starts."""
+    result = invoke("up", *arguments)
+
+    assert result.exit_code != 0
+    assert said in result.stderr
 
 
 def test_a_missing_archive_is_an_error_with_the_remedy(tmp_path: Path) -> None:

@@ -131,6 +131,53 @@ def test_a_fleet_starts_is_registered_and_leaves_nothing(host: Host) -> None:
     assert not host.run_dir.exists()
 
 
+def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None:
+    """The others go on; of the one that ended there is no process, no folder and no drain; how long the last start took
+    is known."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            await launcher.start(launches(2))
+            first = host.jvm("llava-0")
+            registry.drain("llava-0")
+
+            await launcher.end("llava-0")
+
+            assert not is_running(first)
+            assert not (host.run_dir / "llava-0").exists()
+            assert [instance.name for instance in registry.instances()] == ["llava-1"]
+            await launcher.begin(launches(1)[0])
+            assert all(instance.is_ready for instance in registry.instances())
+            last_start_s = registry.get_endpoint("llava").variants[0].last_start_s
+            assert last_start_s is not None
+            assert 0 < last_start_s < DEADLINE_S
+
+    run(scenario())
+
+    assert not host.run_dir.exists()
+
+
+def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host) -> None:
+    """Whoever waits for it is told, and nothing of it is left."""
+
+    async def scenario() -> None:
+        async with host.launcher() as (launcher, registry):
+            starting = launcher.begin(launches(1)[0])
+            await until(lambda: bool(registry.instances()))
+            await launcher.end("llava-0")
+            assert starting.cancelled()
+
+            host.crashes = True
+            with pytest.raises(LaunchError):
+                await launcher.begin(launches(1)[0])
+            await launcher.end("llava-0")
+
+            assert not registry.instances()
+            assert not (host.run_dir / "llava-0").exists()
+
+    run(scenario())
+
+
 def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
     """Session ids carry the name: they point to the restarted instance, and nobody has to learn new ports."""
 

@@ -1,0 +1,219 @@
+"""Register a SageMaker endpoint's scaling policies with Application Auto Scaling, or remove them.
+
+python scripts/register_autoscaling.py --config torchmoor.yaml             all entries of its group Autoscaling
+python scripts/register_autoscaling.py --endpoint llava --variant AllTraffic    the published policies: 0 to 1 instances
+python scripts/register_autoscaling.py --endpoint llava --dry-run          print the requests and send none
+python scripts/register_autoscaling.py --endpoint llava --delete           remove the alarm, the policies and the target
+
+Credentials and region come from the usual places of AWS's tools. May be run again: the same names are written over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import yaml
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from torchmoor.errors import ConfigError
+from torchmoor.scaling_config import (
+    DIMENSION,
+    NAMESPACE,
+    STEP_METRIC,
+    TRACKED_METRIC,
+    read_autoscaling,
+    resource_of,
+)
+from torchmoor.scaling_settings import ScalingSettings, TargetTracking
+
+AUTOSCALING, CLOUDWATCH = "application-autoscaling", "cloudwatch"
+PERIOD_S = 60
+MISSING = (
+    "No scaling policy found",
+    "No scalable target found",
+)  # AWS's words; servers that stand for it vary the code
+CONFIG = Config(connect_timeout=10, read_timeout=30, retries={"mode": "standard", "max_attempts": 4})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to AWS."""
+
+    service: str
+    operation: str
+    parameters: dict[str, Any]
+
+
+def register(endpoint: str, variant: str, settings: ScalingSettings) -> Iterator[Call]:
+    """The requests that register a variant's limits and policies, in order; the alarm acts on the policy before it."""
+    names = {
+        "ServiceNamespace": NAMESPACE,
+        "ResourceId": resource_of(endpoint, variant),
+        "ScalableDimension": DIMENSION,
+    }
+    limits = {"MinCapacity": settings.min_capacity, "MaxCapacity": settings.max_capacity}
+    yield Call(AUTOSCALING, "register_scalable_target", {**names, **limits})
+    tracking, step = settings.tracking, settings.step
+    if tracking is not None:
+        configuration = {
+            "TargetValue": float(tracking.target),
+            "CustomizedMetricSpecification": {**_metric(TRACKED_METRIC, endpoint), "Statistic": "Average"},
+            "ScaleInCooldown": int(tracking.scale_in_cooldown_s),
+            "ScaleOutCooldown": int(tracking.scale_out_cooldown_s),
+            "DisableScaleIn": not tracking.can_scale_in,
+        }
+        policy = {"PolicyName": _policy_name(TRACKED_METRIC, endpoint, variant), "PolicyType": "TargetTrackingScaling"}
+        yield Call(
+            AUTOSCALING,
+            "put_scaling_policy",
+            {**policy, **names, "TargetTrackingScalingPolicyConfiguration": configuration},
+        )
+    if step is not None:
+        configuration = {
+            "AdjustmentType": "ChangeInCapacity",
+            "MetricAggregationType": "Average",
+            "Cooldown": int(step.cooldown_s),
+            "StepAdjustments": [{"MetricIntervalLowerBound": 0.0, "ScalingAdjustment": step.num_instances}],
+        }
+        policy = {"PolicyName": _policy_name(STEP_METRIC, endpoint, variant), "PolicyType": "StepScaling"}
+        yield Call(
+            AUTOSCALING, "put_scaling_policy", {**policy, **names, "StepScalingPolicyConfiguration": configuration}
+        )
+        alarm = {
+            "AlarmName": _policy_name(STEP_METRIC, endpoint, variant),
+            **_metric(STEP_METRIC, endpoint),
+            "Statistic": "Average",
+            "Period": PERIOD_S,
+            "EvaluationPeriods": 2,
+            "DatapointsToAlarm": 2,
+            "Threshold": 1.0,
+            "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+            "TreatMissingData": "missing",
+        }
+        yield Call(CLOUDWATCH, "put_metric_alarm", alarm)
+
+
+def delete(endpoint: str, variant: str) -> Iterator[Call]:
+    """The requests that undo `register`, in the opposite order."""
+    names = {
+        "ServiceNamespace": NAMESPACE,
+        "ResourceId": resource_of(endpoint, variant),
+        "ScalableDimension": DIMENSION,
+    }
+    yield Call(CLOUDWATCH, "delete_alarms", {"AlarmNames": [_policy_name(STEP_METRIC, endpoint, variant)]})
+    for metric in (STEP_METRIC, TRACKED_METRIC):
+        policy = {"PolicyName": _policy_name(metric, endpoint, variant), **names}
+        yield Call(AUTOSCALING, "delete_scaling_policy", policy)
+    yield Call(AUTOSCALING, "deregister_scalable_target", names)
+
+
+def _metric(name: str, endpoint: str) -> dict[str, Any]:
+    """CloudWatch has these metrics by endpoint."""
+    return {
+        "MetricName": name,
+        "Namespace": "AWS/SageMaker",
+        "Dimensions": [{"Name": "EndpointName", "Value": endpoint}],
+    }
+
+
+def _policy_name(metric: str, endpoint: str, variant: str) -> str:
+    """Also the alarm's, whose names are an account's and not an endpoint's."""
+    return f"{metric}-{endpoint}-{variant}"
+
+
+def send(calls: Iterator[Call], region: str | None, endpoint_url: str | None, *, skips_missing: bool) -> list[str]:
+    """Send the requests; returns what was done. skips_missing: what is not there is none to be removed."""
+    clients = {
+        service: boto3.client(service, region_name=region, endpoint_url=endpoint_url, config=CONFIG)
+        for service in (AUTOSCALING, CLOUDWATCH)
+    }
+    done: list[str] = []
+    policy_arn = ""
+    for call in calls:
+        parameters = call.parameters
+        if call.operation == "put_metric_alarm":  # which policy it is for only that one's answer tells
+            parameters = {**parameters, "AlarmActions": [policy_arn]}
+        try:
+            answer = getattr(clients[call.service], call.operation)(**parameters)
+        except ClientError as error:
+            if not skips_missing or not error.response["Error"]["Message"].startswith(MISSING):
+                raise
+            done.append(f"{call.operation}: nothing was there")
+            continue
+        policy_arn = answer.get("PolicyARN", policy_arn)
+        done.append(call.operation)
+    return done
+
+
+def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
+    """The entries of a configuration file's group Autoscaling. Raises ConfigError."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict) or "Autoscaling" not in content:
+        raise ConfigError(f"{path} has no group Autoscaling")
+    variants: dict[tuple[str, str], int | None] = {}
+    for endpoint in content.get("Endpoints", ()):
+        config = endpoint["EndpointConfig"]
+        name = endpoint.get("EndpointName", config["EndpointConfigName"])
+        for variant in config["ProductionVariants"]:
+            variants[name, variant["VariantName"]] = None
+    return read_autoscaling(content["Autoscaling"], variants)
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a configuration file with a group Autoscaling")
+    parser.add_argument("--endpoint", help="one endpoint, instead of a file")
+    parser.add_argument("--variant", default="AllTraffic")
+    parser.add_argument("--min", type=int, default=0, metavar="N", help="MinCapacity (default: 0)")
+    parser.add_argument("--max", type=int, default=1, metavar="N", help="MaxCapacity (default: 1)")
+    parser.add_argument("--target", type=float, default=5.0, help="requests for each instance (default: 5.0)")
+    parser.add_argument("--scale-in-cooldown", type=int, default=600, metavar="SECONDS", help="(default: 600)")
+    parser.add_argument("--scale-out-cooldown", type=int, default=300, metavar="SECONDS", help="(default: 300)")
+    parser.add_argument("--delete", action="store_true", help="remove what was registered")
+    parser.add_argument("--dry-run", action="store_true", help="print the requests and send none")
+    parser.add_argument("--region")
+    parser.add_argument("--endpoint-url", help="of a server that stands for AWS")
+    options = parser.parse_args(arguments)
+    if (options.config is None) is (options.endpoint is None):
+        parser.error("give either --config or --endpoint")
+    try:
+        if options.config is not None:
+            targets = read_file(options.config)
+        else:
+            tracking = TargetTracking(
+                target=options.target,
+                scale_in_cooldown_s=options.scale_in_cooldown,
+                scale_out_cooldown_s=options.scale_out_cooldown,
+            )
+            settings = ScalingSettings(
+                min_capacity=options.min, max_capacity=options.max, initial_count=options.min, tracking=tracking
+            )
+            targets = {(options.endpoint, options.variant): settings}
+        for (endpoint, variant), scaling in targets.items():
+            calls = delete(endpoint, variant) if options.delete else register(endpoint, variant, scaling)
+            if options.dry_run:
+                for call in calls:
+                    print(json.dumps({"service": call.service, "operation": call.operation, **call.parameters}))
+                continue
+            for line in send(calls, options.region, options.endpoint_url, skips_missing=options.delete):
+                print(f"{resource_of(endpoint, variant)}: {line}")
+    except (ConfigError, ClientError, BotoCoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,379 @@
+"""InvokeEndpointAsync with an unmodified boto3: what is promised in the answer is what becomes of the request."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from botocore.exceptions import ClientError
+from click.testing import CliRunner, Result
+
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
+from tests.waiting import wait_until
+from torchmoor.async_inference.settings import AsyncEndpointSettings
+from torchmoor.cli import main
+from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
+
+MakeStage = Callable[..., Stage]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, make_stage: MakeStage) -> Stage:
+    """Two instances, a queue and a folder."""
+    return make_stage(async_folder=tmp_path)
+
+
+def submit(stage: Stage, **members: Any) -> dict[str, Any]:
+    members.setdefault("EndpointName", "llava")
+    answer: dict[str, Any] = stage.client().invoke_endpoint_async(**members)
+    return answer
+
+
+def path_of(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
+
+
+def until_there(url: str) -> bytes:
+    wait_until(path_of(url).is_file, f"{url} is there")
+    return path_of(url).read_bytes()
+
+
+def admin(stage: Stage, path: str, *, method: str = "GET") -> tuple[int, Any]:
+    request = urllib.request.Request(f"{stage.proxy.admin_url}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def refusal(stage: Stage, **members: Any) -> tuple[str, str]:
+    with pytest.raises(ClientError) as caught:
+        submit(stage, **members)
+    error = caught.value.response["Error"]
+    return error["Code"], error["Message"]
+
+
+def test_inline_body_is_answered_under_the_promised_name(stage: Stage) -> None:
+    """202 with an id and both locations; the answer is at the one, and never anything at the other."""
+    stage.a.behave = stage.b.behave = answering(body=b'{"generated_text": "yes"}')
+
+    answer = submit(stage, Body=b'{"inputs": "?"}', ContentType="application/json", Accept="application/json")
+
+    assert answer["ResponseMetadata"]["HTTPStatusCode"] == 202
+    assert until_there(answer["OutputLocation"]) == b'{"generated_text": "yes"}'
+    assert answer["OutputLocation"].endswith(f"/async-endpoint-outputs/llava/{answer['InferenceId']}.out")
+    assert answer["FailureLocation"].endswith(f"/async-endpoint-failures/llava/{answer['InferenceId']}-error.out")
+    assert not path_of(answer["FailureLocation"]).exists()
+    [received] = stage.a.received + stage.b.received
+    assert received.headers["x-torchmoor-endpoint"] == "llava"
+    assert received.headers["content-type"] == "application/json"
+
+
+def test_input_location_is_read_for_the_instance(stage: Stage, tmp_path: Path) -> None:
+    """The body may lie where InputLocation says."""
+    (tmp_path / "inputs/in.bin").write_bytes(b"x" * 300_000)
+
+    answer = submit(stage, InputLocation=(tmp_path / "inputs/in.bin").as_uri(), InferenceId="mine-1")
+
+    until_there(answer["OutputLocation"])
+    [received] = stage.a.received + stage.b.received
+    assert received.body == b"x" * 300_000
+    assert (answer["InferenceId"], received.headers["x-amzn-sagemaker-inference-id"]) == ("mine-1", "mine-1")
+
+
+def test_filename_and_extension_name_the_result(stage: Stage) -> None:
+    """Filename instead of the id, S3OutputPathExtension as a folder."""
+    answer = submit(stage, Body=b"{}", Filename="a.json", S3OutputPathExtension="mine/today")
+
+    assert answer["OutputLocation"].endswith("/async-endpoint-outputs/llava/mine/today/a.json")
+    until_there(answer["OutputLocation"])
+
+
+def test_model_error_becomes_a_failure_object(stage: Stage) -> None:
+    """The words are those that a real-time client would have been told."""
+    stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no question")
+
+    answer = submit(stage, Body=b"{}")
+
+    text = until_there(answer["FailureLocation"]).decode()
+    assert text.startswith('Received client error (400) from primary with message "')
+    assert "no question" in text
+    assert not path_of(answer["OutputLocation"]).exists()
+
+
+def test_retried_submit_is_one_request(stage: Stage) -> None:
+    """boto3 sends again what was not answered, under the same invocation id: it gets the first one's answer."""
+    client = stage.client()
+    ids = []
+
+    client.meta.events.register("before-send.sagemaker-runtime.InvokeEndpointAsync", _same_invocation)
+    for _ in range(3):
+        answer = client.invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+        ids.append(answer["InferenceId"])
+        until_there(answer["OutputLocation"])
+
+    assert len(set(ids)) == 1
+    assert len(stage.a.received + stage.b.received) == 1
+
+
+def test_inference_id_of_another_request_is_refused(stage: Stage) -> None:
+    """Two requests cannot have the same result."""
+    submit(stage, Body=b"{}", InferenceId="mine")
+
+    code, message = refusal(stage, Body=b"{}", InferenceId="mine")
+
+    assert code == "ValidationError"
+    assert "mine is in use" in message
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({}, "has neither"),
+        ({"Body": b"x", "InputLocation": "s3://b/k"}, "has both"),
+        ({"Body": b"x" * 128_001}, "up to 128000 bytes"),
+        ({"InputLocation": "ftp://host/x"}, "inputLocation"),
+        ({"InputLocation": "file:///etc/passwd"}, "below the directories"),
+        ({"InputLocation": "https://example.com/x"}, "https"),
+        ({"Body": b"x", "Filename": "a.b.c"}, "filename"),
+        ({"Body": b"x", "Filename": "../up"}, "filename"),
+        ({"Body": b"x", "S3OutputPathExtension": "a/../../b"}, "S3OutputPathExtension"),
+        ({"Body": b"x", "InferenceId": "a/../../b"}, "InferenceId"),
+        ({"Body": b"x", "EndpointName": "nobody"}, "not found"),
+    ],
+)
+def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: Any, words: str) -> None:
+    """Each with its reason; what is not right at the submission is never found out by a failure object."""
+    code, message = refusal(stage, **members)
+
+    assert code == "ValidationError"
+    assert words in message
+    assert admin(stage, "/async-requests")[1]["requests"] == []
+
+
+@pytest.mark.parametrize(("header", "value"), [("RequestTTLSeconds", "59"), ("InvocationTimeoutSeconds", "3601")])
+def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
+    """boto3 checks the least value and not the greatest; others check nothing."""
+    connection = stage.http()
+    connection.request(
+        "POST", "/endpoints/llava/async-invocations", body=b"{}", headers={f"X-Amzn-SageMaker-{header}": value}
+    )
+
+    answer = connection.getresponse()
+
+    body = json.loads(answer.read())
+    assert answer.status == 400
+    assert f"'{header[0].lower()}{header[1:]}'".lower() in body["Message"].lower()
+
+
+def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> None:
+    """While a client waits for an instance, no asynchronous request gets one."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        if received.body == b"first":
+            await gate.pass_through()
+        await wire.answer(body=received.body)
+
+    stage = make_stage(async_folder=tmp_path, late_binding=LateBindingSettings(), capacity=1, names=("a",))
+    stage.a.behave = behave
+    client = stage.client()
+    first = submit(stage, Body=b"first")
+    gate.wait_reached()
+    others = [submit(stage, Body=b"other") for _ in range(3)]
+    real_time = threading.Thread(target=lambda: client.invoke_endpoint(EndpointName="llava", Body=b"live"))
+    real_time.start()
+    [dispatcher] = stage.proxy.gateway.dispatchers()
+    stage.until(lambda: dispatcher.num_waiting == 1, "the client waits")
+
+    gate.open()
+    real_time.join(10)
+    for answer in (first, *others):
+        until_there(answer["OutputLocation"])
+
+    assert [each.body for each in stage.a.received] == [b"first", b"live", b"other", b"other", b"other"]
+
+
+def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeStage) -> None:
+    """MaxConcurrentInvocationsPerInstance bounds what runs at each instance."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    config = AsyncEndpointSettings(max_concurrent_per_instance=2)
+    stage = make_stage(async_folder=tmp_path, async_config=config)
+    stage.a.behave = stage.b.behave = behave
+    answers = [submit(stage, Body=b"{}") for _ in range(10)]
+
+    wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
+    metrics = stage.proxy.async_inference.endpoints["llava"].metrics  # type: ignore[union-attr]
+    stage.until(lambda: (metrics.backlog.running, metrics.backlog.waiting) == (4, 6), "the others wait")
+    assert stage.outstanding() == 4
+    gate.open()
+
+    for answer in answers:
+        until_there(answer["OutputLocation"])
+
+
+def test_signed_requests_are_their_senders(tmp_path: Path, make_stage: MakeStage) -> None:
+    """A signature is checked as everywhere; the same invocation id of two principals is two requests."""
+    keys = {name: AccessKey(secret=name.lower() * 4) for name in ("AKIDALICE", "AKIDBOB")}
+    stage = make_stage(async_folder=tmp_path, credentials=Credentials(keys=keys))
+    ids = []
+    for name, key in keys.items():
+        client = stage.client(key_id=name, secret=key.secret)
+        client.meta.events.register("before-send.sagemaker-runtime.InvokeEndpointAsync", _same_invocation)
+        answer = client.invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+        until_there(answer["OutputLocation"])
+        ids.append(answer["InferenceId"])
+
+    assert len(set(ids)) == 2
+    principals = {each.headers["x-torchmoor-principal"] for each in stage.a.received + stage.b.received}
+    assert len(principals) == 2
+    with pytest.raises(ClientError, match="InvalidSignature"):
+        stage.client(key_id="AKIDBOB", secret="wrong" * 8).invoke_endpoint_async(EndpointName="llava", Body=b"{}")
+
+
+def _same_invocation(request: Any, **_: Any) -> None:
+    request.headers["amz-sdk-invocation-id"] = "11111111-2222-3333-4444-555555555555"
+
+
+def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
+    """What an operator sees and may do; the result passes through unchanged."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        if received.body == b"slow":
+            gate.reached.set()
+            await wire.until_closed()
+        else:
+            await wire.answer(body=b"result", headers={"Content-Type": "text/x-result"})
+
+    stage.a.behave = stage.b.behave = behave
+    quick = submit(stage, Body=b"quick", InferenceId="a/b c")
+    until_there(quick["OutputLocation"])
+    slow = submit(stage, Body=b"slow", InferenceId="slow")
+    gate.wait_reached()
+
+    wait_until(lambda: admin(stage, "/async-requests/a%2Fb%20c")[1]["state"] == "COMPLETED", "it has ended")
+    with urllib.request.urlopen(f"{stage.proxy.admin_url}/async-requests/a%2Fb%20c/result", timeout=10) as answer:
+        assert (answer.read(), answer.headers["Content-Type"]) == (b"result", "text/x-result")
+    status, body = admin(stage, "/async-requests/slow/cancel", method="POST")
+    assert (status, body) == (200, {"inference_id": "slow", "state": "CANCELLED"})
+    assert until_there(slow["FailureLocation"])
+    wait_until(lambda: admin(stage, "/async-requests/slow")[1]["state"] == "CANCELLED", "it has ended")
+    wait_until(lambda: stage.a.cancels + stage.b.cancels, "the instance is told")
+
+    _, listed = admin(stage, "/async-requests")
+    assert [(each["inference_id"], each["state"]) for each in listed["requests"]] == [
+        ("a/b c", "COMPLETED"),
+        ("slow", "CANCELLED"),
+    ]
+    assert [each["inference_id"] for each in admin(stage, "/async-requests?state=cancelled")[1]["requests"]] == ["slow"]
+    assert [each["inference_id"] for each in admin(stage, "/async-requests?after=a/b%20c")[1]["requests"]] == ["slow"]
+    assert admin(stage, "/async-requests/nobody")[0] == 404
+    assert admin(stage, "/async-requests/slow/result")[0] == 409
+    assert admin(stage, "/async-requests/a%2Fb%20c/cancel", method="POST") == (
+        409,
+        {"inference_id": "a/b c", "state": "COMPLETED"},
+    )
+    assert admin(stage, "/async-requests?state=ODD")[0] == 400
+    assert admin(stage, "/async-requests?limit=0")[0] == 400
+    assert admin(stage, "/async-requests?endpoint=odd")[0] == 400
+
+
+def test_metrics_are_cloudwatchs(stage: Stage) -> None:
+    """The names that dashboards and policies of SageMaker know."""
+    answer = submit(stage, Body=b"{}")
+    until_there(answer["OutputLocation"])
+    url = f"{stage.proxy.admin_url}/metrics"
+
+    def shown() -> str:
+        with urllib.request.urlopen(url, timeout=10) as page:
+            return str(page.read().decode())
+
+    wait_until(lambda: 'InvocationsProcesssed_total{endpoint="llava",variant="AllTraffic"} 1.0' in shown(), "counted")
+    text = shown()
+    for name in (
+        *("ApproximateBacklogSize", "ApproximateBacklogSizePerInstance", "ApproximateAgeOfOldestRequest"),
+        *("HasBacklogWithoutCapacity", "InvocationFailures_total", "ExpiredRequests_total", "TimeInBacklog_sum"),
+        *("TotalProcessingTime_sum", "RequestDownloadFailures_total", "ResponseUploadFailures_total"),
+        *("NotificationFailures_total", "RequestDownloadLatency_sum", "ResponseUploadLatency_sum"),
+    ):
+        assert f'{name}{{endpoint="llava"' in text
+
+
+def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> None:
+    """What was answered 202 before a stop is answered after the next start."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    def hang(instances: Mapping[str, FakeInstance]) -> None:
+        instances["a"].behave = behave
+
+    def answer_later(instances: Mapping[str, FakeInstance]) -> None:
+        instances["a"].behave = answering(body=b"later")
+
+    with Stage(async_folder=tmp_path, prepare=hang, names=("a",)) as first:
+        answers = [submit(first, Body=b"{}") for _ in range(5)]
+        wait_until(lambda: first.a.received, "one runs")
+
+    make_stage(async_folder=tmp_path, prepare=answer_later, names=("a",))
+
+    for answer in answers:
+        assert until_there(answer["OutputLocation"]) == b"later"
+
+
+def test_endpoint_with_many_models_cannot_be_asynchronous(tmp_path: Path, make_stage: MakeStage) -> None:
+    """As on SageMaker; said at the start."""
+    from torchmoor.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="many models"):
+        make_stage(async_folder=tmp_path, multi_model=MultiModelSettings())
+
+
+def command(stage: Stage, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["async", "--admin-url", stage.proxy.admin_url, *arguments])
+
+
+def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Path) -> None:
+    """torchmoor async: for people, and as JSON for programs."""
+    stage.a.behave = stage.b.behave = answering(body=b"result")
+    answer = submit(stage, Body=b"{}", InferenceId="a/b c")
+    until_there(answer["OutputLocation"])
+    wait_until(lambda: json.loads(command(stage, "status", "a/b c", "--json").stdout)["state"] == "COMPLETED", "ended")
+
+    listed = command(stage, "list")
+    assert "llava: 0 waiting, 0 running" in listed.stdout
+    assert "a/b c" in listed.stdout
+    assert json.loads(command(stage, "list", "--state", "completed", "--json").stdout)["requests"][0]["attempts"] == 1
+    assert "state: COMPLETED" in command(stage, "status", "a/b c").stdout
+    assert command(stage, "get", "a/b c").stdout == "result"
+    told = command(stage, "get", "a/b c", "-o", str(tmp_path / "out"), "--json")
+    assert json.loads(told.stdout)["bytes"] == 6
+    assert (tmp_path / "out").read_bytes() == b"result"
+    late = command(stage, "cancel", "a/b c")
+    assert (late.exit_code, late.stdout) == (1, "")
+    assert "It is COMPLETED" in late.stderr
+    assert "There is no request 'nobody'" in command(stage, "get", "nobody", "-o", str(tmp_path / "none")).stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_command_line_says_that_nobody_answers() -> None:
+    """The address that was tried is in the message."""
+    result = CliRunner().invoke(main, ["async", "--admin-url", "http://127.0.0.1:9", "list"])
+
+    assert result.exit_code == 1
+    assert "no answer from the admin plane at http://127.0.0.1:9" in result.stderr

@@ -1,0 +1,191 @@
+"""kill -9 of proxies, and instances that die in every way, while asynchronous requests run: one end for each."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from tests.proxy.fake_instance import FakeInstance, Received, Wire
+from tests.proxy.replicas import Served, serving
+from tests.waiting import wait_until
+
+NUM_REQUESTS = 200
+NUM_KILLS = 5
+LARGE = 300_000  # too large for the queue: staged beside the results
+
+
+def answer_to(body: bytes) -> bytes:
+    """What a request is to be answered with; every tenth answer is large."""
+    digest = hashlib.sha256(body).digest()
+    return digest * (LARGE // 32) if body.endswith(b"0") else digest
+
+
+class Unreliable:
+    """An instance in a loop of its own. Of its answers some are late, cut, or none at all."""
+
+    def __init__(self) -> None:
+        self.fake = FakeInstance("a", behave=self._behave)
+        self.num_failed = 0
+        self._rng = random.Random(11)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    async def _behave(self, request: Received, wire: Wire) -> None:
+        dice = self._rng.random()
+        await asyncio.sleep(0.05 * self._rng.random())
+        if dice > 0.15:
+            await wire.answer(body=answer_to(request.body))
+            return
+        self.num_failed += 1
+        if dice > 0.1:
+            await wire.answer(503, body=b'{"code": 503, "message": "no worker"}')
+        elif dice > 0.05:
+            await wire.head(200, {"Content-Length": str(LARGE)})
+            await wire.send(b"x" * 1000)
+        wire.reset()
+
+    def __enter__(self) -> Unreliable:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.fake.start(), self._loop).result(10)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.fake.stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def instance() -> Iterator[Unreliable]:
+    with Unreliable() as running:
+        yield running
+
+
+def write_config(folder: Path, instance: FakeInstance, port: int) -> Path:
+    """An asynchronous endpoint; leases are short, since whoever holds one is killed often."""
+    content: dict[str, Any] = {
+        "Endpoints": [
+            {
+                "EndpointConfig": {
+                    "EndpointConfigName": "chat",
+                    "ProductionVariants": [{"VariantName": "v", "ModelName": "m"}],
+                    "AsyncInferenceConfig": {
+                        "OutputConfig": {},
+                        "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 8},
+                    },
+                }
+            }
+        ],
+        "Instances": [{"name": "a", "port": instance.port}],
+        "listen": {"port": port, "admin_port": 0},
+        "recovery": {"max_failures": 1000},
+        "async_inference": {
+            "queue": f"sqlite://{folder}/queue.db",
+            "output_root": (folder / "results").as_uri(),
+            "lease_s": 1.0,
+            "poll_interval_s": 0.05,
+            "min_backoff_s": 0.05,
+            "max_attempts": 50,
+        },
+        "objects": {"output_directories": [str(folder / "results")]},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def submit_all(port: int, accepted: dict[str, bytes]) -> None:
+    """Sends again what was not answered, under the same invocation id; as boto3 does itself, but without its pauses."""
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=20, connect_timeout=5),
+    )
+    invocation = ""
+
+    def name(request: Any, **_: Any) -> None:
+        request.headers["amz-sdk-invocation-id"] = invocation
+
+    client.meta.events.register("before-send.sagemaker-runtime", name)
+    for number in range(NUM_REQUESTS):
+        invocation, body = f"invocation-{number}", b"request %d" % number
+        while body not in accepted.values():
+            try:
+                answer = client.invoke_endpoint_async(EndpointName="chat", Body=body)
+                accepted[answer["InferenceId"]] = body
+            except BotoCoreError:  # nobody is there, or whoever was there is no more
+                time.sleep(0.02)
+    client.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, processes: int) -> None:
+    """Hundreds of requests, proxies killed in the middle of submits, attempts, decisions and publications, and an
+    instance that fails one attempt of seven: every accepted request has its own answer, there is no failure, and
+    nothing staged is left."""
+    rng = random.Random(processes)
+    outputs = tmp_path / "results/async-endpoint-outputs/chat"
+    accepted: dict[str, bytes] = {}
+
+    def num_results() -> int:
+        return len(list(outputs.glob("*.out")))
+
+    def kill_at(served: Served, count: int) -> None:
+        wait_until(lambda: num_results() >= count, f"{count} results are there")
+        victims = [served.process.pid]
+        if processes > 1:
+            victims = []
+            wait_until(lambda: victims.extend(served.children()) or victims, "a process runs")
+        with suppress(ProcessLookupError):
+            os.kill(rng.choice(victims), signal.SIGKILL)
+
+    with serving(write_config(tmp_path, instance.fake, 0), processes) as served:
+        port = served.port
+    path = write_config(tmp_path, instance.fake, port)
+    submitting = threading.Thread(target=submit_all, args=(port, accepted), daemon=True)
+    submitting.start()
+    kills = iter(sorted(rng.sample(range(1, NUM_REQUESTS * 3 // 4), NUM_KILLS)))
+    if processes > 1:
+        with serving(path, processes) as served:
+            for count in kills:
+                kill_at(served, count)
+            submitting.join(60)
+            wait_until(lambda: num_results() >= NUM_REQUESTS, "all results are there")
+            wait_until(lambda: served.look("async-requests")["decided"] == 0, "all is finished")
+    else:
+        for count in kills:
+            with serving(path, 1) as served:
+                kill_at(served, count)
+        with serving(path, 1) as served:
+            submitting.join(60)
+            wait_until(lambda: num_results() >= NUM_REQUESTS, "all results are there")
+            wait_until(lambda: served.look("async-requests")["decided"] == 0, "all is finished")
+
+    assert not submitting.is_alive()
+    assert instance.num_failed > 0
+    assert len(accepted) == NUM_REQUESTS
+    found = {path.name.removesuffix(".out"): path for path in outputs.glob("*.out")}
+    assert found.keys() == accepted.keys()
+    assert all(found[each].read_bytes() == answer_to(body) for each, body in accepted.items())
+    everything = {path for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    # What a killed process was writing nobody removes; it never had a name that anybody asks for.
+    assert [path for path in everything - set(found.values()) if path.suffix != ".part"] == []

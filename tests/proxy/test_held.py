@@ -1,0 +1,288 @@
+"""Requests that find no instance where instances are started when needed: held, served, or told when to return."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+from botocore.credentials import Credentials as AwsCredentials
+from botocore.exceptions import ClientError
+
+from tests.proxy.conftest import Stage, make_session_id, read_answer
+from tests.proxy.test_late_binding import Held, received, send, status, waiting
+from tests.waiting import wait_until
+from torchmoor.chat_progress import Progress
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
+
+LONG = ScalingSettings(max_hold_s=20)
+SHORT = ScalingSettings(max_hold_s=0.2)
+
+
+class Zero:
+    """A stage whose only instance is away until the test brings it; counts what wakes the fleet."""
+
+    def __init__(self, make_stage: Callable[..., Stage], scaling: ScalingSettings = LONG, **options: Any) -> None:
+        variant = VariantSettings(model="llava", scaling=scaling)
+        self.stage = make_stage(variants=(variant,), names=("a",), **options)
+        self.wakes = 0
+        self.stage.proxy.on_need(self._wake)
+        self.port = self.stage.instance("a").port
+        self._call(self.stage.registry.remove, "a")
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def _call(self, function: Callable[..., object], *arguments: object) -> None:
+        async def call() -> None:
+            function(*arguments)
+
+        self.stage.run(call())
+
+    def begin(self, started_s_ago: float | None = None) -> None:
+        """The instance is being started."""
+        at = None if started_s_ago is None else time.monotonic() - started_s_ago
+        instance = Instance(name="a", endpoint="llava", model="llava", port=self.port, capacity=1, started_at=at)
+        self._call(self.stage.registry.add, instance)
+
+    def come(self) -> None:
+        """The instance is ready."""
+        self.begin()
+        self._call(self.stage.registry.set_state, "a", InstanceState.READY)
+
+    def took(self, seconds: float) -> None:
+        """How long the last start took."""
+        self.stage.registry.get_endpoint("llava").variants[0].last_start_s = seconds
+
+    def get(self, path: str, *, admin: bool = False) -> int:
+        """The status of a GET."""
+        url = self.stage.proxy.admin_url if admin else self.stage.proxy.runtime_url
+        try:
+            with urllib.request.urlopen(url + path, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+
+def refused(sock: socket.socket) -> tuple[int, str, str]:
+    """Status, Retry-After and message of an answer."""
+    head, _, body = read_answer(sock).partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    (retry_after,) = [line.partition(": ")[2] for line in lines if line.startswith("retry-after:")]
+    return int(lines[0].split(" ")[1]), retry_after, json.loads(body).get("Message", "")
+
+
+def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[..., Stage]) -> None:
+    """By boto3, which notices nothing but the time."""
+    zero = Zero(make_stage)
+    answers: list[int] = []
+    client = zero.stage.client()
+
+    def ask() -> None:
+        answer = client.invoke_endpoint(EndpointName="llava", Body=b"{}")
+        answer["Body"].read()
+        answers.append(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+    asking = Thread(target=ask)
+    asking.start()
+    zero.stage.until(lambda: waiting(zero.stage) == 1, "held")
+    assert zero.wakes == 1
+    zero.come()
+
+    asking.join(15)
+    assert answers == [200]
+
+
+def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage]) -> None:
+    """Also what one instance cannot take at once; what comes after them finds it busy, as without scaling."""
+    zero = Zero(make_stage)
+    held = Held(zero.stage, zero.stage.a)
+    socks = [send(zero.stage, body) for body in (b"1", b"2", b"3")]
+    turn = send(zero.stage, b"turn", session=make_session_id("a"))
+    zero.come()
+    zero.stage.until(lambda: received(zero.stage.a) == [b"1"], "the first at a")
+
+    late = send_raw(zero.stage, b"late")
+    assert refused(late)[0] == 503
+    for body in (b"1", b"2", b"3", b"turn"):
+        held.let_go(body)
+
+    assert [status(sock) for sock in (*socks, turn)] == [200] * 4
+
+
+def send_raw(stage: Stage, body: bytes) -> socket.socket:
+    """Send a request that may be answered at once."""
+    sock = stage.socket()
+    stage.close_later(sock)
+    sock.sendall(
+        b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    return sock
+
+
+def test_turns_do_not_wait_for_a_busy_instance(make_stage: Callable[..., Stage]) -> None:
+    """Holding is for fleets without an instance; a session's turn goes to its own at once, as without scaling."""
+    zero = Zero(make_stage)
+    held = Held(zero.stage, zero.stage.a)
+    zero.come()
+    send(zero.stage, b"1")
+    send(zero.stage, b"turn", session=make_session_id("a"))
+
+    zero.stage.until(lambda: received(zero.stage.a) == [b"1", b"turn"], "both at a")
+    for body in (b"1", b"turn"):
+        held.let_go(body)
+
+
+@pytest.mark.parametrize(
+    ("started_s_ago", "last_s", "retry_after", "said"),
+    [
+        (3, 20.5, range(17, 19), "is being started, for 3 s until now; the last start took 20 s. Try"),
+        (30, 20, range(5, 6), "is being started, for 30 s until now; the last start took 20 s. Try"),
+        (2, None, range(5, 6), "is being started, for 2 s until now. Try"),
+        (None, None, range(5, 6), "could be started in time"),
+    ],
+)
+def test_the_wait_is_bounded_and_ends_with_when_to_return(
+    make_stage: Callable[..., Stage], started_s_ago: float | None, last_s: float | None, retry_after: range, said: str
+) -> None:
+    """503 ServiceUnavailable that says how far the start is, and in how many seconds it will probably be done."""
+    zero = Zero(make_stage, SHORT)
+    if last_s is not None:
+        zero.took(last_s)
+    if started_s_ago is not None:
+        zero.begin(started_s_ago)
+
+    code, seconds, message = refused(send_raw(zero.stage, b"{}"))
+
+    assert (code, int(seconds) in retry_after) == (503, True), seconds
+    assert said in message
+    assert waiting(zero.stage) == 0
+
+
+def test_boto3_raises_service_unavailable(make_stage: Callable[..., Stage]) -> None:
+    """The API's own exception."""
+    zero = Zero(make_stage, SHORT)
+    zero.begin(1)
+
+    with pytest.raises(ClientError) as caught:
+        zero.stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+
+    assert caught.value.response["Error"]["Code"] == "ServiceUnavailable"
+    assert "is being started" in caught.value.response["Error"]["Message"]
+
+
+def test_a_client_that_leaves_is_held_no_longer(make_stage: Callable[..., Stage]) -> None:
+    """So it is no backlog that would keep instances."""
+    zero = Zero(make_stage)
+    sock = send(zero.stage, b"1")
+
+    sock.close()
+
+    zero.stage.until(lambda: waiting(zero.stage) == 0, "forgotten")
+
+
+def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
+    """By number, and by the bytes of all that waits."""
+    zero = Zero(make_stage, ScalingSettings(max_hold_s=20, max_held=2), limits=LimitSettings(max_waiting_bytes=100))
+    send(zero.stage, b"x" * 60)
+    code, _, message = refused(send_raw(zero.stage, b"x" * 60))
+    assert (code, "Too many requests wait" in message) == (503, True)
+    send(zero.stage, b"2")
+
+    assert refused(send_raw(zero.stage, b"3"))[0] == 503
+    zero.come()
+
+
+def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
+    """A request is held for as long as the start may take, not for as long as it may wait for a busy instance."""
+    zero = Zero(make_stage, late_binding=LateBindingSettings(max_wait_s=0.1))
+    sock = send(zero.stage, b"1")
+    time.sleep(0.3)  # longer than late binding waits
+    assert waiting(zero.stage) == 1
+
+    zero.come()
+
+    assert status(sock) == 200
+
+
+def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..., Stage]) -> None:
+    """GET /endpoints/NAME, in the form of DescribeEndpoint; `torchmoor chat` tells its user."""
+    zero = Zero(make_stage, credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a" * 20)}))
+    zero.took(7)
+    zero.begin(3)
+    told: list[str] = []
+    url, keys = zero.stage.proxy.runtime_url, AwsCredentials("AKIAEXAMPLE", "a" * 20)
+
+    with Progress(url, "llava", keys, "us-east-1", told.append, patience_s=0.01).waiting():
+        wait_until(lambda: told, "the progress is told")
+
+    assert re.fullmatch(r"a is being started, for \d+ s until now; the last start took 7 s", told[0])
+    assert zero.get("/endpoints/llava") == 403, "not without credentials"
+
+
+def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
+    """Its variants by DescribeEndpoint's names; of an unknown endpoint, what every operation says."""
+    zero = Zero(make_stage)
+    zero.begin()
+
+    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=10) as answer:
+        described = json.load(answer)
+
+    assert described["EndpointStatus"] == "InService"
+    (variant,) = described["ProductionVariants"]
+    assert (variant["VariantName"], variant["CurrentInstanceCount"], variant["DesiredInstanceCount"]) == (
+        "AllTraffic",
+        0,
+        1,
+    )
+    assert variant["VariantStatus"] == [{"Status": "Creating", "StatusMessage": "a is being started"}]
+    assert zero.get("/endpoints/other") == 400
+
+
+def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
+    """A session's turn is held for its own variant, by the name of an instance that is not there; what names none is
+    held by weight; and while one variant has an instance, what names none goes there."""
+    variants = (
+        VariantSettings(name="blue", model="llava", scaling=LONG, weight=0),
+        VariantSettings(name="green", model="llava", scaling=LONG),
+    )
+    stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
+    blue, green = stage.proxy.gateway.dispatchers()
+
+    async def drain(is_drained: bool) -> None:
+        (stage.registry.drain if is_drained else stage.registry.resume)("a")
+
+    stage.run(drain(True))
+    for body, session in ((b"1", make_session_id("llava-blue-0")), (b"2", None)):
+        sock = stage.socket()
+        stage.close_later(sock)
+        line = "" if session is None else f"X-Amzn-SageMaker-Session-Id: {session}\r\n"
+        head = f"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\n{line}Content-Length: 1\r\n\r\n"
+        sock.sendall(head.encode() + body)
+    stage.until(lambda: (blue.num_waiting, green.num_waiting) == (1, 1), "each held by its variant")
+
+    stage.run(drain(False))
+
+    stage.until(lambda: received(stage.a) == [b"1"], "the turn at the instance of blue")
+    assert status(send_raw(stage, b"3")) == 200
+    assert green.num_waiting == 1
+    sock.close()
+    stage.until(lambda: green.num_waiting == 0, "forgotten")
+
+
+def test_health_at_zero(make_stage: Callable[..., Stage]) -> None:
+    """A fleet that has no instance because nobody needs one is well; one that must have one is not."""
+    zero = Zero(make_stage)
+    assert (zero.get("/healthz", admin=True), zero.get("/ping")) == (200, 200)
+
+    never = Zero(make_stage, ScalingSettings(min_capacity=1, initial_count=1))
+    assert (never.get("/healthz", admin=True), never.get("/ping")) == (503, 503)

@@ -1,0 +1,115 @@
+"""Several proxy processes where instances are started as they are needed: each holds requests, the parent is woken."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from contextlib import closing
+
+from tests.proxy.conftest import KEY
+from tests.proxy.fake_instance import FakeInstance
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.replicas.fleet import ReplicaFleet
+from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, SessionSettings
+from torchmoor.settings import VariantSettings as Variant
+
+DEADLINE_S = 60.0
+NUM_REQUESTS = 4  # the default executor has more threads than that
+NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  (nothing tells of it; the scenario has the deadline)
+        await asyncio.sleep(0.02)
+
+
+def ask(port: int) -> tuple[int, str]:
+    """Status and body or message of a request on a connection of its own."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
+        connection.request("POST", "/endpoints/llava/invocations", body=b"{}")
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        return answer.status, body.get("Message", "")
+
+
+def make_settings(**scaling: float) -> ProxySettings:
+    variant = Variant(model="llava", scaling=ScalingSettings(**scaling))  # type: ignore[arg-type]
+    return ProxySettings(
+        endpoints=(EndpointSettings(name="llava", variants=(variant,)),),
+        listen=ListenSettings(port=0, admin_port=0, processes=2),
+        health=NO_PROBES,
+        sessions=SessionSettings(keys={"k1": KEY}),
+    )
+
+
+async def num_waiting(front: ReplicaFleet) -> int:
+    await front.refresh()
+    (traffic,) = front.traffic()
+    return traffic.num_waiting
+
+
+def test_what_every_process_holds_wakes_the_parent_and_is_served() -> None:
+    """The parent counts what waits in all of them; the instance that comes is told to all, and all is answered."""
+    settings = make_settings(max_hold_s=40)
+    registry = Registry(settings.endpoints)
+    wakes: list[None] = []
+
+    async def scenario() -> None:
+        fake = FakeInstance("llava-0")
+        await fake.start()
+        async with asyncio.timeout(DEADLINE_S), ReplicaFleet(settings, registry) as front:
+            front.on_need(lambda: wakes.append(None))
+            asking = [asyncio.create_task(asyncio.to_thread(ask, front.port)) for _ in range(NUM_REQUESTS)]
+            await until(lambda: len(wakes) == NUM_REQUESTS)
+            while await num_waiting(front) < NUM_REQUESTS:
+                pass
+
+            registry.add(Instance(name="llava-0", endpoint="llava", model="llava", port=fake.port, capacity=2))
+            registry.set_state("llava-0", InstanceState.READY)
+
+            assert [status for status, _ in await asyncio.gather(*asking)] == [200] * NUM_REQUESTS
+            while await num_waiting(front):
+                pass
+            instance = registry.instances()[0]
+            registry.drain("llava-0")
+            while not front.is_idle(instance):
+                await front.refresh()
+            registry.dismiss("llava-0")
+        await fake.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_knows_how_long_starts_take() -> None:
+    """Its refusal says what the parent's launcher has measured."""
+    settings = make_settings(max_hold_s=0.5)
+    registry = Registry(settings.endpoints)
+
+    async def scenario() -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            async with asyncio.timeout(DEADLINE_S), ReplicaFleet(settings, registry) as front:
+                loop = asyncio.get_running_loop()
+                registry.get_endpoint("llava").variants[0].last_start_s = 1000.0
+                registry.add(
+                    Instance(
+                        name="llava-0",
+                        endpoint="llava",
+                        model="llava",
+                        port=free.getsockname()[1],
+                        started_at=loop.time(),
+                    )
+                )
+
+                status, message = await asyncio.to_thread(ask, front.port)
+
+                assert status == 503
+                assert "the last start took 1000 s" in message
+                registry.dismiss("llava-0")
+
+    asyncio.run(scenario())

@@ -1,0 +1,123 @@
+"""Asynchronous inference on real TorchServe, with boto3's own client: every request has its one end, whoever dies."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import requests
+
+from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import worker_pids
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
+PATIENTLY = {"deadline_s": 120.0, "interval_s": 0.1}
+COLORS = ("red", "green", "blue")
+NUM_REQUESTS = 100
+
+
+def question(color: str) -> bytes:
+    """What color is the circle? It is in the picture that the body has in it."""
+    picture = {"type": "image_url", "image_url": {"url": data_url(draw("circle", color))}}
+    text = {"type": "text", "text": "What color is the circle?"}
+    return json.dumps({"messages": [{"role": "user", "content": [picture, text]}], "max_tokens": 8}).encode()
+
+
+def path_of(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
+
+
+def submit(fleet: Fleet, **members: Any) -> dict[str, Any]:
+    with_type = {"ContentType": "application/json", **members}
+    answer: dict[str, Any] = fleet.client().invoke_endpoint_async(EndpointName="llava", **with_type)
+    return answer
+
+
+def until_there(url: str) -> str:
+    wait_until(path_of(url).is_file, f"{url} is there", **PATIENTLY)
+    return path_of(url).read_text()
+
+
+def state_of(fleet: Fleet, inference_id: str) -> str:
+    return str(requests.get(f"{fleet.admin}/async-requests/{inference_id}", timeout=10).json()["state"])
+
+
+def test_inline_and_stored_inputs_are_answered(fleet: Fleet) -> None:
+    """A body in the request and one that InputLocation names; Filename and S3OutputPathExtension name the result."""
+    inline = submit(fleet, Body=question("red"))
+    inputs = path_of(inline["OutputLocation"]).parents[3] / "inputs"
+    (inputs / "question.json").write_bytes(question("blue"))
+
+    stored = submit(fleet, InputLocation=(inputs / "question.json").as_uri(), Filename="a.json")
+    folder = submit(fleet, Body=question("green"), S3OutputPathExtension="mine/today")
+
+    for answer, color in ((inline, "red"), (stored, "blue"), (folder, "green")):
+        assert color in until_there(answer["OutputLocation"])
+        assert not path_of(answer["FailureLocation"]).exists()
+    assert stored["OutputLocation"].endswith("/async-endpoint-outputs/llava/a.json")
+    assert "/mine/today/" in folder["OutputLocation"]
+
+
+def test_models_error_becomes_a_failure_object(fleet: Fleet) -> None:
+    """The handler's 400 is the request's end, and its words are in the object."""
+    answer = submit(fleet, Body=b'{"messages": "no list"}')
+
+    assert "Received client error (400) from primary" in until_there(answer["FailureLocation"])
+    wait_until(lambda: state_of(fleet, answer["InferenceId"]) == "FAILED", "it has ended")
+    assert not path_of(answer["OutputLocation"]).exists()
+
+
+def test_session_is_opened_and_asked_asynchronously(fleet: Fleet) -> None:
+    """What an asynchronous request opens, a real-time client goes on with."""
+    body = json.dumps({"type": "start_session", "path": data_url(draw("circle", "red"))}).encode()
+    opened = json.loads(until_there(submit(fleet, Body=body)["OutputLocation"]))
+
+    asked = {"type": "send_text_prompt", "session_id": opened["session_id"], "prompt_text": "What color is the circle?"}
+    answer = fleet.client().invoke_endpoint(
+        EndpointName="llava", SessionId=opened["session_id"], Body=json.dumps(asked).encode()
+    )
+
+    assert "red" in json.loads(answer["Body"].read())["response_text"]
+
+
+def test_nothing_is_lost_or_done_twice_whoever_is_killed(archives: Path, tmp_path: Path) -> None:
+    """kill -9 of TorchServe's worker and of `torchmoor up` itself, with all of its fleet, while requests run: each has
+    its one result, and none a failure. The next `up` in the same directory goes on."""
+    rng = random.Random(6)
+    run_dir, answers, colors = tmp_path / "run", [], []
+
+    with run_fleet(run_dir=run_dir, log=tmp_path / "first.log") as fleet:
+        for _ in range(NUM_REQUESTS):
+            colors.append(rng.choice(COLORS))
+            answers.append(submit(fleet, Body=question(colors[-1])))
+        _until_some(answers, 0.2)
+        for pid in worker_pids(run_dir, "llava-0"):
+            os.kill(pid, signal.SIGKILL)
+        _until_some(answers, 0.6)
+        fleet.process.kill()
+        fleet.process.wait(timeout=10)
+    with run_fleet(run_dir=run_dir, log=tmp_path / "second.log") as fleet:
+        for answer, color in zip(answers, colors, strict=True):
+            assert color in until_there(answer["OutputLocation"])
+        ids = [answer["InferenceId"] for answer in answers]
+        wait_until(lambda: all(state_of(fleet, each) == "COMPLETED" for each in ids), "all have ended", **PATIENTLY)
+
+    results = run_dir / "async/results"
+    assert len(list((results / "async-endpoint-outputs/llava").glob("*.out"))) == NUM_REQUESTS
+    assert not list((results / "async-endpoint-failures").rglob("*.out"))
+    assert not list(results.rglob("*.part"))
+
+
+def _until_some(answers: list[dict[str, Any]], fraction: float) -> None:
+    """Some of the results are there, by no means all."""
+    wait_until(
+        lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
+        f"{fraction:.0%} of the results are there",
+        **PATIENTLY,
+    )

@@ -1,0 +1,57 @@
+"""A fleet that has no instance while nobody needs one, on real TorchServe, driven by boto3."""
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests.torchserve.conftest import run_fleet
+from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import processes_below
+from tests.torchserve.test_sessions import open_session
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(300)]
+
+
+def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path) -> None:
+    """It starts with nothing; what comes first, asynchronous or held, starts an instance and is answered; left alone it
+    goes to zero, and no process is left; a session that was opened before goes on, on an instance that has never seen
+    it."""
+    run_dir, log = tmp_path / "run", tmp_path / "up.log"
+    arguments = ("--min-instances", "0", "--scale-in-cooldown", "2")
+    with run_fleet(*arguments, run_dir=run_dir, log=log) as fleet:
+
+        def instance_processes() -> list[int]:
+            return [pid for pid in processes_below(run_dir) if pid != fleet.process.pid]
+
+        assert (fleet.instances(), instance_processes()) == ([], [])
+        assert requests.get(f"{fleet.admin}/healthz", timeout=10).status_code == 200
+
+        submitted = fleet.client().invoke_endpoint_async(
+            EndpointName="llava", ContentType="application/json", Body=json.dumps({"inputs": "Hello"}).encode()
+        )
+        chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
+
+        assert "red" in chat.ask("What color is the circle?")
+        result = Path(urlsplit(submitted["OutputLocation"]).path)
+        wait_until(result.exists, "the asynchronous request is answered")
+        assert "generated_text" in result.read_text()
+        wait_until(lambda: fleet.instances() == [], "it is drained and stopped")
+        wait_until(lambda: instance_processes() == [], "nothing of it runs")
+
+        assert "red" in chat.ask("What color is the circle?")
+
+        wait_until(lambda: log.read_text().count("ready after") >= 2, "the second start is measured")
+        (scaling,) = requests.get(f"{fleet.admin}/instances", timeout=10).json()["autoscaling"]
+        assert (scaling["endpoint"], scaling["min_capacity"], scaling["max_capacity"]) == ("llava", 0, 1)
+        told = log.read_text()
+    starts = re.findall(r"(llava-\d+) ready after ([0-9.]+) s", told)
+    assert len(starts) >= 2
+    assert {name for name, _ in starts} == {"llava-0"}
+    assert str(scaling["last_start_s"]) == starts[-1][1]
+    assert "llava: from 0 to 1 instances, backlog" in told
+    assert "llava-0 stopped" in told

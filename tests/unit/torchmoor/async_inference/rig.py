@@ -1,0 +1,236 @@
+"""Asynchronous inference with a real queue, a real directory and real HTTP; the instances do what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.proxy.fake_instance import FakeInstance
+from torchmoor.async_inference.directory_store import DirectoryStore
+from torchmoor.async_inference.metrics import AsyncMetrics
+from torchmoor.async_inference.notices import Notice, Notifier, Topics
+from torchmoor.async_inference.object_settings import ObjectSettings
+from torchmoor.async_inference.object_store import ObjectStore
+from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.request import AsyncRequest, Record, State
+from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
+from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.async_inference.sqlite_queue import SqliteQueue
+from torchmoor.metrics import InvocationMetrics
+from torchmoor.settings import AsyncQueueSettings
+
+DEADLINE_S = 60.0
+QUICK = AsyncInferenceSettings(
+    lease_s=0.3, poll_interval_s=0.02, min_backoff_s=0.01, max_backoff_s=0.02, max_inline_bytes=1000
+)
+
+
+class Places:
+    """Slots (see torchmoor.async_inference.slots) at instances of a test; num_free: at each."""
+
+    def __init__(self, instances: list[FakeInstance], num_free: int = 4) -> None:
+        self.instances = instances
+        self.num_free = num_free
+        self.held: list[Place] = []
+        self.most_held = 0
+        self.abandoned: list[str] = []
+        self.failures: list[tuple[str, bool]] = []  # instance, whether it seemed dead
+        self._wakes: list[Callable[[], None]] = []
+
+    def try_take(self) -> Place | None:
+        by_load = sorted(self.instances, key=lambda each: sum(place.instance == each.name for place in self.held))
+        for instance in by_load:
+            if sum(place.instance == instance.name for place in self.held) < self.num_free:
+                place = Place(self, instance)
+                self.held.append(place)
+                self.most_held = max(self.most_held, len(self.held))
+                return place
+        return None
+
+    @property
+    def num_ready(self) -> int:
+        return len(self.instances)
+
+    @property
+    def num_places(self) -> int:
+        return len(self.instances) * self.num_free
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        self._wakes.append(wake)
+
+    def wake(self) -> None:
+        for wake in self._wakes:
+            wake()
+
+
+class Place:
+    def __init__(self, places: Places, instance: FakeInstance) -> None:
+        self.instance = instance.name
+        self.variant = "AllTraffic"
+        self.url = f"http://127.0.0.1:{instance.port}/predictions/llava"
+        self._places = places
+
+    def release(self) -> None:
+        if self in self._places.held:
+            self._places.held.remove(self)
+            self._places.wake()
+
+    def on_answered(self) -> None:
+        pass
+
+    def on_failed(self, *, is_dead: bool) -> None:
+        self._places.failures.append((self.instance, is_dead))
+
+    def on_unreachable(self) -> None:
+        self._places.failures.append((self.instance, True))
+
+    def abandon(self, request_id: str) -> None:
+        self._places.abandoned.append(request_id)
+
+
+class Listener(Notifier):
+    """Remembers what it was told; `num_failed` of each are said not to have arrived."""
+
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+        self.topics: list[Topics] = []
+        self.num_failed = 0
+
+    async def notify(self, notice: Notice, topics: Topics) -> int:
+        self.notices.append(notice)
+        self.topics.append(topics)
+        return self.num_failed
+
+    async def close(self) -> None:
+        pass
+
+
+class Rig:
+    """A folder with a queue and results; any number of services on it, as of so many processes."""
+
+    def __init__(self, folder: Path, settings: AsyncInferenceSettings = QUICK) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.instance = FakeInstance("a")
+        self.places = Places([self.instance])
+        self.listener = Listener()
+        self.now: Callable[[], float] | None = None  # the queue's clock, if not the usual one
+        self.make_store: Callable[[], ObjectStore] = self.directory
+        self.wrap_queue: Callable[[Queue], Queue] = lambda queue: queue
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Rig:
+        (self.folder / "inputs").mkdir(parents=True, exist_ok=True)
+        (self.folder / "results").mkdir(exist_ok=True)
+        await self.instance.start()
+        self._stack.push_async_callback(self.instance.stop)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+        assert self.places.held == [], "a place was not given back"
+
+    def directory(self) -> DirectoryStore:
+        return DirectoryStore(
+            ObjectSettings(
+                input_directories=(str(self.folder / "inputs"),),
+                output_directories=(str(self.folder / "results"),),
+                max_output_bytes=4 << 20,
+            )
+        )
+
+    def make_queue(self) -> Queue:
+        clock = {} if self.now is None else {"clock": self.now}
+        return self.wrap_queue(SqliteQueue(self.folder / "queue.db", AsyncQueueSettings(), **clock))
+
+    def make_service(self, **changes: Any) -> AsyncInference:
+        counts = {"AllTraffic": InvocationMetrics("llava", "AllTraffic")}
+        endpoint = AsyncEndpoint(
+            AsyncEndpointSettings(),
+            AsyncMetrics("llava", counts, lambda: self.places.num_ready),
+            self.places,
+            root=(self.folder / "results").as_uri(),
+        )
+        parts = AsyncParts(
+            queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener
+        )
+        settings = dataclasses.replace(self.settings, **changes)
+        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0)
+
+    async def start(self, **changes: Any) -> AsyncInference:
+        """A running service, until the rig ends."""
+        return await self._stack.enter_async_context(self.make_service(**changes))
+
+    def request(self, inference_id: str, body: bytes | None = b"{}", **changes: Any) -> AsyncRequest:
+        results = self.folder / "results"
+        outputs, failures = results / "async-endpoint-outputs/llava", results / "async-endpoint-failures/llava"
+        return AsyncRequest(
+            inference_id=inference_id,
+            endpoint="llava",
+            output_location=(outputs / f"{inference_id}.out").as_uri(),
+            failure_location=(failures / f"{inference_id}-error.out").as_uri(),
+            body=None if "input_location" in changes else body,
+            **changes,
+        )
+
+    def input(self, name: str, content: bytes) -> str:
+        """An input object's URL."""
+        path = self.folder / "inputs" / name
+        path.write_bytes(content)
+        return path.as_uri()
+
+    def results(self) -> dict[str, bytes]:
+        """Every object there is, by name; staged ones and ones on their way are there too."""
+        root = self.folder / "results"
+        return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    async def until_ended(self, service: AsyncInference, inference_id: str) -> Record:
+        found: list[Record] = []
+
+        async def has_ended() -> bool:
+            record = await service.queue.get(inference_id)
+            if record is not None and record.state.is_end:
+                found.append(record)
+            return bool(found)
+
+        await until(has_ended, f"{inference_id} has ended")
+        return found[0]
+
+    async def until_state(self, service: AsyncInference, inference_id: str, state: State) -> Record:
+        found: list[Record] = []
+
+        async def is_there() -> bool:
+            record = await service.queue.get(inference_id)
+            if record is not None and record.state is state:
+                found.append(record)
+            return bool(found)
+
+        await until(is_there, f"{inference_id} is {state.value}")
+        return found[0]
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
+    """Look until it is so."""
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+    while True:
+        said = condition()
+        if (said if isinstance(said, bool) else await said) is True:
+            return
+        assert asyncio.get_running_loop().time() < deadline, f"never came: {what}"
+        await asyncio.sleep(0.01)
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    """Run a test's scene, and nothing beyond it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(2 * DEADLINE_S):
+            await scene
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks are left: {left}"
+
+    asyncio.run(bounded())

@@ -1,0 +1,96 @@
+"""AsyncInferenceConfig and the groups beside it, as the configuration file has them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchmoor.config import parse
+from torchmoor.errors import ConfigError
+
+DOCS = Path(__file__).parents[4] / "docs" / "async-inference.md"
+
+
+def example() -> Any:
+    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return yaml.safe_load(text)
+
+
+def changed(path: str, value: object) -> Any:
+    """The example with the value at a path like Endpoints.0.EndpointConfig; None deletes it."""
+    content = copy.deepcopy(example())
+    *parents, last = path.split(".")
+    at: Any = content
+    for key in parents:
+        at = at[int(key)] if key.isdigit() else at.setdefault(key, {})
+    if value is None:
+        del at[last]
+    else:
+        at[last] = value
+    return content
+
+
+def test_example_in_the_docs_is_a_configuration() -> None:
+    """Whole, with every value where it belongs."""
+    proxy = parse(example()).proxy
+
+    config = proxy.endpoints[0].async_inference
+    assert config is not None
+    assert (config.output_path, config.failure_path) == ("s3://bucket/results", "s3://bucket/failures")
+    assert config.success_topic == "arn:aws:sns:eu-west-1:123456789012:done"
+    assert config.max_concurrent_per_instance == 4
+    assert proxy.async_inference.queue == "sqlite:///var/lib/torchmoor/queue.db"
+    assert proxy.objects.input_prefixes == ("s3://bucket/inputs/",)
+    assert [webhook.url for webhook in proxy.notices.webhooks] == ["https://example.com/hook"]
+
+
+def test_endpoint_without_the_config_is_not_asynchronous() -> None:
+    """As on SageMaker."""
+    proxy = parse(changed("Endpoints.0.EndpointConfig.AsyncInferenceConfig", None)).proxy
+
+    assert proxy.endpoints[0].async_inference is None
+
+
+CONFIG = "Endpoints.0.EndpointConfig.AsyncInferenceConfig"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (f"{CONFIG}.OutputConfig", None, "OutputConfig"),
+        (f"{CONFIG}.OutputConfig.S3OutputPath", "ftp://x", "S3OutputPath must match"),
+        (f"{CONFIG}.OutputConfig.S3OutputPath", None, "async_inference.output_root"),
+        (f"{CONFIG}.OutputConfig.NotificationConfig.SuccessTopic", "no-arn", "SuccessTopic must match"),
+        (f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ODD"], "must be one of"),
+        (f"{CONFIG}.ClientConfig.MaxConcurrentInvocationsPerInstance", 1001, "must be 1000 at most"),
+        (f"{CONFIG}.Odd", {}, "Odd"),
+        ("async_inference.queue", "", "async_inference.queue is missing"),
+        ("async_inference.lease_s", 0, "async_inference.lease_s must be positive"),
+        ("async_inference.odd", 0, "unknown key 'odd'"),
+        ("objects.input_prefixes", "s3://bucket/", "must be a list of texts"),
+        ("objects.input_prefixes", [1], "must be a list of texts"),
+        ("notices.webhooks", [{"url": "https://x"}], r"notices.webhooks\[0\].secret is missing"),
+        ("Endpoints.0.MultiModelConfig", {}, "many models"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_key(path: str, value: object, words: str) -> None:
+    """Every refusal names the key; nothing is passed by in silence."""
+    with pytest.raises(ConfigError, match=words):
+        parse(changed(path, value))
+
+
+def test_include_without_topic_is_checked_by_name() -> None:
+    """What botocore takes, the notices take."""
+    content = changed(
+        f"{CONFIG}.OutputConfig.NotificationConfig.IncludeInferenceResponseIn", ["ERROR_NOTIFICATION_TOPIC"]
+    )
+
+    config = parse(content).proxy.endpoints[0].async_inference
+
+    assert config is not None
+    assert config.include_response_in == ("ERROR_NOTIFICATION_TOPIC",)

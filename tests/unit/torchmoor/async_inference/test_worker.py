@@ -1,0 +1,493 @@
+"""A worker between a real queue, a real directory and instances that fail in every way: one end for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
+from torchmoor.async_inference.request import State
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
+    """The instance gets the body and the client's fields; the answer is the object that the client was promised."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = answering(body=b'{"a": 1}', headers={"Content-Type": "application/x-answer"})
+            service = await rig.start()
+
+            await service.submit(
+                rig.request(
+                    "one", b'{"q": 1}', content_type="application/json", accept="text/x", custom_attributes="c=1"
+                )
+            )
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.COMPLETED
+            assert rig.results() == {"one.out": b'{"a": 1}'}
+            [received] = rig.instance.received
+            assert received.body == b'{"q": 1}'
+            fields = ("content-type", "accept", "x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-inference-id")
+            assert [received.headers[name] for name in fields] == ["application/json", "text/x", "c=1", "one"]
+            assert received.headers["content-length"] == "8"
+            [notice] = rig.listener.notices
+            assert (notice.succeeded, notice.inference_id, notice.response) == (True, "one", b'{"a": 1}')
+            assert notice.response_content_type == "application/x-answer"
+
+    play(scene())
+
+
+def test_input_object_goes_with_its_length(rig: Rig) -> None:
+    """TorchServe's limits are by Content-Length, so an input that is streamed has one."""
+
+    async def scene() -> None:
+        async with rig:
+            service = await rig.start()
+            content = bytes(range(256)) * 20_000
+
+            await service.submit(rig.request("one", input_location=rig.input("in", content)))
+            await rig.until_ended(service, "one")
+
+            [received] = rig.instance.received
+            assert received.body == content
+            assert received.headers["content-length"] == str(len(content))
+            assert "transfer-encoding" not in received.headers
+
+    play(scene())
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunked: bool) -> None:
+    """An answer that does not fit into the queue's row is never seen under its name before it is decided upon."""
+
+    async def scene() -> None:
+        async with rig:
+            content = bytes(range(256)) * 4000
+            pieces = [content[at : at + 50_000] for at in range(0, len(content), 50_000)]
+            kind = "application/octet-stream"
+            rig.instance.behave = streaming(pieces, kind) if is_chunked else answering(body=content)
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.COMPLETED
+            assert rig.results() == {"one.out": content}
+            assert rig.listener.notices[0].response is None  # too large to be sent along
+
+    play(scene())
+
+
+def test_answer_above_the_limit_fails(rig: Rig) -> None:
+    """A result that is too large is no result, and nothing of it stays."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = answering(body=b"x" * (5 << 20))
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.FAILED
+            assert list(rig.results()) == ["one-error.out"]
+            assert b"could not be stored" in rig.results()["one-error.out"]
+
+    play(scene())
+
+
+@pytest.mark.parametrize(("status", "whose"), [(400, "client"), (404, "client"), (500, "server"), (424, "client")])
+def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
+    """What the handler says with its own code is the request's end, as on SageMaker."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = refusing(status, "SomeCode", "no such thing")
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.FAILED
+            assert len(rig.instance.received) == 1
+            text = rig.results()["one-error.out"].decode()
+            assert text.startswith(f'Received {whose} error ({status}) from primary with message "')
+            assert "no such thing" in text
+            assert rig.listener.notices[0].reason == text
+
+    play(scene())
+
+
+def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> None:
+    """A handler that is full for the moment costs a request none of its attempts, however often it says so."""
+    refusals = 3 * QUICK.max_attempts
+
+    async def behave(received: Received, wire: Wire) -> None:
+        is_full = len(rig.instance.received) <= refusals
+        await (refusing(429, "Overloaded", "full") if is_full else answering(body=b"done"))(received, wire)
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert len(rig.instance.received) == refusals + 1
+            assert rig.results() == {"one.out": b"done"}
+
+    play(scene())
+
+
+async def _reset(received: Received, wire: Wire) -> None:
+    wire.reset()
+
+
+async def _cut(received: Received, wire: Wire) -> None:
+    await wire.head(200, {"Content-Length": "100000"})
+    await wire.send(b"x" * 5000)
+    wire.reset()
+
+
+@pytest.mark.parametrize("failure", [_reset, _cut, refusing(503, None, "no worker"), refusing(507, None, "died")])
+def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
+    """A connection that ends and a worker that died cost an attempt; the next one gives the one result."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await (failure if len(rig.instance.received) <= 2 else answering(body=b"done"))(received, wire)  # type: ignore[operator]
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, record.attempts) == (State.COMPLETED, 3)
+            assert rig.results() == {"one.out": b"done"}
+            assert len({each.headers["x-torchmoor-request-id"] for each in rig.instance.received}) == 3
+            assert len({each.headers["amz-sdk-invocation-id"] for each in rig.instance.received}) == 1
+
+    play(scene())
+
+
+def test_attempts_end(rig: Rig) -> None:
+    """What fails at every attempt ends with a failure object that says why."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = refusing(503, None, "no worker today")
+            service = await rig.start(max_attempts=3)
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, record.attempts) == (State.FAILED, 3)
+            assert len(rig.instance.received) == 3
+            assert "no worker today" in rig.results()["one-error.out"].decode()
+
+    play(scene())
+
+
+def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> None:
+    """Nothing has been done where no connection came about."""
+
+    async def scene() -> None:
+        async with rig:
+            await rig.instance.stop()
+            service = await rig.start(max_attempts=2)
+            await service.submit(rig.request("one"))
+            await until(lambda: len(rig.places.failures) >= 4, "several connections refused")
+
+            await rig.instance.start()
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+
+    play(scene())
+
+
+def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
+    """InvocationTimeoutSeconds over: the failure is SageMaker's, and the instance need not go on."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            await service.submit(rig.request("one", timeout_s=0.2))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.FAILED
+            assert b"timed out while waiting" in rig.results()["one-error.out"]
+            assert rig.places.abandoned == [rig.instance.received[0].headers["x-torchmoor-request-id"]]
+
+    play(scene())
+
+
+def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
+    """A handler that marks its text as broken off has not answered."""
+
+    async def scene() -> None:
+        async with rig:
+            mark = b'\x1e{"error": {"code": "OutOfMemory", "message": "no room"}}'
+            rig.instance.behave = streaming([b"Once ", b"upon", mark])
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.FAILED
+            assert list(rig.results()) == ["one-error.out"]
+            assert b"OutOfMemory: no room" in rig.results()["one-error.out"]
+
+    play(scene())
+
+
+def test_missing_input_is_a_failure(rig: Rig) -> None:
+    """An input that is not there will not come by trying."""
+
+    async def scene() -> None:
+        async with rig:
+            service = await rig.start()
+            url = (rig.folder / "inputs/nothing").as_uri()
+
+            await service.submit(rig.request("one", input_location=url))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, record.attempts) == (State.FAILED, 1)
+            assert rig.instance.received == []
+            assert b"input could not be read" in rig.results()["one-error.out"]
+
+    play(scene())
+
+
+def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
+    """A cancel ends a running request soon, tells the instance, and leaves a failure object, never a result."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        gate.reached.set()
+        await wire.until_closed()
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start(lease_s=60.0)
+            await service.submit(rig.request("one"))
+            await until(gate.reached.is_set, "the instance has it")
+
+            assert await service.cancel("one") is State.CANCELLED
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.CANCELLED
+            assert list(rig.results()) == ["one-error.out"]
+            await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
+            assert await service.cancel("one") is State.CANCELLED
+
+    play(scene())
+
+
+def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
+    """What waits and is cancelled costs no instance anything."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service = await rig.start()
+            await service.submit(rig.request("one"))
+
+            await service.cancel("one")
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.CANCELLED
+            assert rig.instance.received == []
+            assert list(rig.results()) == ["one-error.out"]
+
+    play(scene())
+
+
+def test_time_to_live_passes_without_an_instance(rig: Rig) -> None:
+    """A request that nobody could serve in its time ends with a failure object although there is no instance."""
+    clock = [1000.0]
+    rig.now = lambda: clock[0]
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service = await rig.start()
+            await service.submit(rig.request("one", ttl_s=60.0))
+
+            clock[0] += 61
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.EXPIRED
+            assert list(rig.results()) == ["one-error.out"]
+            assert service.endpoints["llava"].metrics.of(None).async_expired == 1
+
+    play(scene())
+
+
+def test_places_bound_what_runs(rig: Rig) -> None:
+    """No more requests run than there are places, in the order in which they came."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        await asyncio.sleep(0)
+        await answering(body=received.body)(received, wire)
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.num_free = 2
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            for number in range(20):
+                await service.submit(rig.request(f"r{number}", b"%d" % number))
+            for number in range(20):
+                await rig.until_ended(service, f"r{number}")
+
+            assert rig.results() == {f"r{number}.out": b"%d" % number for number in range(20)}
+            assert 1 <= rig.places.most_held <= 2
+            assert service.endpoints["llava"].metrics.of(None).async_processed == 20
+
+    play(scene())
+
+
+def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
+    """A worker that is stopped leaves its request to the next one at once, and it costs no attempt."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        gate.reached.set()
+        if len(rig.instance.received) == 1:
+            await wire.until_closed()
+        else:
+            await wire.answer(body=b"done")
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            first = rig.make_service(lease_s=3600.0)
+            async with first:
+                await first.submit(rig.request("one"))
+                await until(gate.reached.is_set, "the instance has it")
+
+            second = await rig.start(lease_s=3600.0)
+            record = await rig.until_ended(second, "one")
+
+            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert rig.results() == {"one.out": b"done"}
+
+    play(scene())
+
+
+async def _stand_still(*args: object, **named: object) -> bool:
+    """The lease of a process that stands still is not extended, and it does not learn that it is lost."""
+    return True
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> None:
+    """A worker that was away for longer than its lease finds that another has decided, and takes its answer back."""
+    gate = Gate()
+
+    async def behave(received: Received, wire: Wire) -> None:
+        number = len(rig.instance.received)
+        if number == 1:
+            await gate.pass_through()
+        await wire.answer(body=b"%d" % number * size)
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            slow = await rig.start(lease_s=0.3)
+            slow.queue.extend = _stand_still  # type: ignore[method-assign]
+            await slow.submit(rig.request("one"))
+            await until(gate.reached.is_set, "the instance has it")
+            worker = slow.workers["llava"]
+            quick = await rig.start()
+
+            record = await rig.until_ended(quick, "one")
+            assert rig.results() == {"one.out": b"2" * size}
+            gate.open()
+            await until(lambda: worker.num_serving == 0, "the slow one is done")
+
+            assert (record.state, record.attempts) == (State.COMPLETED, 2)
+            assert rig.results() == {"one.out": b"2" * size}
+            assert len(rig.listener.notices) == 1
+
+    play(scene())
+
+
+def test_request_whose_workers_die_is_given_up(rig: Rig) -> None:
+    """What kills every worker that takes it ends too."""
+
+    async def scene() -> None:
+        async with rig:
+            queue = rig.make_queue()
+            await queue.submit(rig.request("one"))
+            for _ in range(3):
+                await until(lambda: _try(queue), "the lease has lapsed")
+            await queue.close()
+            service = await rig.start(max_attempts=3)
+
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.FAILED
+            assert rig.instance.received == []
+            assert b"worker was lost" in rig.results()["one-error.out"]
+
+    async def _try(queue: object) -> bool:
+        return await queue.claim("llava", 0.01) is not None  # type: ignore[attr-defined]
+
+    play(scene())
+
+
+def test_metrics_tell_of_the_backlog(rig: Rig) -> None:
+    """What autoscalers go by: how much waits, how old it is, whether anybody is there to serve it."""
+
+    async def scene() -> None:
+        async with rig:
+            rig.places.instances = []
+            service = await rig.start()
+            metrics = service.endpoints["llava"].metrics
+            for number in range(3):
+                await service.submit(rig.request(f"r{number}"))
+
+            await until(lambda: dict(metrics.gauges())["ApproximateBacklogSize"] == 3, "the backlog is seen")
+            gauges = dict(metrics.gauges())
+
+            assert gauges["HasBacklogWithoutCapacity"] == 1
+            assert gauges["ApproximateBacklogSizePerInstance"] == 3
+            rig.places.instances = [rig.instance]
+            await rig.until_ended(service, "r2")
+            await until(lambda: dict(metrics.gauges())["ApproximateBacklogSize"] == 0, "nothing waits")
+            assert dict(metrics.gauges())["HasBacklogWithoutCapacity"] == 0
+
+    play(scene())
+
+
+def test_settings_group_is_checked() -> None:
+    """A number that makes no sense is refused with its name."""
+    from torchmoor.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=r"async_inference\.lease_s must be positive, not 0"):
+        dataclasses.replace(QUICK, lease_s=0)
+    with pytest.raises(ConfigError, match="max_backoff_s must be min_backoff_s or more"):
+        dataclasses.replace(QUICK, max_backoff_s=0.001)

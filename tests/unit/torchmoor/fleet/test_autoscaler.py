@@ -1,0 +1,502 @@
+"""The autoscaler with a launcher, a proxy and a clock that the test moves by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from torchmoor.async_inference.request import Backlog
+from torchmoor.errors import LaunchError, QueueUnavailable
+from torchmoor.fleet import autoscaler as autoscaler_module
+from torchmoor.fleet.autoscaler import Autoscaler, Group, Phase, read_open_sessions
+from torchmoor.fleet.instance import Instance, InstanceState, Lease
+from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.operations import OperationAnswer
+from torchmoor.fleet.registry import Registry, Variant
+from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.settings import EndpointSettings, VariantSettings
+
+DEADLINE_S = 20.0
+QUICK = TargetTracking(target=5, scale_in_cooldown_s=10, scale_out_cooldown_s=0)
+STEP = StepScaling(cooldown_s=0)
+
+
+@dataclass
+class Sent:
+    """Counts, as the test says."""
+
+    num_sent: int = 0
+
+
+@dataclass
+class Clients:
+    """One variant's traffic, as the test says."""
+
+    variant: Variant
+    num_waiting: int = 0
+    metrics: Sent = field(default_factory=Sent)
+
+
+class World:
+    """All that the autoscaler sees of the rest: the launcher of a host, a proxy, instances that answer, a queue."""
+
+    def __init__(self, *, max_capacity: int = 3, initial_count: int = 0, are_journaled: bool = True) -> None:
+        scaling = ScalingSettings(max_capacity=max_capacity, initial_count=initial_count, tracking=QUICK, step=STEP)
+        self.registry = Registry(
+            [EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))],
+        )
+        self.variant = self.registry.get_endpoint("llava").variants[0]
+        self.clients = Clients(self.variant)
+        launches = [Launch(f"llava-{number}", "llava", "llava.mar") for number in range(max_capacity)]
+        self.group = Group(self.variant, scaling, launches)
+        self.now = 0.0
+        self.reports: list[str] = []
+        self.firsts: dict[str, asyncio.Future[None]] = {}
+        self.stopping: dict[str, asyncio.Event] = {}
+        self.ended: list[str] = []
+        self.sessions: dict[str, int | None] = {}  # open ones, by instance; None: it does not answer
+        self.asked: list[str] = []
+        self.pending: Callable[[], Awaitable[Backlog]] | None = None
+        self.autoscaler = Autoscaler(
+            [self.group],
+            self.registry,
+            self,
+            self,
+            self,
+            self.reports.append,
+            are_journaled=are_journaled,
+            find_pending=self._find_pending,
+            clock=lambda: self.now,
+        )
+
+    # The launcher
+
+    def begin(self, launch: Launch) -> asyncio.Future[None]:
+        """It starts, and is known, until the test says that it is ready."""
+        assert launch.name not in self.firsts
+        self.registry.add(Instance(name=launch.name, endpoint="llava", model="llava", port=1))
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.firsts[launch.name] = first
+        return first
+
+    async def end(self, name: str) -> None:
+        """It is gone when the test says so."""
+        assert self.registry.find(name) is None, "requests may still be sent there"
+        self.stopping[name] = asyncio.Event()
+        await self.stopping[name].wait()
+        del self.firsts[name]
+        self.ended.append(name)
+
+    # The proxy, the instances and the queue
+
+    async def refresh(self) -> None:
+        """Nobody else to ask."""
+
+    def traffic(self) -> list[Clients]:
+        return [self.clients]
+
+    def is_idle(self, instance: Instance) -> bool:
+        return not instance.outstanding
+
+    async def ask(
+        self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
+    ) -> OperationAnswer | None:
+        self.asked.append(instance.name)
+        number = self.sessions.get(instance.name, 0)
+        return None if number is None else OperationAnswer(200, "", json.dumps({"sessions": {"open": number}}).encode())
+
+    async def _find_pending(self, endpoint: str) -> Backlog:
+        return Backlog() if self.pending is None else await self.pending()
+
+    # What a test does
+
+    @property
+    def running(self) -> list[str]:
+        return sorted(member.name for member in self.group.in_phase(Phase.RUNNING))
+
+    def phase(self, name: str) -> Phase | None:
+        member = self.group.members.get(name)
+        return None if member is None else member.phase
+
+    async def look(self, after_s: float = 1.0) -> list[str]:
+        """A look some time after the last; returns what runs."""
+        self.now += after_s
+        await self.autoscaler.look()
+        await settle()
+        return self.running
+
+    async def grow(self, number: int) -> list[Instance]:
+        """Instances, ready to serve."""
+        self.clients.num_waiting = 5 * number
+        while len(await self.look()) < number:
+            pass
+        self.clients.num_waiting = 0
+        for name in self.running:
+            await self.be_ready(name)
+        return [self.instance(name) for name in self.running]
+
+    async def be_ready(self, name: str) -> None:
+        self.registry.set_state(name, InstanceState.READY)
+        if not self.firsts[name].done():
+            self.firsts[name].set_result(None)
+        await settle()
+
+    async def be_gone(self, name: str) -> None:
+        self.stopping[name].set()
+        await settle()
+
+    def instance(self, name: str) -> Instance:
+        found = self.registry.find(name)
+        assert found is not None
+        return found
+
+
+async def settle() -> None:
+    """Let every task come to where it waits for the test."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def making(**options: Any) -> AsyncIterator[World]:
+    world = World(**options)
+    await world.autoscaler.start()
+    yield world
+    await world.autoscaler.stop()
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await test
+
+    asyncio.run(bounded())
+
+
+def test_goes_from_zero_to_what_the_backlog_needs_and_back() -> None:
+    """One for the first request, more by the target; all drained and stopped when nothing came for the cool-down."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            assert await world.look() == []
+            world.clients.num_waiting = 12
+            assert await world.look() == ["llava-0"]
+            assert await world.look() == ["llava-0", "llava-1", "llava-2"]
+            world.clients.num_waiting = 0
+            for name in world.running:
+                await world.be_ready(name)
+            await world.look()
+            await world.look(after_s=10)
+            assert {instance.state for instance in world.registry.instances()} == {InstanceState.DRAINING}
+
+            await world.look()
+            for name in list(world.stopping):
+                await world.be_gone(name)
+
+            assert sorted(world.ended) == ["llava-0", "llava-1", "llava-2"]
+            assert (world.group.members, list(world.registry.instances())) == ({}, [])
+            assert world.reports[0] == "llava: from 0 to 1 instances, backlog 12"
+
+    run(scenario())
+
+
+def test_what_runs_counts_whoever_sent_it() -> None:
+    """Held and outstanding real-time requests, asynchronous ones that wait or run; one that runs at an instance is
+    outstanding there, too, and counts once."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            (instance,) = await world.grow(1)
+            leases = [instance.lease() for _ in range(3)]
+            world.clients.num_waiting = 1
+
+            async def pending() -> Backlog:
+                return Backlog(waiting=2, running=2)
+
+            world.pending = pending
+            await world.look()
+
+            assert world.variant.scale is not None
+            assert world.variant.scale.backlog == 1 + 2 + 3
+            for lease in leases:
+                lease.release()
+            await world.look()
+            assert world.variant.scale.backlog == 1 + 2 + 2
+
+    run(scenario())
+
+
+def test_an_instance_that_works_is_not_stopped() -> None:
+    """Scale-in drains first: one whose request goes on for longer than any cool-down ends it, then goes."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            first, second = await world.grow(2)
+            lease = second.lease()
+            await world.look()
+            assert await world.look(after_s=10) == ["llava-1"], "the idle one goes"
+
+            await world.look(after_s=1000)
+            assert world.running == ["llava-1"]
+            assert second.state is InstanceState.READY
+            lease.release()
+            await world.look()
+            await world.look(after_s=10)
+            late = Lease(second)  # a session's turn may still come to an instance that drains
+            await world.look()
+            await world.look(after_s=100)
+            assert world.phase("llava-1") is not Phase.ENDING
+            late.release()
+            assert first is not second
+
+    run(scenario())
+
+
+def test_one_that_drains_is_called_back() -> None:
+    """A request that comes meanwhile needs no cold start."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            (instance,) = await world.grow(1)
+            await world.look()
+            lease = instance.lease()
+            lease.release()
+            await world.look(after_s=10)
+            assert instance.state is InstanceState.DRAINING
+            world.clients.num_waiting = 1
+
+            assert await world.look() == ["llava-0"]
+            assert instance.is_ready
+            assert world.stopping == {}
+
+    run(scenario())
+
+
+def test_use_between_two_looks_is_noticed() -> None:
+    """Requests that come and go in less than a second keep an instance from being idle."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            await world.grow(1)
+            for _ in range(30):
+                world.clients.metrics.num_sent += 1
+                assert await world.look() == ["llava-0"]
+
+    run(scenario())
+
+
+def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:
+    """Session ids name instances, so names are few; two processes never share one."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            await world.look()
+            assert world.phase("llava-0") is Phase.ENDING
+            world.clients.num_waiting = 1
+            await world.look()
+            assert world.phase("llava-0") is Phase.ENDING
+
+            await world.be_gone("llava-0")
+
+            assert await world.look() == ["llava-0"]
+
+    run(scenario())
+
+
+def test_sessions_without_a_journal_keep_their_instance() -> None:
+    """Nobody else could go on with them. They are asked for seldom, and one opened in the last moment counts."""
+
+    async def scenario() -> None:
+        async with making(are_journaled=False) as world:
+            (instance,) = await world.grow(1)
+            world.sessions["llava-0"] = 2
+            await world.look()
+            assert await world.look(after_s=10) == ["llava-0"]
+            assert await world.look() == ["llava-0"]
+            assert world.asked == ["llava-0"]
+            assert "2 open sessions and no journal" in world.reports[-1]
+
+            world.sessions["llava-0"] = None  # no answer is no word that it has none
+            assert await world.look(after_s=5) == ["llava-0"]
+
+            world.sessions["llava-0"] = 0
+            await world.look(after_s=5)
+            assert instance.state is InstanceState.DRAINING
+            world.sessions["llava-0"] = 1
+            assert await world.look() == ["llava-0"]
+            assert instance.is_ready
+
+    run(scenario())
+
+
+def test_sessions_with_a_journal_keep_nobody() -> None:
+    """Any instance can take them over, so nobody is asked."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            await world.grow(1)
+            world.sessions["llava-0"] = 2
+            await world.look()
+            assert await world.look(after_s=10) == []
+            assert world.asked == []
+
+    run(scenario())
+
+
+def test_an_operator_who_resumes_an_instance_keeps_it() -> None:
+    """For another cool-down, as if it had been used."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            (instance,) = await world.grow(1)
+            await world.look()
+            await world.look(after_s=10)
+            assert instance.state is InstanceState.DRAINING
+            world.registry.resume("llava-0")
+
+            assert await world.look() == ["llava-0"]
+            assert await world.look() == ["llava-0"]
+            assert await world.look(after_s=9) == ["llava-0"]
+            assert await world.look(after_s=1) == []
+
+    run(scenario())
+
+
+def test_a_start_that_fails_is_tried_again_later_each_time() -> None:
+    """The waiting requests are not forgotten, and a broken model does not start processes without end."""
+
+    async def scenario() -> None:
+        async with making(max_capacity=1) as world:
+            world.clients.num_waiting = 1
+            waits = []
+            for _ in range(3):
+                assert await world.look(after_s=100) == ["llava-0"]
+                world.firsts["llava-0"].set_exception(LaunchError("llava-0 cannot load its model"))
+                await settle()
+                assert world.registry.find("llava-0") is None
+                await world.be_gone("llava-0")
+                assert await world.look(after_s=0) == []
+                waits.append(world.group.starts_after - world.now)
+
+            assert waits == [1.0, 2.0, 4.0]
+            assert "cannot load its model" in world.reports[-2]
+
+    run(scenario())
+
+
+def test_the_first_instances_must_come_up() -> None:
+    """A fleet that cannot start says so instead of trying for ever."""
+
+    async def scenario() -> None:
+        world = World(initial_count=2)
+        starting = asyncio.create_task(world.autoscaler.start())
+        await settle()
+        assert world.running == ["llava-0", "llava-1"]
+        await world.be_ready("llava-0")
+        world.firsts["llava-1"].set_exception(LaunchError("there is no such thing"))
+
+        with pytest.raises(LaunchError, match="no such thing"):
+            await starting
+
+    run(scenario())
+
+
+def test_one_that_is_being_started_or_is_down_goes_at_once() -> None:
+    """It has nothing to end."""
+
+    async def scenario() -> None:
+        async with making() as world:
+            world.clients.num_waiting = 10
+            await world.look()
+            await world.look()
+            assert world.running == ["llava-0", "llava-1"]
+            await world.be_ready("llava-0")
+            world.registry.set_state("llava-0", InstanceState.DOWN)
+            world.clients.num_waiting = 0
+            await world.look()
+            await world.look(after_s=10)
+
+            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.ENDING, Phase.ENDING]
+
+    run(scenario())
+
+
+def test_a_queue_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was last heard of it goes on to count, and real-time requests are seen as before."""
+    monkeypatch.setattr(autoscaler_module, "PENDING_TIMEOUT_S", 0.01)
+
+    async def scenario() -> None:
+        async with making() as world:
+
+            async def pending() -> Backlog:
+                return Backlog(waiting=1)
+
+            async def refusing() -> Backlog:
+                raise QueueUnavailable("The queue is away.")
+
+            async def hanging() -> Backlog:
+                await asyncio.sleep(3600)
+                raise AssertionError
+
+            world.pending = pending
+            assert await world.look() == ["llava-0"]
+            world.pending = refusing
+            assert await world.look(after_s=1000) == ["llava-0"]
+            world.pending = hanging
+            assert await world.look(after_s=1000) == ["llava-0"]
+            world.clients.num_waiting = 9
+            assert await world.look() == ["llava-0", "llava-1"]
+
+    run(scenario())
+
+
+def test_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A held request does not wait for the next look, and a failed look is not the last one."""
+    monkeypatch.setattr(autoscaler_module, "LOOK_S", 3600.0)
+
+    async def scenario() -> None:
+        async with making() as world:
+            looks = 0
+
+            def fail_at_first() -> list[Clients]:
+                nonlocal looks
+                looks += 1
+                if looks == 1:
+                    raise ZeroDivisionError
+                return [world.clients]
+
+            world.traffic = fail_at_first  # type: ignore[method-assign]
+            running = asyncio.create_task(world.autoscaler.run())
+            while looks < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            world.clients.num_waiting = 1
+            world.autoscaler.wake()
+            while world.running != ["llava-0"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            running.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "number"),
+    [
+        (200, b'{"sessions": {"open": 3, "max": 8}}', 3),
+        (200, b'{"models": []}', 0),
+        (200, b"[1]", 0),
+        (404, b"not found", 0),
+        (503, b"", None),
+    ],
+)
+def test_reads_what_instances_say_of_their_sessions(status: int, body: bytes, number: int | None) -> None:
+    """A handler that is none of ours has none; one in trouble has not said so."""
+    assert read_open_sessions(OperationAnswer(status, "", body)) == number

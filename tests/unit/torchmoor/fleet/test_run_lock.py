@@ -1,0 +1,56 @@
+"""One fleet at a time in a run directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmoor.errors import LaunchError
+from torchmoor.fleet.guard import LOCK_FILE
+from torchmoor.fleet.run_lock import RunLock
+
+
+def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """While the first runs; when it has ended the directory is free, and the lock is gone."""
+
+    async def scene() -> None:
+        first, second, said = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=0.2), []
+        descriptor = await first.take(said.append)
+        assert await first.take(said.append) == descriptor
+
+        with pytest.raises(LaunchError, match="--run-dir of its own"):
+            await second.take(said.append)
+        assert said == [f"waiting until the fleet before in {tmp_path} has ended"]
+
+        first.release()
+        await second.take(said.append)
+        second.release()
+        assert not (tmp_path / LOCK_FILE).exists()
+
+    asyncio.run(scene())
+
+
+def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
+    """A process that has inherited the lock keeps it until it ends, whatever has become of the launcher."""
+
+    async def scene() -> None:
+        first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
+        descriptor = await first.take(print)
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
+        )
+        os.close(descriptor)  # as the launcher's death does
+        taking = asyncio.create_task(second.take(lambda line: waiting.set()))
+        await waiting.wait()
+        assert not taking.done()
+
+        await guard.communicate(b"\n")
+
+        await taking
+        second.release()
+
+    asyncio.run(scene())

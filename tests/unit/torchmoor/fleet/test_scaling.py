@@ -1,0 +1,216 @@
+"""The scaling policies as functions: AWS's published example, and what holds for every backlog at every time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.scaling import Scaling, decide
+from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
+
+PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s
+TRACKED = TargetTracking(target=5, scale_in_cooldown_s=60, scale_out_cooldown_s=30)
+SEVERAL = ScalingSettings(max_capacity=8, tracking=TRACKED, step=StepScaling(cooldown_s=20))
+
+
+class Variant:
+    """A variant whose backlog and clock a test sets; remembers every decision."""
+
+    def __init__(self, settings: ScalingSettings, desired: int = 0) -> None:
+        self.settings = settings
+        self.state = Scaling(desired)
+        self.now = 1000.0
+
+    def look(self, backlog: int, after_s: float = 1.0) -> int:
+        """One decision, some time after the last one."""
+        self.now += after_s
+        self.state = decide(self.settings, self.state, backlog=backlog, now=self.now)
+        return self.state.desired
+
+
+def test_published_example_wakes_at_once_and_sleeps_after_its_cooldown() -> None:
+    """Target 5.0, 0 to 1 instances: one request starts the instance, 600 s without any stop it, not a second less."""
+    variant = Variant(PUBLISHED)
+
+    assert variant.look(0) == 0
+    assert variant.look(1) == 1
+    assert variant.look(1000) == 1
+    assert variant.look(0) == 1
+    assert variant.look(0, after_s=599.5) == 1
+    assert variant.look(0, after_s=0.5) == 0
+
+
+def test_long_job_is_never_scaled_away() -> None:
+    """The known complaint of AWS's users: what runs counts as backlog, so an instance that works stays, for days."""
+    variant = Variant(PUBLISHED, desired=1)
+
+    assert {variant.look(1, after_s=3600) for _ in range(48)} == {1}
+
+
+def test_one_request_in_the_cooldown_begins_it_again() -> None:
+    """Fewer instances must have been enough for the whole cool-down."""
+    variant = Variant(PUBLISHED, desired=1)
+    variant.look(0)
+    variant.look(0, after_s=590)
+    variant.look(1)
+
+    assert variant.look(0) == 1
+    assert variant.look(0, after_s=599) == 1
+    assert variant.look(0, after_s=1) == 0
+
+
+def test_wakes_with_the_steps_number_then_follows_the_target() -> None:
+    """No backlog per instance exists while there is none: the step goes first, and the next look tracks the target."""
+    variant = Variant(SEVERAL)
+
+    assert [variant.look(23), variant.look(23), variant.look(23)] == [1, 5, 5]
+
+
+def test_instances_that_start_count() -> None:
+    """The same backlog asks for instances once, and a larger one is heard within the cool-down."""
+    variant = Variant(SEVERAL, desired=1)
+
+    assert [variant.look(11), variant.look(11), variant.look(16), variant.look(1000)] == [3, 3, 4, 8]
+
+
+def test_scale_in_keeps_what_the_cooldown_needed() -> None:
+    """A dip at the end of the cool-down counts no more than what was needed at its beginning."""
+    variant = Variant(SEVERAL, desired=8)
+    variant.look(20, after_s=100)  # 5 are enough
+    variant.look(3, after_s=30)
+
+    assert variant.look(0, after_s=30) == 5
+    assert variant.look(0, after_s=59) == 5
+    assert variant.look(0, after_s=1) == 0
+
+
+def test_backlog_near_the_target_does_not_swing() -> None:
+    """Two instances with 10 or 9.1 of backlog, target 5: neither more nor less, however long."""
+    variant = Variant(SEVERAL, desired=2)
+
+    assert {variant.look(backlog, after_s=100) for backlog in (10, 10, 10, 10)} == {2}
+    assert {variant.look(9, after_s=100) for _ in range(4)} == {2}
+
+
+def test_what_was_added_stays_for_the_cooldown_of_its_policy() -> None:
+    """Also where the scale-in cool-down is shorter."""
+    settings = ScalingSettings(tracking=TargetTracking(scale_in_cooldown_s=0), step=StepScaling(cooldown_s=20))
+    variant = Variant(settings)
+    variant.look(1)
+
+    assert variant.look(0, after_s=19) == 1
+    assert variant.look(0, after_s=1) == 0
+
+
+def test_scale_in_can_be_switched_off() -> None:
+    """DisableScaleIn, or no target tracking at all: instances are added and stay."""
+    for tracking in (None, TargetTracking(can_scale_in=False, scale_in_cooldown_s=0)):
+        variant = Variant(ScalingSettings(tracking=tracking))
+        variant.look(1)
+
+        assert variant.look(0, after_s=1e6) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"min_capacity": -1}, "MinCapacity"),
+        ({"max_capacity": 0}, "MaxCapacity"),
+        ({"min_capacity": 3, "max_capacity": 2, "initial_count": 3}, "MaxCapacity"),
+        ({"min_capacity": 1}, "InitialInstanceCount"),
+        ({"initial_count": 2}, "InitialInstanceCount"),
+        ({"step": None}, "HasBacklogWithoutCapacity"),
+        ({"max_hold_s": 0.0}, "max_hold_s"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, object], said: str) -> None:
+    """With the name of the value; going to zero without a way back among them."""
+    with pytest.raises(ConfigError, match=said):
+        ScalingSettings(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "values", [{"target": 0.0}, {"target": math.inf}, {"scale_in_cooldown_s": -1.0}, {"scale_out_cooldown_s": math.nan}]
+)
+def test_policies_that_mean_nothing_are_refused(values: dict[str, float]) -> None:
+    """A target or a cool-down that no clock could meet."""
+    with pytest.raises(ConfigError):
+        TargetTracking(**values)  # type: ignore[arg-type]
+
+
+SETTINGS = st.builds(
+    lambda least, more, target, cool_in, cool_out, step, cool_step: ScalingSettings(
+        min_capacity=least,
+        max_capacity=max(1, least + more),
+        initial_count=least,
+        tracking=TargetTracking(target=target, scale_in_cooldown_s=cool_in, scale_out_cooldown_s=cool_out),
+        step=StepScaling(num_instances=step, cooldown_s=cool_step),
+    ),
+    least=st.integers(0, 3),
+    more=st.integers(0, 6),
+    target=st.floats(0.5, 50),
+    cool_in=st.floats(0, 100),
+    cool_out=st.floats(0, 100),
+    step=st.integers(1, 4),
+    cool_step=st.floats(0, 100),
+)
+LOOKS = st.lists(st.tuples(st.integers(0, 200), st.floats(0, 60)), max_size=60)
+
+
+@given(SETTINGS, LOOKS)
+def test_never_outside_the_limits_and_never_idle_with_a_backlog(
+    settings: ScalingSettings, looks: list[tuple[int, float]]
+) -> None:
+    """The number stays from MinCapacity to MaxCapacity, and whenever there is a backlog there is an instance."""
+    variant = Variant(settings, settings.initial_count)
+
+    for backlog, after_s in looks:
+        desired = variant.look(backlog, after_s)
+
+        assert settings.min_capacity <= desired <= settings.max_capacity
+        assert desired > 0 or backlog == 0
+
+
+@given(SETTINGS, LOOKS)
+def test_a_scale_in_is_one_that_the_whole_cooldown_allows(
+    settings: ScalingSettings, looks: list[tuple[int, float]]
+) -> None:
+    """After a scale-in each instance has at most its target, of the largest backlog since the cool-down began; none
+    comes within that cool-down of the one before, nor within the cool-down of a scale-out."""
+    variant = Variant(settings, settings.initial_count)
+    tracking, step = settings.tracking, settings.step
+    assert tracking is not None
+    assert step is not None
+    seen: list[tuple[float, int]] = []
+    stays_until = last_in_at = -math.inf
+
+    for backlog, after_s in looks:
+        before = variant.state.desired
+        desired = variant.look(backlog, after_s)
+        seen.append((variant.now, backlog))
+        if desired > before:
+            stays_until = variant.now + (step.cooldown_s if before == 0 else tracking.scale_out_cooldown_s)
+        elif desired < before:
+            began = variant.now - tracking.scale_in_cooldown_s + 1e-6  # floats: a sum and a difference
+            assert variant.now >= stays_until
+            assert last_in_at <= began
+            assert all(given <= desired * tracking.target for at, given in seen if at >= began)
+            last_in_at = variant.now
+
+
+@given(SETTINGS, st.integers(0, 200), st.integers(0, 9))
+def test_a_steady_backlog_comes_to_rest(settings: ScalingSettings, backlog: int, initial: int) -> None:
+    """The number changes only so often, and then each instance has its target or less, or there are no more."""
+    variant = Variant(settings, min(max(initial, settings.min_capacity), settings.max_capacity))
+    assert settings.tracking is not None
+
+    numbers = [variant.look(backlog, after_s=201) for _ in range(6)]
+
+    assert numbers[3:] == [numbers[3]] * 3
+    assert backlog <= numbers[3] * settings.tracking.target or numbers[3] == settings.max_capacity
+    if not backlog:
+        assert numbers[3] == settings.min_capacity

@@ -1,0 +1,69 @@
+"""What `torchmoor up` keeps of asynchronous requests, and when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from torchmoor.async_folder import AsyncFolder
+from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.request import AsyncRequest
+from torchmoor.settings import AsyncQueueSettings
+
+
+def use(path: Path, work: Callable[[AsyncFolder], Awaitable[None]]) -> list[str]:
+    """What is said of a folder that was used so."""
+    said: list[str] = []
+
+    async def scene() -> None:
+        async with AsyncFolder(path, said.append) as folder:
+            await work(folder)
+
+    asyncio.run(scene())
+    return said
+
+
+def test_folder_that_nobody_used_goes(tmp_path: Path) -> None:
+    """A queue that was opened and never written to is nothing to keep."""
+
+    async def open_only(folder: AsyncFolder) -> None:
+        queue = open_queue(folder.inference.queue, AsyncQueueSettings())
+        await queue.backlog("llava")
+        await queue.close()
+
+    assert use(tmp_path / "run dir" / "async", open_only) == []
+    assert not (tmp_path / "run dir").exists()
+
+
+def test_request_that_waits_is_kept(tmp_path: Path) -> None:
+    """Also before there is any result, and for nobody but this user."""
+    path = tmp_path / "run dir" / "async"
+
+    async def submit(folder: AsyncFolder) -> None:
+        queue = open_queue(folder.inference.queue, AsyncQueueSettings())
+        await queue.submit(
+            AsyncRequest(
+                inference_id="one",
+                endpoint="llava",
+                output_location="file:///o",
+                failure_location="file:///f",
+                body=b"x",
+            )
+        )
+        await queue.close()
+
+    said = use(path, submit)
+
+    assert said == [f"asynchronous requests and results stay in {path}"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_results_and_inputs_are_kept(tmp_path: Path) -> None:
+    """They are the user's."""
+
+    async def put(folder: AsyncFolder) -> None:
+        (folder.path / "inputs" / "mine").write_bytes(b"x")
+
+    assert use(tmp_path / "async", put)
+    assert (tmp_path / "async/inputs/mine").exists()

@@ -1,0 +1,63 @@
+"""Which instances a host may have."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.launcher import Launch
+from torchmoor.fleet.registry import Registry
+from torchmoor.host_fleet import plan_scaled
+from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.settings import EndpointSettings, VariantSettings
+
+TWO = ScalingSettings(max_capacity=2)
+
+
+def endpoint(name: str, *variants: str, scaling: ScalingSettings | None = TWO) -> EndpointSettings:
+    return EndpointSettings(
+        name=name, variants=tuple(VariantSettings(name=each, model="llava", scaling=scaling) for each in variants)
+    )
+
+
+def test_every_instance_that_may_run_is_planned() -> None:
+    """MaxCapacity of each scaled variant, named for its endpoint, and for its variant where there are several; spread
+    over the GPUs."""
+    planned = plan_scaled(
+        [endpoint("Chat", "AllTraffic"), endpoint("fixed", "v", scaling=None), endpoint("ab", "Blue", "Green")],
+        ["0", "1"],
+    )
+
+    assert planned == [
+        Launch("chat-0", "Chat", "llava.mar", "0", "AllTraffic"),
+        Launch("chat-1", "Chat", "llava.mar", "1", "AllTraffic"),
+        Launch("ab-blue-0", "ab", "llava.mar", "0", "Blue"),
+        Launch("ab-blue-1", "ab", "llava.mar", "1", "Blue"),
+        Launch("ab-green-0", "ab", "llava.mar", "0", "Green"),
+        Launch("ab-green-1", "ab", "llava.mar", "1", "Green"),
+    ]
+
+
+def test_a_name_leads_to_its_variant_without_the_instance() -> None:
+    """So a session finds its variant while that has no instance; other names lead nowhere."""
+    settings = [endpoint("ab", "Blue", "Green")]
+    (found,) = Registry(settings).endpoints()
+
+    variants = {launch.name: launch.variant for launch in plan_scaled(settings, [])}
+
+    assert {name: variant.name for name in variants if (variant := found.find_variant_of(name))} == variants
+    assert found.find_variant_of("other-0") is None
+
+
+@pytest.mark.parametrize(
+    "endpoints",
+    [
+        [endpoint("a--b", "v")],
+        [endpoint("a" * 62, "v")],
+        [endpoint("chat", "v"), endpoint("Chat", "v")],
+    ],
+)
+def test_names_that_would_be_none_or_the_same_are_refused(endpoints: list[EndpointSettings]) -> None:
+    """Session ids carry them."""
+    with pytest.raises(ConfigError, match="name"):
+        plan_scaled(endpoints, [])

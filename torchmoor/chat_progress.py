@@ -1,0 +1,75 @@
+"""What `torchmoor chat` says while an answer is long in coming: whether an instance is being started for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError
+from botocore.httpsession import URLLib3Session
+
+PATIENCE_S = 2.0  # before it asks; most answers have begun by then
+INTERVAL_S = 2.0
+TIMEOUT_S = 5.0
+
+
+class Progress:
+    """Asks the proxy how the endpoint does, on a thread of its own, while somebody waits."""
+
+    def __init__(
+        self,
+        endpoint_url: str,
+        endpoint: str,
+        credentials: Credentials,
+        region: str,
+        say: Callable[[str], None],
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """say: is told each piece of news once. A proxy that does not answer, or not that, is no news."""
+        self._url = f"{endpoint_url.rstrip('/')}/endpoints/{endpoint}"
+        self._auth = SigV4Auth(credentials, "sagemaker", region)
+        self._say = say
+        self._patience_s = patience_s
+
+    @contextmanager
+    def waiting(self) -> Iterator[Callable[[], None]]:
+        """Somebody waits until the block ends, or calls what it is given."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over,), name="progress", daemon=True)
+        thread.start()
+        try:
+            yield over.set
+        finally:
+            over.set()
+
+    def _watch(self, over: threading.Event) -> None:
+        interval_s = self._patience_s
+        while not over.wait(interval_s):
+            interval_s = INTERVAL_S
+            for news in self._ask():
+                if not over.is_set():
+                    self._say(news)
+
+    def _ask(self) -> list[str]:
+        request = AWSRequest("GET", self._url)
+        self._auth.add_auth(request)
+        session = URLLib3Session(timeout=TIMEOUT_S)
+        try:
+            answer = session.send(request.prepare())
+            content: Any = json.loads(answer.content) if answer.status_code == 200 else {}
+            return [
+                str(status["StatusMessage"])
+                for variant in content.get("ProductionVariants", ())
+                for status in variant.get("VariantStatus", ())
+            ]
+        except (BotoCoreError, ValueError, AttributeError, KeyError, TypeError):
+            return []
+        finally:
+            session.close()

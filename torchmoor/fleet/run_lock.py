@@ -1,0 +1,65 @@
+"""One fleet at a time in a run directory: a launcher that was killed leaves guards, which still clean up after it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torchmoor.errors import LaunchError
+from torchmoor.fleet.guard import LOCK_FILE
+
+POLL_S = 0.05
+
+
+class RunLock:
+    """A lock on the directory, held by whoever has its descriptor: the launcher and every guard that it starts."""
+
+    def __init__(self, folder: Path, *, timeout_s: float) -> None:
+        """timeout_s: how long an earlier fleet may take to end."""
+        self._path = folder / LOCK_FILE
+        self._timeout_s = timeout_s
+        self._taking = asyncio.Lock()
+        self._descriptor: int | None = None
+
+    async def take(self, report: Callable[[str], None]) -> int:
+        """Its descriptor, once nobody else has the lock; the same one later. Raises LaunchError."""
+        async with self._taking:
+            if self._descriptor is None:
+                self._descriptor = await self._wait(report)
+            return self._descriptor
+
+    async def _wait(self, report: Callable[[str], None]) -> int:
+        loop = asyncio.get_running_loop()
+        deadline, has_reported = loop.time() + self._timeout_s, False
+        while True:
+            descriptor = self._try()
+            if descriptor is not None:
+                return descriptor
+            if loop.time() > deadline:
+                raise LaunchError(f"another fleet runs in {self._path.parent}; give this one a --run-dir of its own")
+            if not has_reported:
+                report(f"waiting until the fleet before in {self._path.parent} has ended")
+                has_reported = True
+            await asyncio.sleep(POLL_S)
+
+    def _try(self) -> int | None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == os.stat(self._path).st_ino:  # else it was removed by who had it
+                return descriptor
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Remove the lock and let go."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(descriptor)
