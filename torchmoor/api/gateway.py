@@ -27,7 +27,7 @@ from torchmoor.routing.waiting import WaitingBytes
 from torchmoor.settings import ProxySettings
 
 MAX_REMEMBERED_IDS = 4096
-SESSION_KEY = b'"session_id"'
+SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 
 
 class Gateway:
@@ -134,12 +134,10 @@ class Gateway:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
 
     def find_session_in(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
-        """The session that a JSON body names as its `session_id`, if it is one of this endpoint and principal.
+        """The session that a JSON body with SESSION_KEY in it names, if it is one of this endpoint and principal.
 
         What is wrong with a body or an id is the instance's to say.
         """
-        if SESSION_KEY not in body:
-            return None
         try:
             content = json.loads(body)
             named = content.get("session_id") if isinstance(content, dict) else None

@@ -10,7 +10,7 @@ from time import monotonic
 
 from torchmoor.api.assignment import Assignment
 from torchmoor.api.dispatcher import Dispatcher
-from torchmoor.api.gateway import Gateway
+from torchmoor.api.gateway import SESSION_KEY, Gateway
 from torchmoor.api.observer import TRACEPARENT, Observer, Trace
 from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
@@ -166,7 +166,9 @@ class Invocation(Assignment):
             except ApiError as error:
                 return self.fail(error)
         if self._must_read_body:
-            self._find_session(prefix)
+            self.num_prefix_bytes = self.dispatcher.num_prefix_bytes
+            if SESSION_KEY in prefix:
+                self._find_session(prefix)
         if self.num_prefix_bytes and self.session is None:
             prefix_id = self.request.find(PREFIX_AWARE_ID) or b""
             excluded = self.route_request.excluded
