@@ -8,10 +8,10 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).resolve().parent
 
 
-def read_groups() -> dict[str, list[str]]:
-    """The pinned requirements by the group comments of requirements.txt."""
+def read_groups(name: str) -> dict[str, list[str]]:
+    """The pinned requirements of a file by its group comments."""
     groups: dict[str, list[str]] = {}
-    for line in (HERE / "requirements.txt").read_text().splitlines():
+    for line in (HERE / name).read_text().splitlines():
         if header := re.fullmatch(r"# \[(\w+)\]", line):
             groups[header[1]] = []
         elif requirement := line.partition("#")[0].strip():
@@ -19,7 +19,7 @@ def read_groups() -> dict[str, list[str]]:
     return groups
 
 
-GROUPS = read_groups()
+GROUPS = read_groups("requirements.txt") | read_groups("requirements-clients.txt")
 
 setup(
     name="torchmoor",
@@ -36,7 +36,7 @@ setup(
         "torchmoor.fleet": ["log4j2.xml"],
     },
     install_requires=GROUPS["proxy"],
-    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "dev")},
+    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "dev", "langchain")},
     entry_points={"console_scripts": ["torchmoor = torchmoor.cli:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -1,7 +1,7 @@
 """Every failure that a client of the handlers can see.
 
 HandlerError
- +- BadInput: InvalidJson, InvalidRequest, ContextTooLong, SessionIdMismatch
+ +- BadInput: InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch
  +- BadImage: NotAnImage, ImageTooLarge, ImageUrlForbidden, ImageUnreachable
  +- SessionGone: SessionUnknown, SessionExpired, SessionClosed, SessionLost
  +- NoRoom: Overloaded, OutOfMemory, OutOfDisk
@@ -73,6 +73,12 @@ class InvalidJson(BadInput):
 
 class InvalidRequest(BadInput):
     """The body is well formed but a field is missing, unknown or out of range."""
+
+
+class UnsupportedMedia(BadInput):
+    """The body, or a part of it, is a video or a sound."""
+
+    status = 415
 
 
 class ContextTooLong(BadInput):
@@ -154,7 +160,7 @@ class OutOfMemory(NoRoom):
 
 
 class OutOfDisk(NoRoom):
-    """The disk that models are unpacked on has no room for this one."""
+    """A disk has no room for the model that is to be unpacked, or for the image that is to be scaled down."""
 
     status = 507
 

@@ -90,9 +90,15 @@ class IntakeSettings:
     total_timeout_s: float = 20.0
     max_redirects: int = 3
     num_threads: int = 8  # images fetched and decoded at once
+    allowed_buckets: tuple[str, ...] = ()  # bucket or bucket/prefix, of which anyone may name s3:// addresses
+    large_bytes: int = 1 << 30  # an image from S3; above max_bytes it is scaled down on arrival, one at a time
+    large_pixels: int = 400_000_000  # of such an image as it is decoded: 4 bytes of memory each, 8 with transparency
+    scaled_pixels: int = 6_000_000  # what is left of it, within max_pixels and max_bytes
+    s3_timeout_s: float = 300.0  # for all of an image from S3
 
     def __post_init__(self) -> None:
         _positive("intake", self, "max_bytes", "max_pixels", "max_aspect_ratio", "num_threads")
+        _positive("intake", self, "large_bytes", "large_pixels", "scaled_pixels", "s3_timeout_s")
         _positive("intake", self, "connect_timeout_s", "read_timeout_s", "total_timeout_s")
         _not_negative("intake", self, "max_redirects")
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 
+collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
+
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
 import json
-import mimetypes
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import boto3
 import click
 from botocore.config import Config
 from botocore.credentials import Credentials
-from botocore.exceptions import BotoCoreError, ClientError
-from urllib3.exceptions import HTTPError
 
 from torchmoor.chat_progress import Progress
+from torchmoor.clients import runtime
+from torchmoor.clients.errors import EndpointError
+from torchmoor.clients.runtime import readable_errors
 from torchmoor.errors import TorchmoorError
 
 READ_TIMEOUT_S = 120
@@ -94,29 +92,14 @@ class ChatSession:
         return answer
 
 
-class _readable_errors:
+@contextmanager
+def _readable_errors() -> Iterator[None]:
     """Turns what boto3 raises into a ChatError."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ClientError):
-            raise ChatError(_explain(error.response)) from error
-        if isinstance(error, HTTPError):
-            raise ChatError("the connection was lost before the answer was complete") from error
-        if isinstance(error, BotoCoreError):
-            raise ChatError(f"{error} (is `torchmoor up` running?)") from error
-
-
-def _explain(response: Mapping[str, Any]) -> str:
-    """The handler's own words where it was the handler that refused, else the proxy's."""
-    message: str = response["Error"]["Message"]
     try:
-        own: str = json.loads(response.get("OriginalMessage", ""))["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return message
-    return own
+        with readable_errors(" (is `torchmoor up` running?)"):
+            yield
+    except EndpointError as error:
+        raise ChatError(str(error)) from error
 
 
 def _tell(news: str) -> None:
@@ -124,36 +107,20 @@ def _tell(news: str) -> None:
 
 
 def make_client(endpoint_url: str) -> tuple[Any, Credentials]:
-    """boto3's client and its keys; a user without any gets made-up ones, since a local proxy asks for none.
-
-    Raises ChatError if the address is none.
-    """
-    session = boto3.Session()
-    credentials = session.get_credentials()
-    keys = {} if credentials else {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+    """boto3's client and the keys that it signs with. Raises ChatError if the address is none."""
     try:
-        client = session.client(
-            "sagemaker-runtime",
-            endpoint_url=endpoint_url,
-            region_name=session.region_name or "us-east-1",
-            config=Config(read_timeout=READ_TIMEOUT_S),
-            **keys,
-        )
+        client = runtime.make_client(endpoint_url=endpoint_url, config=Config(read_timeout=READ_TIMEOUT_S))
     except ValueError as error:
         raise ChatError(f"--endpoint-url must be an http(s) address: {error}") from error
-    return client, credentials or Credentials("local", "local")
+    return client, boto3.Session().get_credentials() or Credentials("local", "local")
 
 
 def image_reference(image: str) -> str:
     """An address as it is, a file as a data URL. Raises ChatError if it cannot be read."""
-    if image.startswith(("http://", "https://", "data:")):
-        return image
     try:
-        data = Path(image).expanduser().read_bytes()
+        return runtime.image_reference(image)
     except OSError as error:
         raise ChatError(f"cannot read {image}: {error.strerror}") from error
-    kind = mimetypes.guess_type(image)[0] or "application/octet-stream"
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def run(options: ChatOptions) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handlers.chat.checks import names
+from handlers.chat.checks import names, refuse_other_media
 from handlers.chat.inputs_body import parse_inputs
 from handlers.chat.openai_body import parse_chat_completion
 from handlers.chat.session_body import parse_image, parse_session
@@ -17,7 +17,8 @@ from handlers.settings import RequestSettings
 def parse(
     incoming: Incoming, settings: RequestSettings | None = None, wall: Callable[[], float] = time.time
 ) -> Command:
-    """The command that a request means. Raises InvalidJson, InvalidRequest, ContextTooLong, SessionIdMismatch.
+    """The command that a request means. Raises InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong,
+    SessionIdMismatch.
 
     `messages` make a body OpenAI's, `inputs` TGI's or LMI's; all others belong to the session API.
     wall: seconds since 1970, which OpenAI's answers tell.
@@ -28,6 +29,7 @@ def parse(
         return Status()
     if operation:
         raise InvalidRequest(f"there is no operation {names([operation])}")
+    refuse_other_media(incoming.headers.get("content-type", ""))
     if isinstance(incoming.body, bytes) and _is_image(incoming.headers.get("content-type", ""), incoming.body):
         return parse_image(incoming, incoming.body)
     body = _json_object(incoming.body)

@@ -1,33 +1,36 @@
 """The one door for images: every check happens here, before a byte is decoded or an address is asked.
 
-A reference is raw bytes, a data URL, base64 text, or an http(s) address. An address is resolved once, each of its
-addresses is judged, and the connection goes to a judged address and no other, again at each redirect.
+A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in a bucket that is allowed. An http
+address is resolved once, each of its addresses is judged, and the connection goes to a judged address and no other,
+again at each redirect.
 """
 
 import base64
 import binascii
 import contextlib
-import io
 import ipaddress
 import re
 import socket
 import threading
-import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urljoin, urlsplit
 
 import requests
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from handlers.chat import decoding
+from handlers.chat.checks import refuse_other_media
 from handlers.chat.reply import Reply
-from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfMemory
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
 from handlers.settings import IntakeSettings
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+if TYPE_CHECKING:
+    from handlers.chat.s3_images import S3Images
+
 Resolver = Callable[[str, int], list[str]]
 
 
@@ -121,6 +124,7 @@ class ImageIntake:
             ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
         ]
         self._lock = threading.Lock()
+        self._s3: S3Images | None = None
         self.num_fetched = 0
 
     def load(self, reference: bytes | str) -> Image.Image:
@@ -137,8 +141,10 @@ class ImageIntake:
             return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
         if scheme in ("http", "https"):
             return self._fetch(text, reply)
+        if scheme == "s3":
+            return self._fetch_from_s3(text, reply)
         if scheme:
-            raise ImageUrlForbidden(f"an image address must be http, https or data, not {scheme[:20]}")
+            raise ImageUrlForbidden(f"an image address must be http, https, s3 or data, not {scheme[:20]}")
         if len(text) > self._settings.max_bytes * 4 // 3 + 4:
             raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
         return self._within_limit(_decode_base64(text))
@@ -153,33 +159,23 @@ class ImageIntake:
 
         Raises the BadImage family, OutOfMemory.
         """
-        if not data:
-            raise NotAnImage("the image has no bytes")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # judged by our own limit below
-                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                    self._check_size(image)
-                    return _to_rgb(image)
-        except BadImage:
-            raise
-        except MemoryError as exc:
-            raise OutOfMemory("this machine ran out of memory while decoding an image; try again later") from exc
-        except Image.DecompressionBombError as exc:
-            raise ImageTooLarge("the image has far too many pixels") from exc
-        except UnidentifiedImageError as exc:
-            raise NotAnImage(f"the bytes are no image of a known format ({', '.join(FORMATS)})") from exc
-        except Exception as exc:  # hostile bytes make decoders raise struct.error, KeyError, ZeroDivisionError, ...
-            raise NotAnImage("the image is broken and cannot be decoded") from exc
+        return decoding.decode(data, self._settings)
 
-    def _check_size(self, image: Image.Image) -> None:
-        """On the header alone, before a pixel is decoded."""
-        short, long = sorted(image.size)
-        if short * long > self._settings.max_pixels:
-            size = f"{image.width} x {image.height}"
-            raise ImageTooLarge(f"the image has {size} pixels, more than {self._settings.max_pixels}")
-        if long > short * self._settings.max_aspect_ratio:
-            raise ImageTooLarge(f"the image is {image.width} x {image.height} pixels, too long for its width")
+    def _fetch_from_s3(self, url: str, reply: Reply | None) -> bytes:
+        with self._lock:
+            if self._s3 is None and self._settings.allowed_buckets:
+                from handlers.chat.s3_images import S3Images  # the AWS library is slow to load
+
+                self._s3 = S3Images(self._settings)
+            s3 = self._s3
+        if s3 is None:
+            raise ImageUrlForbidden(
+                "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
+            )
+        data = s3.read(url, reply)
+        with self._lock:
+            self.num_fetched += 1
+        return data
 
     def _fetch(self, url: str, reply: Reply | None) -> bytes:
         if not self._settings.allow_urls:
@@ -311,19 +307,9 @@ def _decode_data_url(text: str, max_bytes: int) -> bytes:
     header, comma, payload = text.partition(",")
     if not comma:
         raise NotAnImage("the data URL has no comma")
+    refuse_other_media(header[len("data:") :])
     if len(payload) > max_bytes * 4:
         raise ImageTooLarge(f"the image is larger than {max_bytes} bytes")
     if header.lower().endswith(";base64"):
         return _decode_base64(payload)
     return unquote_to_bytes(payload)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I"):  # 16-bit greys, which a plain conversion would cut off at 255
-        upright = upright.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    if upright.has_transparency_data:
-        with_alpha = upright.convert("RGBA")
-        canvas = Image.new("RGBA", with_alpha.size, "white")
-        return Image.alpha_composite(canvas, with_alpha).convert("RGB")
-    return upright.convert("RGB")

@@ -9,7 +9,7 @@ from handlers.chat.openai_form import OpenAIForm
 from handlers.chat.parameters import Parameters, check_parameter
 from handlers.chat.session_body import refuse_session
 from handlers.chat.wire import Caller, Generate, Incoming
-from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.settings import RequestSettings
 
 MAX_NAME_CHARS = 256
@@ -164,15 +164,18 @@ def _part(given: Any, role: str, where: str) -> Part:
         raise InvalidRequest(f"{where} must be an object", param=where)
     if given.get("type") == "text":
         return _text(given.get("text"), f"{where}.text")
+    if given.get("type") in ("input_audio", "audio_url", "video_url"):
+        kind = str(given["type"])
+        raise UnsupportedMedia(f"{where}: {kind} is not supported: a message may have texts and images", param=where)
     if given.get("type") != "image_url":
         raise InvalidRequest(f"{where}.type must be text or image_url", param=f"{where}.type")
     if role != "user":
         raise InvalidRequest(f"{where}: only a user's message may have images", param=where)
     image = given.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
-    if not isinstance(url, str) or not url[:8].lower().startswith(("http://", "https://", "data:")):
+    if not isinstance(url, str) or not url[:8].lower().startswith(("http://", "https://", "s3://", "data:")):
         where += ".image_url.url"
-        raise InvalidRequest(f"{where} must be an http(s) address or a data URL", param=where)
+        raise InvalidRequest(f"{where} must be an http(s) or s3 address or a data URL", param=where)
     return ImagePart(url)
 
 

@@ -23,9 +23,14 @@ _REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
 
 
 def parse_image(incoming: Incoming, image: bytes) -> Command:
-    """A body that is an image: opens a session, or joins the one that the header names."""
+    """A body that is an image: opens a session, or joins the one that the header names.
+
+    One that says it is an image needs no NEW_SESSION: an asynchronous request has no such header, and what else could
+    it mean?
+    """
     header_id = incoming.headers.get(SESSION_HEADER)
-    if header_id == NEW_SESSION:
+    is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
+    if header_id == NEW_SESSION or (is_declared and not header_id):
         return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
     session_id = _session_id(header_id, None)
     return AddImages(

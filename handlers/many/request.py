@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handlers.chat.checks import refuse_other_media
 from handlers.chat.wire import Incoming
 from handlers.errors import InvalidJson, InvalidRequest
 
@@ -47,12 +48,13 @@ class TaskRequest:
 def read_body(incoming: Incoming) -> Any:
     """The body by its Content-Type: JSON as what it says, text as str, images as bytes.
 
-    Raises InvalidJson, InvalidRequest.
+    Raises InvalidJson, InvalidRequest, UnsupportedMedia.
     """
     kind = incoming.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = incoming.body
     if body is None or body in (b"", ""):
         raise InvalidRequest('the request has no body; send JSON, {"inputs": ...}, with Content-Type: application/json')
+    refuse_other_media(kind)
     if kind.startswith("image/") and isinstance(body, bytes):
         return body
     if kind == "text/plain":

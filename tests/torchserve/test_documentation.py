@@ -1,4 +1,4 @@
-"""What README.md and docs/runtime-api.md show is run as it stands there, but for the address."""
+"""What README.md, docs/runtime-api.md and docs/clients.md show is run as it stands there, but for the address."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from tests.torchserve.test_sdk_clients import require_clients
 pytestmark = pytest.mark.torchserve
 README = ROOT / "README.md"
 RUNTIME_API = ROOT / "docs" / "runtime-api.md"
+CLIENTS = ROOT / "docs" / "clients.md"
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -80,3 +81,18 @@ def test_curl_of_the_readme_works(fleet: Fleet) -> None:
     answer = shell(fleet, re.sub(r"ts-seq-[\w-]+\.\.\.", session, asking))
 
     assert f"\n{answer}\n" in block
+
+
+def test_python_of_the_clients_works(fleet: Fleet) -> None:
+    """The reader of streams, over HTTP and over boto3; LangChain's classes in the environment that has LangChain."""
+    over_http, over_boto3, chat, waiting = blocks(CLIENTS, "python")
+
+    assert run(fleet, sys.executable, over_http)
+    streamed = run(fleet, sys.executable, over_boto3)
+    answers = run(fleet, str(require_clients()), chat).splitlines()
+    waited = run(fleet, str(require_clients()), waiting)
+
+    assert answers[0].startswith("The circle is red. {'input_tokens': ")
+    assert answers[1] == "The circle is redThe circle is red."
+    assert "circle" in answers[2]
+    assert waited == streamed + "\n"

@@ -32,9 +32,12 @@ def run(script: str, *arguments: str) -> Any:
         capture_output=True,
         text=True,
         timeout=240,
-        env={key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))},
+        env={
+            **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))},
+            "PYTHONPATH": str(ROOT),  # for torchmoor.clients, which is not installed there
+        },
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, (done.stderr + done.stdout)[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -52,7 +55,7 @@ def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
     assert "was closed" in told["after"]
     assert told["model_error"].startswith("ModelError: Received client error (400) from primary")
     for call, member in (
-        ("target_model", "TargetModel"),
+        ("target_model", "target model"),
         ("variant", "Variant Other"),
         ("component", "InferenceComponentName"),
         ("hostname", "TargetContainerHostname"),
@@ -73,3 +76,22 @@ def test_langchain_completes_and_streams(fleet: Fleet) -> None:
     assert "red" in told["whole"]
     assert "".join(told["pieces"]) == told["whole"]
     assert len(told["pieces"]) > 1
+
+
+def test_langchain_chat_model_streams_and_keeps_sessions(fleet: Fleet) -> None:
+    """ChatSagemakerEndpoint: whole, streamed and asynchronous answers about a picture, stop, errors; a session."""
+    told = run("langchain_chat.py", fleet.runtime, str(SAMPLES / "red_circle.png"))
+
+    assert told["whole"] == "The circle is red."
+    assert told["usage"]["output_tokens"] > 1
+    assert told["usage"]["total_tokens"] == told["usage"]["input_tokens"] + told["usage"]["output_tokens"]
+    for pieces in (told["pieces"], told["apieces"]):
+        assert "".join(pieces) == told["whole"]
+        assert len([piece for piece in pieces if piece]) > 1
+    assert told["stopped"] == "The "
+    assert told["refused"].startswith("ModelError: 'temperature' must be")
+    assert told["session"].startswith("ts-seq-")
+    assert told["asked"] == told["whole"]
+    assert "circle" in told["more"]
+    assert told["usage_in_session"]["output_tokens"] == told["usage"]["output_tokens"]
+    assert "was closed" in told["closed"]

@@ -24,6 +24,7 @@ NEVER = [
     ("torchmoor.http", {"torchmoor.routing", "torchmoor.fleet", "torchmoor.api", "torchmoor.app", "aiohttp"}),
     ("torchmoor.fleet", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli", "torchmoor.http"}),
     ("torchmoor.api", {"torchmoor.app", "torchmoor.admin", "torchmoor.cli", "aiohttp", "asyncio"}),
+    ("torchmoor.clients", {"torchmoor.api", "torchmoor.fleet", "torchmoor.http", "torchmoor.app", "aiohttp"}),
     ("torchmoor.async_inference", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli"}),
     ("torchmoor.settings", {"torchmoor.api", "torchmoor.fleet", "torchmoor.http", "torchmoor.routing"}),
 ]

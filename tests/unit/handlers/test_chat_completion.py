@@ -399,6 +399,14 @@ def test_too_many_images_are_refused(make_client: Any, red: Any) -> None:
     assert client.call(chat(user("what?", red, red.rotate(90)))).status == 200
 
 
+@pytest.mark.parametrize("kind", ["input_audio", "video_url"])
+def test_sounds_and_videos_are_refused_as_such(client: Any, kind: str) -> None:
+    """OpenAI's own parts for them, and those of its other servers."""
+    answer = client.call({"messages": [{"role": "user", "content": [{"type": kind, kind: {"data": "AAAA"}}]}]})
+
+    assert (answer.status, answer.error) == (415, "UnsupportedMedia")
+
+
 def test_bad_image_fails_its_request_only(client: Any, red: Any) -> None:
     """Those before it in the same request are let go of."""
     content = [

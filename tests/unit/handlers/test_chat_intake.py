@@ -19,8 +19,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from handlers.chat.intake import FORMATS, ImageIntake, resolve
-from handlers.errors import BadImage, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfMemory
+from handlers.chat.decoding import FORMATS
+from handlers.chat.intake import ImageIntake, resolve
+from handlers.errors import (
+    BadImage,
+    ImageTooLarge,
+    ImageUnreachable,
+    ImageUrlForbidden,
+    NotAnImage,
+    OutOfMemory,
+    UnsupportedMedia,
+)
 from handlers.settings import IntakeSettings
 
 LOCAL = ("127.0.0.1", "::1")
@@ -574,7 +583,7 @@ def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.M
     def fail(image: Image.Image) -> Image.Image:
         raise MemoryError
 
-    monkeypatch.setattr("handlers.chat.intake._to_rgb", fail)
+    monkeypatch.setattr("handlers.chat.decoding._to_rgb", fail)
 
     with pytest.raises(OutOfMemory):
         intake(no_resolver).decode(PNG)
@@ -700,6 +709,13 @@ def test_empty_and_text_bytes_are_no_image() -> None:
         with pytest.raises(NotAnImage) as caught:
             intake().load(data)
         assert caught.value.status == 415
+
+
+def test_videos_and_sounds_are_refused_as_such() -> None:
+    """A data URL that says what it is."""
+    for kind in ("video/mp4", "AUDIO/wav"):
+        with pytest.raises(UnsupportedMedia, match="is not supported"):
+            intake().read(f"data:{kind};base64,AAAA")
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -11,7 +11,7 @@ from handlers.chat.dialects import parse
 from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
 from handlers.chat.wire import AddImages, Ask, Caller, CloseSession, Incoming, OpenSession, Status
-from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch
+from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch, UnsupportedMedia
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"
@@ -75,10 +75,13 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
     assert added == AddImages(caller=NOBODY, session_id="s", images=(b"\x89PNG",), invocation_id="")
 
 
-def test_raw_image_without_a_session_is_refused() -> None:
-    """An image alone says nothing about what to do with it."""
+def test_image_that_says_so_opens_a_session_by_itself() -> None:
+    """An asynchronous request has no session header; bytes of no stated kind say nothing about what to do with them."""
+    opened = parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+
+    assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
     with pytest.raises(InvalidRequest, match="session id"):
-        parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
+        parse(Incoming({"content-type": "application/octet-stream"}, b"\x89PNG"))
 
 
 def test_json_without_a_content_type_is_json() -> None:
@@ -409,3 +412,10 @@ def test_wrong_parameters_are_named(name: str, value: Any) -> None:
 def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool) -> None:
     """A sampling setting turns sampling on; temperature 0 and do_sample false turn it off."""
     assert parse_parameters(given).is_sampling is is_sampling
+
+
+@pytest.mark.parametrize("content_type", ["video/mp4", "Audio/WAV; q=1"])
+def test_videos_and_sounds_are_refused_as_such(content_type: str) -> None:
+    """By the Content-Type, whatever the body is, in the words that a caller looks for."""
+    with pytest.raises(UnsupportedMedia, match=r"(video|audio) is not supported"):
+        parse(Incoming({"content-type": content_type, SESSION: "NEW_SESSION"}, b"\x00\x01"))

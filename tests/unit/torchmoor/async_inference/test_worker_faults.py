@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,14 +228,20 @@ def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
     async def scene() -> None:
         async with rig:
             await rig.instance.stop()
-            deaf = await asyncio.start_server(lambda r, w: None, "127.0.0.1", rig.instance.port, limit=1024)
+            writers: list[asyncio.StreamWriter] = []
+            deaf = await asyncio.start_server(
+                lambda reader, writer: writers.append(writer), "127.0.0.1", rig.instance.port, limit=1024
+            )
             service = await rig.start()
 
             await service.submit(rig.request("one", input_location=rig.input("in", b"x" * (32 << 20)), timeout_s=0.3))
             record = await rig.until_ended(service, "one")
-            deaf.close()
-
             assert record.state is State.FAILED
             await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
+            deaf.close()
+            for writer in writers:
+                writer.transport.abort()  # ends the worker's side too, which still has bytes to send
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
 
     play(scene())

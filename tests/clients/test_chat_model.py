@@ -1,0 +1,307 @@
+"""ChatSagemakerEndpoint and its sessions, against a scripted client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from pydantic import ValidationError
+
+from tests.clients.fake_runtime import Body, FakeRuntime, openai_stream, refusal, tgi_stream
+from torchmoor.clients.errors import EndpointError, SessionMismatch, StreamCut
+from torchmoor.clients.langchain import ChatSagemakerEndpoint, ChatSagemakerSession, SagemakerAsyncEndpoint
+from torchmoor.clients.langchain.threads import MAX_AHEAD, read_in_thread
+
+PNG = "data:image/png;base64,AAAA"
+
+
+def model(*answers: Any, **fields: Any) -> tuple[ChatSagemakerEndpoint, FakeRuntime]:
+    runtime = FakeRuntime(*answers)
+    return ChatSagemakerEndpoint(endpoint_name="llava", client=runtime, **fields), runtime
+
+
+def session(*answers: Any) -> tuple[ChatSagemakerSession, FakeRuntime]:
+    chat, runtime = model({"NewSessionId": "ts-seq-1; Expires=2030-01-01T00:00:00Z"}, *answers)
+    return chat.open_session(), runtime
+
+
+def test_answers_come_in_chunks_with_usage() -> None:
+    """Each token is a chunk; together they make a message that knows its tokens and why it ended."""
+    chat, _ = model(openai_stream("grö", "ßer ", "€"))
+
+    chunks = list(chat.stream("?"))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+
+    assert [chunk.text for chunk in chunks if chunk.text] == ["grö", "ßer ", "€"]
+    assert whole.usage_metadata == {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    assert whole.response_metadata["finish_reason"] == "stop"
+    assert whole.response_metadata["model_name"] == "llava"
+
+
+def test_invoke_is_the_stream_put_together() -> None:
+    """A whole answer is a message with the same text and counts."""
+    chat, _ = model(openai_stream("a", "b"))
+
+    message = chat.invoke("?")
+
+    assert message.text == "ab"
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["output_tokens"] == 2
+
+
+async def test_async_streams_give_the_same() -> None:
+    """astream and ainvoke."""
+    chat, _ = model(openai_stream("a", "b"), openai_stream("a", "b"))
+
+    assert [chunk.text async for chunk in chat.astream("?") if chunk.text] == ["a", "b"]
+    assert (await chat.ainvoke("?")).text == "ab"
+
+
+def test_settings_and_messages_become_one_body() -> None:
+    """Images in LangChain's and OpenAI's form; a call's own settings win over the model's."""
+    chat, runtime = model(
+        openai_stream("a"), temperature=0.5, max_tokens=9, model_kwargs={"top_k": 3}, stop_sequences=["x"]
+    )
+
+    chat.invoke(
+        [
+            SystemMessage("short"),
+            HumanMessage(
+                [
+                    {"type": "text", "text": "what?"},
+                    {"type": "image", "base64": "AAAA", "mime_type": "image/png"},
+                    {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+                ]
+            ),
+            AIMessage("a circle"),
+            HumanMessage("sure?"),
+        ],
+        temperature=0.1,
+    )
+
+    [asked] = runtime.asked
+    assert asked["EndpointName"] == "llava"
+    body = asked["Body"]
+    assert body["messages"] == [
+        {"role": "system", "content": "short"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "what?"},
+                {"type": "image_url", "image_url": {"url": PNG}},
+                {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
+            ],
+        },
+        {"role": "assistant", "content": "a circle"},
+        {"role": "user", "content": "sure?"},
+    ]
+    assert (body["temperature"], body["max_tokens"], body["top_k"], body["stop"]) == (0.1, 9, 3, ["x"])
+    assert body["stream"]
+    assert body["stream_options"] == {"include_usage": True}
+    assert "seed" not in body
+
+
+def test_stop_cuts_the_answer_of_a_server_that_does_not() -> None:
+    """The text ends before the stop sequence, though it comes over two tokens, and the stream is closed."""
+    answer = openai_stream("a S", "TOP b", hangs=True)
+    chat, runtime = model(answer)
+
+    message = chat.invoke("?", stop=["STOP"])
+
+    assert message.text == "a "
+    assert message.response_metadata["finish_reason"] == "stop_sequence"
+    assert answer.is_closed.is_set()
+    assert runtime.asked[0]["Body"]["stop"] == ["STOP"]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "audio", "base64": "AAAA", "mime_type": "audio/wav"},
+        {"type": "video", "base64": "AAAA", "mime_type": "video/mp4"},
+        {"type": "file", "base64": "AAAA", "mime_type": "application/pdf", "filename": "a.pdf"},
+    ],
+)
+def test_audio_video_and_files_are_refused(block: dict[str, str]) -> None:
+    """Before anything is sent, in words."""
+    chat, runtime = model()
+
+    with pytest.raises(ValueError, match="not supported"):
+        chat.invoke([HumanMessage([block])])
+
+    assert runtime.asked == []
+
+
+def test_refusals_are_told_in_the_models_words() -> None:
+    """boto3's error becomes one with the handler's own message and the code."""
+    original = '{"error": {"code": "ContextTooLong", "message": "too long by 7 tokens"}}'
+    chat, _ = model(refusal("ModelError", "Received client error (400) from primary", original))
+
+    with pytest.raises(EndpointError, match=r"^too long by 7 tokens$") as caught:
+        chat.invoke("?")
+
+    assert caught.value.code == "ModelError"
+
+
+def test_a_broken_answer_tells_what_had_come() -> None:
+    """Half an answer is never taken for whole."""
+    chat, _ = model(openai_stream("a", "b", is_whole=False))
+
+    with pytest.raises(StreamCut) as caught:
+        chat.invoke("?")
+
+    assert caught.value.received == "ab"
+
+
+def test_unknown_settings_are_refused() -> None:
+    """A misspelt name is not silently ignored."""
+    for kind in (ChatSagemakerEndpoint, SagemakerAsyncEndpoint):
+        with pytest.raises(ValidationError, match="max_tokes"):
+            kind(endpoint_name="llava", max_tokes=1)
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither by repr nor in what is traced."""
+    chat, _ = model(aws_secret_access_key="hush")
+
+    assert "hush" not in repr(chat) + str(chat.asdict())
+
+
+async def test_a_cancelled_stream_is_ended_at_the_endpoint() -> None:
+    """Cancelling a task that waits for the next token closes the connection, and leaves no thread."""
+    answer = openai_stream("a", is_whole=False, hangs=True)
+    chat, _ = model(answer)
+    has_begun = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in chat.astream("?"):
+            has_begun.set()
+
+    task = asyncio.create_task(read())
+    await asyncio.wait_for(has_begun.wait(), 30)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(answer.is_closed.wait, 30)
+
+
+async def test_leaving_an_async_stream_ends_it() -> None:
+    """So does whoever just stops reading."""
+    answer = openai_stream("a", is_whole=False, hangs=True)
+    chat, _ = model(answer)
+
+    stream = chat.astream("?")
+    assert (await anext(stream)).text == "a"
+    await stream.aclose()
+
+    assert await asyncio.to_thread(answer.is_closed.wait, 30)
+
+
+async def test_long_answers_wait_for_their_reader() -> None:
+    """All tokens come, in order, though the thread may only be a few ahead."""
+    texts = [f"{index} " for index in range(500)]
+    chat, _ = model(openai_stream(*texts))
+
+    assert [chunk.text async for chunk in chat.astream("?") if chunk.text] == texts
+
+
+async def test_a_slow_reader_holds_the_thread_back() -> None:
+    """What is read ahead is bounded, however fast the endpoint is."""
+    made = 0
+
+    def endless() -> Iterator[int]:
+        nonlocal made
+        while True:
+            made += 1
+            yield made
+
+    items = read_in_thread(endless, lambda: None)
+    assert await anext(items) == 1
+    while made <= MAX_AHEAD:  # noqa: ASYNC110  (it is a thread that counts)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+
+    assert made <= MAX_AHEAD + 2
+    await items.aclose()
+
+
+# Sessions
+
+
+def test_a_session_is_opened_asked_and_closed(tmp_path: Path) -> None:
+    """Pictures travel once; each question alone; the session is closed at the end."""
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"123")
+    chat, runtime = model(
+        {"NewSessionId": "ts-seq-1; Expires=2030-01-01T00:00:00Z"}, tgi_stream("re", "d"), tgi_stream("yes"), {}
+    )
+
+    with chat.open_session([picture, "http://x/y.png", b"12"], ttl_s=60) as conversation:
+        first = conversation.invoke("color?", stop=["."], max_tokens=5)
+        second = conversation.invoke([HumanMessage("color?"), first, HumanMessage("sure?")])
+
+    opened, asked, again, closed = runtime.asked
+    data = base64.b64encode(b"123").decode()
+    images = [f"data:image/png;base64,{data}", "http://x/y.png", "data:application/octet-stream;base64,MTI="]
+    assert (opened["SessionId"], opened["Body"]) == (
+        "NEW_SESSION",
+        {"requestType": "NEW_SESSION", "images": images, "ttl_s": 60},
+    )
+    assert {asked["SessionId"], again["SessionId"], closed["SessionId"]} == {"ts-seq-1"}
+    assert asked["Body"]["prompt_text"] == "color?"
+    assert asked["Body"]["parameters"] == {"max_new_tokens": 5, "stop": ["."]}
+    assert again["Body"]["prompt_text"] == "sure?"
+    assert closed["Body"] == {"requestType": "CLOSE"}
+    assert (first.text, second.text) == ("red", "yes")
+    assert second.usage_metadata == {"input_tokens": 5, "output_tokens": 1, "total_tokens": 6}
+
+
+def test_a_session_refuses_another_conversation() -> None:
+    """What was said before must be what this session has heard; the end of it is enough."""
+    chat, runtime = session(tgi_stream("red"), tgi_stream("yes"), tgi_stream("no"))
+    chat.invoke("color?")
+
+    for before in ([HumanMessage("color?"), AIMessage("blue")], [HumanMessage("shape?"), AIMessage("red")]):
+        with pytest.raises(SessionMismatch, match="not what was said"):
+            chat.invoke([*before, HumanMessage("sure?")])
+    chat.invoke([HumanMessage("color?"), AIMessage("red"), HumanMessage("sure?")])
+    chat.invoke([AIMessage("yes"), HumanMessage("and now?")])
+
+    assert len(runtime.asked) == 4
+
+
+def test_an_answer_that_broke_off_was_not_said() -> None:
+    """The session has forgotten the question, so it may be asked again."""
+    chat, _ = session(Body([b'data:{"token":{"text":"re"}}\n\n']), tgi_stream("red"))
+
+    with pytest.raises(StreamCut):
+        chat.invoke("color?")
+
+    assert chat.invoke("color?").text == "red"
+    with pytest.raises(SessionMismatch):
+        chat.invoke([HumanMessage("color?"), AIMessage("re"), HumanMessage("sure?")])
+
+
+@pytest.mark.parametrize("messages", [[SystemMessage("s"), HumanMessage("q")], [HumanMessage("q"), AIMessage("a")]])
+def test_a_session_says_what_it_does_not_take(messages: list[Any]) -> None:
+    """System messages, and conversations without a question."""
+    chat, _ = session()
+
+    with pytest.raises(ValueError, match=r"system message|no question"):
+        chat.invoke(messages)
+
+
+def test_a_session_that_is_over_does_not_hide_an_error() -> None:
+    """Closing what has expired is quiet; what went wrong inside is told."""
+    chat, _ = session(refusal("ValidationError", "the session has expired"))
+
+    with pytest.raises(ZeroDivisionError), chat:
+        raise ZeroDivisionError

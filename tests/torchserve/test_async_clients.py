@@ -1,0 +1,154 @@
+"""Clients of asynchronous inference against real TorchServe instances: results in files, and in a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+import yaml
+
+from tests.servers import BUCKET, S3Server
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import draw
+from tests.torchserve.test_sdk_clients import run
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.torchserve
+PROMPT = "<s><|user|>What color is the circle?<|end|><|assistant|>"
+
+
+@pytest.fixture(scope="module")
+def s3_proxy(fleet: Fleet, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a second proxy before the fleet's instances, whose results go to S3."""
+    folder = tmp_path_factory.mktemp("s3-proxy")
+    config = {
+        "EndpointConfigName": "llava",
+        "ProductionVariants": [{"VariantName": "AllTraffic", "ModelName": "llava"}],
+        "AsyncInferenceConfig": {
+            "OutputConfig": {"S3OutputPath": f"s3://{BUCKET}/out", "S3FailurePath": f"s3://{BUCKET}/failed"}
+        },
+    }
+    content = {
+        "Endpoints": [{"EndpointConfig": config}],
+        "Instances": [{"name": each["name"], "port": each["port"]} for each in fleet.instances()],
+        "listen": {"port": 0, "admin_port": 0},
+        "async_inference": {"queue": f"sqlite://{folder / 'queue.db'}"},
+    }
+    (folder / "proxy.yaml").write_text(yaml.safe_dump(content))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torchmoor", "serve", "--config", str(folder / "proxy.yaml")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**environment, **s3_server.environment},
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, (folder / "log").read_text()[-4000:]
+            where = json.loads(line)
+            wait_until(lambda: requests.get(f"{where['admin']}/healthz", timeout=10).ok, "the proxy has instances")
+            yield where["runtime"]
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def client_of(server: S3Server) -> str:
+    """The arguments of boto3's S3 client, for a script."""
+    environment = server.environment
+    return json.dumps(
+        {
+            "endpoint_url": environment["AWS_ENDPOINT_URL_S3"],
+            "region_name": "us-east-1",
+            "aws_access_key_id": environment["AWS_ACCESS_KEY_ID"],
+            "aws_secret_access_key": environment["AWS_SECRET_ACCESS_KEY"],
+        }
+    )
+
+
+def check_langchain(told: dict[str, Any], scheme: str) -> None:
+    """The same answer each way; failures and time-outs in words, with the place of the answer."""
+    assert told["whole"]
+    assert told["stopped"] == told["whole"].partition("circle")[0]
+    assert told["several"] == [told["several"][0]] * 3
+    assert told["several"][0].startswith(told["whole"])
+    assert told["failed"].startswith("AsyncInferenceFailed: parameters.temperature must be")
+    assert told["timed_out"].startswith("AsyncInferenceTimedOut: ")
+    assert all(urlsplit(told[name].split()[-1]).scheme == scheme for name in ("failed", "timed_out"))
+
+
+def test_langchain_waits_for_results_in_files(fleet: Fleet) -> None:
+    """SagemakerAsyncEndpoint on a laptop: no service, inputs in the request, results below `torchmoor up`'s folder."""
+    check_langchain(run("langchain_async.py", fleet.runtime, PROMPT), "file")
+
+
+def test_langchain_waits_for_results_in_s3(s3_proxy: str, s3_server: S3Server) -> None:
+    """Inputs and results through a real S3 server."""
+    check_langchain(run("langchain_async.py", s3_proxy, PROMPT, client_of(s3_server)), "s3")
+
+
+def test_sagemaker_sdk_predicts_asynchronously(s3_proxy: str, s3_server: S3Server) -> None:
+    """AsyncPredictor: predict_async with get_result, polled and waited for, predict, and what the model refuses."""
+    told = run("sagemaker_async_predictor.py", s3_proxy, client_of(s3_server))
+
+    assert told["output"] == f"s3://{BUCKET}/out/inference-1.out"
+    assert told["failure"] == f"s3://{BUCKET}/failed/inference-1-error.out"
+    assert told["polled"] == told["waited"] == told["predicted"]
+    assert told["polled"][0]["generated_text"]
+    assert "'type' must be one of" in told["broken"]
+
+
+def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: str, s3_server: S3Server) -> None:
+    """A picture in S3 as the input: the call has no session id to give; the result names one."""
+    s3_server.client().put_object(Bucket=BUCKET, Key="inputs/circle.png", Body=draw("circle", "red"))
+    submitted = (
+        replace(fleet, runtime=s3_proxy)
+        .client()
+        .invoke_endpoint_async(
+            EndpointName="llava", ContentType="image/png", InputLocation=f"s3://{BUCKET}/inputs/circle.png"
+        )
+    )
+    key = submitted["OutputLocation"].removeprefix(f"s3://{BUCKET}/")
+
+    def results() -> list[Any]:
+        found: list[Any] = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix=key).get("Contents", [])
+        return found
+
+    wait_until(results, "the result is there", interval_s=0.2)
+    opened = json.loads(s3_server.client().get_object(Bucket=BUCKET, Key=key)["Body"].read())
+    answer = fleet.client().invoke_endpoint(
+        EndpointName="llava",
+        ContentType="application/json",
+        SessionId=opened["session_id"],
+        Body='{"type": "send_text_prompt", "prompt_text": "What color is the circle?"}',
+    )
+
+    assert json.loads(answer["Body"].read()) == {"response_text": "The circle is red."}
+
+
+def test_videos_and_sounds_are_told_that_they_are_not_supported(fleet: Fleet) -> None:
+    """In a call that waits for its answer, and in the failure object of one that does not."""
+    client = fleet.client()
+    for kind in ("video/mp4", "audio/wav"):
+        with pytest.raises(client.exceptions.ModelError, match=f"{kind[:5]} is not supported") as caught:
+            client.invoke_endpoint(EndpointName="llava", ContentType=kind, Body=b"\x00")
+        assert caught.value.response["OriginalStatusCode"] == 415
+
+    submitted = client.invoke_endpoint_async(EndpointName="llava", ContentType="video/mp4", Body=b"\x00")
+    failure = Path(urlsplit(submitted["FailureLocation"]).path)
+    wait_until(failure.exists, "a failure object")
+    assert "video is not supported" in failure.read_text()

@@ -1,0 +1,255 @@
+"""Pictures from S3: which buckets, how large, and what is left of a large one."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from handlers.chat.decoding import FORMATS, decode, scale_down
+from handlers.chat.intake import ImageIntake
+from handlers.chat.reply import Reply
+from handlers.chat.s3_images import Transfer
+from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
+from handlers.settings import IntakeSettings
+from tests.servers import S3Server
+from tests.torchserve.drawings import draw
+
+pytestmark = pytest.mark.s3
+BUCKET = "pictures"
+SETTINGS = IntakeSettings(scaled_pixels=10_000)
+
+
+def drawing(mode: str = "RGB", size: tuple[int, int] = (800, 400)) -> Image.Image:
+    """Red on the left, blue on the right."""
+    image = Image.new("RGB", size, (220, 0, 0))
+    ImageDraw.Draw(image).rectangle((size[0] // 2, 0, *size), fill=(0, 0, 220))
+    if mode == "I;16":
+        return Image.fromarray(np.asarray(image.convert("L"), dtype=np.uint16) * 257)
+    if mode == "1":
+        return image.convert("L").point(lambda value: 255 * (value > 40), "1")
+    return image.quantize(8) if mode == "P" else image.convert(mode)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def scaled(data: bytes, settings: IntakeSettings = SETTINGS) -> Image.Image:
+    return decode(scale_down(io.BytesIO(data), settings), settings)
+
+
+# Scaling
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
+    """What is left shows the same, at the size that was asked for."""
+    picture = scaled(encoded(drawing(), form))
+
+    assert 9_000 < picture.width * picture.height <= 10_000
+    assert picture.width / picture.height == pytest.approx(2, rel=0.05)
+    assert picture.getpixel((20, 30))[0] > 180  # type: ignore[index]
+    assert picture.getpixel((120, 30))[2] > 180  # type: ignore[index]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "I;16"])
+def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
+    """Palettes, greys of 8 and 16 bits, transparency: as they look when they are small."""
+    small = decode(encoded(drawing(mode, (140, 70))), SETTINGS)
+
+    picture = scaled(encoded(drawing(mode)))
+
+    for at in ((20, 30), (120, 30)):
+        near = small.getpixel(at)
+        assert picture.getpixel(at) == pytest.approx(near, abs=12)
+
+
+def test_a_picture_is_scaled_upright() -> None:
+    """Its orientation is applied once."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+
+    assert scaled(encoded(drawing(), "JPEG", exif=exif)).size == (70, 140)
+
+
+def test_a_jpeg_counts_as_it_is_decoded() -> None:
+    """At an eighth of its size a JPEG needs a 64th of the memory; a PNG of the same size is refused, on its header."""
+    settings = IntakeSettings(scaled_pixels=1_000, large_pixels=100_000)
+
+    assert scaled(encoded(drawing(), "JPEG"), settings).width < 50
+    with pytest.raises(ImageTooLarge, match="800 x 400 pixels, more than 100000"):
+        scaled(encoded(drawing()), settings)
+
+
+def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
+    """Noise, which cannot be compressed, and a setting that asks for more than is accepted."""
+    noise = Image.effect_noise((600, 600), 200).convert("RGB")
+    settings = IntakeSettings(max_bytes=50_000, max_pixels=400_000)
+
+    assert len(scale_down(io.BytesIO(encoded(noise)), settings)) <= 50_000
+
+
+def test_broken_and_odd_pictures_are_refused() -> None:
+    """As small ones are."""
+    with pytest.raises(NotAnImage):
+        scaled(b"no picture")
+    with pytest.raises(NotAnImage):
+        scaled(encoded(drawing())[:600])
+    with pytest.raises(ImageTooLarge, match="too long"):
+        scaled(encoded(drawing(size=(3000, 3))))
+
+
+# S3
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_server: S3Server) -> Iterator[Any]:
+    """The test's own client; the intake finds the server as an operator would tell it."""
+    client = s3_server.client()
+    client.create_bucket(Bucket=BUCKET)
+    for name, picture in PICTURES.items():
+        client.put_object(Bucket=BUCKET, Key=name, Body=picture)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3_server.environment.items():
+            patch.setenv(name, value)
+        yield client
+    client.close()
+
+
+PICTURES = {
+    "open/red blue.png": encoded(drawing()),
+    "opened.png": encoded(drawing()),
+    "big.tif": encoded(drawing(size=(2000, 1000)), "TIFF"),
+    "circle.tif": draw("circle", "red", (2000, 1500), "TIFF"),
+}
+URL = f"s3://{BUCKET}/open/red blue.png"
+
+
+def intake(**values: Any) -> ImageIntake:
+    return ImageIntake(IntakeSettings(**{"allowed_buckets": (BUCKET,), "scaled_pixels": 10_000, **values}))
+
+
+@pytest.fixture(scope="module")
+def door(bucket: Any) -> ImageIntake:
+    """All of the bucket is allowed; a megabyte is large."""
+    return intake(max_bytes=1_000_000, large_bytes=7_000_000)
+
+
+def test_a_picture_is_read_as_it_is(door: ImageIntake) -> None:
+    """A small one keeps its bytes."""
+    assert door.read(URL) == PICTURES["open/red blue.png"]
+    assert door.num_fetched == 1
+
+
+def test_a_large_picture_goes_through_a_file(door: ImageIntake) -> None:
+    """What is larger than is kept comes back scaled down, also several at once."""
+    read: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: read.append(door.read(f"s3://{BUCKET}/big.tif")), daemon=True) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert len(read) == 3
+    assert len(set(read)) == 1
+    assert door.decode(read[0]).size == (140, 70)
+
+
+def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:
+    """The model sees it, and the host keeps what was left of it, not 9 MB."""
+    client = make_client(intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000})
+
+    session = client.open(f"s3://{BUCKET}/circle.tif")
+
+    assert client.answer(session, "What color is the circle?") == "The circle is red."
+    assert 0 < client.service.images.host_bytes < 1_000_000
+
+
+def test_only_allowed_places_are_read(bucket: Any) -> None:
+    """Without a setting none; with a prefix, what is below it. The error says what an operator can do."""
+    narrow = intake(allowed_buckets=(f"s3://{BUCKET}/open/",))
+
+    assert narrow.read(URL.replace("s3:", "S3:"))
+    for refused in (f"s3://{BUCKET}/opened.png", f"s3://{BUCKET}-2/open/a.png", f"s3://{BUCKET}", "s3:///open/a.png"):
+        with pytest.raises(ImageUrlForbidden):
+            narrow.read(refused)
+    with pytest.raises(ImageUrlForbidden, match="allowed_buckets"):
+        intake(allowed_buckets=()).read(URL)
+
+
+def test_what_cannot_be_read_is_told(door: ImageIntake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing objects, too many bytes, no time, a server that is not there."""
+    with pytest.raises(ImageUnreachable, match="no such object"):
+        door.read(f"s3://{BUCKET}/other.png")
+    with pytest.raises(ImageTooLarge, match="more than 100"):
+        intake(large_bytes=100).read(URL)
+    with pytest.raises(ImageUnreachable, match="in time"):
+        intake(s3_timeout_s=1e-9).read(URL)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(ImageUnreachable, match="cannot be reached"):
+        intake(connect_timeout_s=0.2).read(URL)
+
+
+class Unsteady:
+    """A store's client whose bodies break off after 1,000 bytes each, as often as it was told."""
+
+    def __init__(self, data: bytes, num_breaks: int) -> None:
+        self._data = data
+        self.num_breaks = num_breaks
+        self.ranges: list[str] = []
+
+    def head_object(self, **place: str) -> dict[str, Any]:
+        return {"ETag": '"1"', "ContentLength": len(self._data)}
+
+    def get_object(self, *, Range: str, IfMatch: str, **place: str) -> dict[str, Any]:
+        assert IfMatch == '"1"'
+        self.ranges.append(Range)
+        rest = self._data[int(Range.removeprefix("bytes=").rstrip("-")) :]
+        is_broken, self.num_breaks = self.num_breaks > 0, self.num_breaks - 1
+        return {"Body": io.BytesIO(rest[:1000] if is_broken else rest)}
+
+
+def test_a_broken_connection_goes_on_where_it_stood() -> None:
+    """Nothing is read twice; a store that always breaks off is given up."""
+    data = bytes(range(256)) * 20
+    unsteady = Unsteady(data, num_breaks=2)
+    transfer = Transfer(unsteady, {"Bucket": BUCKET, "Key": "a"}, time.monotonic() + 60, None)
+
+    assert transfer.find_size() == len(data)
+    assert b"".join(transfer.pieces()) == data
+    assert unsteady.ranges == ["bytes=0-", "bytes=1000-", "bytes=2000-"]
+
+    unsteady.num_breaks = 100
+    with pytest.raises(ImageUnreachable, match="cannot be reached"):
+        list(transfer.pieces())
+
+
+def test_a_client_that_left_ends_the_reading(door: ImageIntake) -> None:
+    """Nobody scales down what nobody waits for."""
+    reply = Reply(lambda: None)
+    reply.cancel(ClientGone("left"))
+
+    with pytest.raises(ClientGone):
+        door.read(URL, reply)
+
+
+def test_a_disk_without_room_is_told(door: ImageIntake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large picture needs a place for a while; here every write to it fails."""
+    full = Path("/dev/full")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: io.FileIO(full, "r+"))
+
+    with pytest.raises(OutOfDisk):
+        door.read(f"s3://{BUCKET}/big.tif")

@@ -1,0 +1,32 @@
+"""The tests of LangChain's classes, in the environment that has LangChain: LangChain's own suite, and tests/clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.servers import missing
+
+ROOT = Path(__file__).parents[4]
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+TESTS = ROOT / "tests" / "clients"
+
+
+def test_langchain_classes_pass_their_tests() -> None:
+    """Every test there passes; none is lost on the way."""
+    if not PYTHON.exists():
+        missing("the clients are not installed; run make clients")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON", "PYTEST"))}
+
+    done = subprocess.run(
+        [PYTHON, "-m", "pytest", "-c", TESTS / "pytest.ini", TESTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert " passed" in done.stdout.splitlines()[-1]

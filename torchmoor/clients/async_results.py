@@ -1,0 +1,216 @@
+"""Asynchronous requests: submitting one, and waiting until its result or its failure object is there.
+
+Answers lie where the endpoint's configuration says: in S3, or below a directory of this machine (`file://`), as
+`torchmoor up` on a laptop has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from torchmoor.clients.errors import AsyncInferenceFailed, AsyncInferenceTimedOut, EndpointAsleep, EndpointError
+from torchmoor.clients.runtime import own_words, readable_errors
+
+MAX_INLINE_BYTES = 128_000  # of InvokeEndpointAsync
+MAX_TOLD_CHARS = 2000  # of a failure object that is no error body
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request that the endpoint has taken. failure_location: None where the endpoint names none."""
+
+    inference_id: str
+    output_location: str
+    failure_location: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to wait for an answer, and how often to look.
+
+    start_s: more time for an endpoint that has no instance, if `sagemaker` says so. waits_for_start: else such a call
+    raises EndpointAsleep at once; its request is there already, and wakes the endpoint.
+    """
+
+    timeout_s: float = 900.0
+    first_delay_s: float = 0.2
+    max_delay_s: float = 10.0
+    start_s: float = 900.0
+    waits_for_start: bool = True
+
+    def delays(self) -> Iterator[float]:
+        """Each half as long again as the one before, spread so that many callers do not look at once."""
+        delay = self.first_delay_s
+        while True:
+            yield delay * random.uniform(0.75, 1.25)
+            delay = min(delay * 1.5, self.max_delay_s)
+
+
+class AsyncEndpoint:
+    """An endpoint's asynchronous side.
+
+    runtime: boto3's sagemaker-runtime client. s3: makes its S3 client, when there is something in S3. sagemaker: makes
+    its sagemaker client, which is asked whether the endpoint has an instance; None: nobody asks.
+    input_prefix: s3://bucket/prefix where inputs are put; None: they travel in the request, if they are short enough.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: Any,
+        s3: Callable[[], Any],
+        *,
+        sagemaker: Callable[[], Any] | None = None,
+        input_prefix: str | None = None,
+        patience: Patience | None = None,
+        max_answer_bytes: int = 64 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._runtime = runtime
+        self._s3 = s3
+        self._sagemaker = sagemaker
+        self._input_prefix = input_prefix
+        self._patience = patience or Patience()
+        self._max_answer_bytes = max_answer_bytes
+        self._clock = clock
+
+    def submit(self, body: bytes, content_type: str, accept: str, **more: Any) -> Submitted:
+        """Hand a request in, which wakes an endpoint that has no instance. more: arguments of invoke_endpoint_async.
+
+        Raises EndpointError, ValueError if the body is too long to travel in the request.
+        """
+        where: dict[str, Any] = {"Body": body}
+        if self._input_prefix is not None:
+            where = {"InputLocation": self._upload(body, content_type)}
+        elif len(body) > MAX_INLINE_BYTES:
+            raise ValueError(
+                f"the input has {len(body)} bytes; more than {MAX_INLINE_BYTES} go through S3: "
+                "give input_prefix, s3://bucket/prefix"
+            )
+        with readable_errors():
+            said: Mapping[str, Any] = self._runtime.invoke_endpoint_async(
+                EndpointName=self._name, ContentType=content_type, Accept=accept, **where, **more
+            )
+        return Submitted(said["InferenceId"], said["OutputLocation"], said.get("FailureLocation"))
+
+    def wait(self, submitted: Submitted) -> bytes:
+        """The answer. Raises AsyncInferenceError, EndpointError."""
+        deadline = self._clock() + self._time_for(submitted)
+        for delay in self._patience.delays():
+            answer = self.poll(submitted)
+            if answer is not None:
+                return answer
+            self._check_time(submitted, deadline)
+            time.sleep(min(delay, max(deadline - self._clock(), 0)))
+        raise AssertionError("delays have no end")
+
+    async def await_answer(self, submitted: Submitted) -> bytes:
+        """As `wait`, without a thread that waits."""
+        deadline = self._clock() + await asyncio.to_thread(self._time_for, submitted)
+        for delay in self._patience.delays():
+            answer = await asyncio.to_thread(self.poll, submitted)
+            if answer is not None:
+                return answer
+            self._check_time(submitted, deadline)
+            await asyncio.sleep(min(delay, max(deadline - self._clock(), 0)))
+        raise AssertionError("delays have no end")
+
+    def poll(self, submitted: Submitted) -> bytes | None:
+        """The answer if it is there. Raises AsyncInferenceFailed if the failure object is, EndpointError."""
+        answer = self._read(submitted.output_location)
+        if answer is not None or submitted.failure_location is None:
+            return answer
+        failure = self._read(submitted.failure_location)
+        if failure is None:
+            return None
+        text = failure.decode(errors="replace")
+        raise AsyncInferenceFailed(
+            own_words(text) or text[:MAX_TOLD_CHARS] or "the failure object is empty",
+            inference_id=submitted.inference_id,
+            output_location=submitted.output_location,
+        )
+
+    def _time_for(self, submitted: Submitted) -> float:
+        """How long this answer may take. Raises EndpointAsleep."""
+        patience = self._patience
+        if self._sagemaker is None:
+            return patience.timeout_s
+        with readable_errors():
+            variants = self._sagemaker().describe_endpoint(EndpointName=self._name).get("ProductionVariants", ())
+        if any(variant.get("CurrentInstanceCount", 0) > 0 for variant in variants):
+            return patience.timeout_s
+        if patience.waits_for_start:
+            return patience.timeout_s + patience.start_s
+        raise EndpointAsleep(
+            f"endpoint {self._name} has no instance yet; the request has woken it, and its result will be at "
+            f"{submitted.output_location}",
+            inference_id=submitted.inference_id,
+            output_location=submitted.output_location,
+        )
+
+    def _check_time(self, submitted: Submitted, deadline: float) -> None:
+        if self._clock() >= deadline:
+            raise AsyncInferenceTimedOut(
+                f"no answer in time; the request may still be answered, at {submitted.output_location}",
+                inference_id=submitted.inference_id,
+                output_location=submitted.output_location,
+            )
+
+    def _upload(self, body: bytes, content_type: str) -> str:
+        assert self._input_prefix is not None
+        location = f"{self._input_prefix.rstrip('/')}/{uuid.uuid4()}"
+        bucket, key = _bucket_and_key(location)
+        with readable_errors():
+            self._s3().put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
+        return location
+
+    def _read(self, location: str) -> bytes | None:
+        parts = urlsplit(location)
+        if parts.scheme == "file":
+            return self._read_file(unquote(parts.path))
+        bucket, key = _bucket_and_key(location)
+        try:
+            with readable_errors():
+                answer = self._s3().get_object(Bucket=bucket, Key=key)
+                with answer["Body"] as stream:
+                    return self._within_limit(location, stream.read(self._max_answer_bytes + 1))
+        except EndpointError as error:
+            if error.code in ("NoSuchKey", "404"):
+                return None
+            if error.code in ("AccessDenied", "403"):
+                raise EndpointError(
+                    f"{location} cannot be read: that needs s3:GetObject there, and s3:ListBucket on {bucket} to tell "
+                    "that an answer is not there yet",
+                    code=error.code,
+                ) from error
+            raise
+
+    def _read_file(self, path: str) -> bytes | None:
+        try:
+            with open(path, "rb") as file:
+                return self._within_limit(path, file.read(self._max_answer_bytes + 1))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise EndpointError(f"{path} cannot be read: {error.strerror}") from error
+
+    def _within_limit(self, location: str, data: bytes) -> bytes:
+        if len(data) > self._max_answer_bytes:
+            raise EndpointError(f"the answer at {location} is longer than {self._max_answer_bytes} bytes")
+        return data
+
+
+def _bucket_and_key(location: str) -> tuple[str, str]:
+    scheme, _, rest = location.partition("://")
+    bucket, _, key = rest.partition("/")
+    if scheme != "s3" or not bucket or not key:
+        raise EndpointError(f"an answer is at s3://bucket/key or file:///path, not at {location!r}")
+    return bucket, key

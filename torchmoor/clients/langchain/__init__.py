@@ -1,0 +1,11 @@
+"""LangChain's classes for endpoints; they need `pip install torchmoor[langchain]`.
+
+ChatSagemakerEndpoint: a chat model that streams, with sessions or without. SagemakerAsyncEndpoint: an LLM whose
+requests wait in a queue, behind which an endpoint may have no instance.
+"""
+
+from torchmoor.clients.langchain.async_endpoint import SagemakerAsyncEndpoint
+from torchmoor.clients.langchain.chat import ChatSagemakerEndpoint
+from torchmoor.clients.langchain.session import ChatSagemakerSession
+
+__all__ = ["ChatSagemakerEndpoint", "ChatSagemakerSession", "SagemakerAsyncEndpoint"]

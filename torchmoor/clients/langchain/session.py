@@ -1,0 +1,122 @@
+"""A chat model whose conversation the endpoint keeps: only what is new travels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from langchain_core.messages import BaseMessage
+from pydantic import PrivateAttr
+
+from torchmoor.clients.errors import EndpointError, SessionMismatch
+from torchmoor.clients.langchain.chat import ChatSagemakerEndpoint
+from torchmoor.clients.langchain.messages import openai_messages, texts_and_images
+from torchmoor.clients.runtime import image_reference, readable_errors
+
+
+class ChatSagemakerSession(ChatSagemakerEndpoint):
+    """One session; ChatSagemakerEndpoint.open_session makes it. Use it in a `with`, or close it.
+
+        with model.open_session(["picture.png"]) as chat:
+            chat.invoke("What color is the circle?")
+            chat.invoke("And what shape is left of it?")
+
+    A call takes what the user says next. The conversation so far may stand before it, as LangChain's histories send it,
+    and is not sent; if it is another than this session has had, the call raises SessionMismatch. A call whose answer
+    broke off, or was not read to its end, did not happen.
+    """
+
+    session_id: str
+    _said: list[str] = PrivateAttr(default_factory=list)  # a digest of each message of the conversation
+
+    def __enter__(self) -> ChatSagemakerSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(EndpointError):  # the session ends by itself, and an error above matters more
+            self.close()
+
+    def close(self) -> None:
+        """Free what the endpoint keeps. Raises EndpointError, also if the session is over already."""
+        _invoke(self, self.session_id, {"requestType": "CLOSE"})
+
+    def request(self, messages: Sequence[BaseMessage], stop: Sequence[str], more: dict[str, Any]) -> dict[str, Any]:
+        before, new = self._split(openai_messages(messages))
+        if before and before != self._said[-len(before) :]:
+            raise SessionMismatch(
+                "the messages before the question are not what was said in this session; open another, or send only "
+                "what is new"
+            )
+        texts, images = zip(*map(texts_and_images, new), strict=True)
+        parameters = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": list(stop) or None,
+            **self.model_kwargs,
+            **more,
+        }
+        parameters["max_new_tokens"] = parameters.get("max_new_tokens", parameters.pop("max_tokens", None))
+        body = {
+            "type": "send_text_prompt",
+            "prompt_text": "\n".join(text for several in texts for text in several),
+            "images": [image for several in images for image in several],
+            "stream": True,
+            "parameters": {name: value for name, value in parameters.items() if value is not None},
+        }
+        return {**self._arguments(body, "text/event-stream"), "SessionId": self.session_id}
+
+    def answered(self, messages: Sequence[BaseMessage], answer: str) -> None:
+        _, new = self._split(openai_messages(messages))
+        self._said += [*map(_digest, new), _digest({"role": "assistant", "content": answer})]
+
+    def _split(self, messages: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
+        """Digests of what was said before, and what is new: the user's messages after the last answer."""
+        if any(message["role"] == "system" for message in messages):
+            raise ValueError(
+                "a session takes no system message; say it in the first question, or ask without a session"
+            )
+        answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        begin = answers[-1] + 1 if answers else 0
+        if begin == len(messages):
+            raise ValueError("there is no question: the last message must be the user's")
+        return [_digest(message) for message in messages[:begin]], messages[begin:]
+
+
+def open_session(
+    model: ChatSagemakerEndpoint, images: Sequence[str | bytes | Path], ttl_s: int | None
+) -> ChatSagemakerSession:
+    """Raises EndpointError, OSError."""
+    body: dict[str, Any] = {"requestType": "NEW_SESSION", "images": [image_reference(image) for image in images]}
+    if ttl_s is not None:
+        body["ttl_s"] = ttl_s
+    opened = _invoke(model, "NEW_SESSION", body)
+    fields = {name: getattr(model, name) for name in ChatSagemakerEndpoint.model_fields}
+    fields["client"] = model.runtime
+    return ChatSagemakerSession(**fields, session_id=opened["NewSessionId"].partition(";")[0])
+
+
+def _invoke(model: ChatSagemakerEndpoint, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    with readable_errors():
+        said: dict[str, Any] = model.runtime.invoke_endpoint(
+            EndpointName=model.endpoint_name,
+            ContentType="application/json",
+            SessionId=session_id,
+            Body=json.dumps(body).encode(),
+        )
+        with said["Body"] as stream:
+            stream.read()
+    return said
+
+
+def _digest(message: dict[str, Any]) -> str:
+    said = [message["role"], *texts_and_images(message)]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""boto3's client for an endpoint, and what it raises in words that a caller can use."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from torchmoor.clients.errors import EndpointError
+
+ADDRESSES = ("http://", "https://", "data:", "s3://")
+
+
+@contextmanager
+def readable_errors(hint: str = "") -> Iterator[None]:
+    """Whatever boto3 raises becomes an EndpointError. hint: what to do if nobody answers."""
+    try:
+        yield
+    except ClientError as error:
+        details = error.response["Error"]
+        status = error.response.get("OriginalStatusCode")
+        raise EndpointError(explain(error.response), code=details.get("Code", ""), status=status) from error
+    except HTTPError as error:
+        raise EndpointError("the connection was lost before the answer was complete") from error
+    except BotoCoreError as error:
+        raise EndpointError(f"{error}{hint}") from error
+
+
+def explain(response: Mapping[str, Any]) -> str:
+    """The model's own words where it was the model that refused, else the endpoint's."""
+    message: str = response["Error"].get("Message", "")
+    return own_words(response.get("OriginalMessage", "")) or message
+
+
+def own_words(text: str) -> str | None:
+    """The message of a handler's error body, also where it is quoted in the platform's words, as in failure objects."""
+    _, quote, quoted = text.partition('with message "')
+    try:
+        value, _ = json.JSONDecoder().raw_decode(quoted if quote else text)
+        message = value["error"]["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return message if isinstance(message, str) else None
+
+
+def make_client(
+    service: str = "sagemaker-runtime",
+    *,
+    endpoint_url: str | None = None,
+    region_name: str | None = None,
+    profile_name: str | None = None,
+    keys: Mapping[str, str] | None = None,
+    config: Config | None = None,
+) -> Any:
+    """boto3's client; before a proxy of one's own (endpoint_url), a user without AWS credentials gets made-up ones,
+    since it may ask for none.
+
+    keys: aws_access_key_id and the others, instead of what boto3 finds. Raises ValueError if the address is none,
+    botocore's BotoCoreError if the profile or the region is none.
+    """
+    session = boto3.Session(profile_name=profile_name)
+    keys = dict(keys or {})
+    if not keys and endpoint_url is not None and session.get_credentials() is None:
+        keys = {"aws_access_key_id": "local", "aws_secret_access_key": "local"}
+    region = region_name or session.region_name
+    if region is None and endpoint_url is not None:
+        region = "us-east-1"
+    return session.client(service, endpoint_url=endpoint_url, region_name=region, config=config, **keys)
+
+
+def image_reference(image: str | bytes | Path) -> str:
+    """What a body says of a picture: an address as it is, a file or bytes as a data URL. Raises OSError."""
+    if isinstance(image, str) and image.startswith(ADDRESSES):
+        return image
+    kind = None
+    if not isinstance(image, bytes):
+        kind = mimetypes.guess_type(image)[0]
+        image = Path(image).expanduser().read_bytes()
+    return f"data:{kind or 'application/octet-stream'};base64,{base64.b64encode(image).decode()}"

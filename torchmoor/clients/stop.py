@@ -1,0 +1,41 @@
+"""Stop sequences in a text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopCutter:
+    """Lets text through up to the first stop sequence that is complete, wherever the pieces are cut.
+
+    What may be the beginning of a stop sequence is held back until it is known not to be one.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stop = [sequence for sequence in stop if sequence]
+        self._held = ""
+        self.is_over = False
+
+    def feed(self, text: str) -> str:
+        """What is certain to be part of the answer."""
+        if self.is_over:
+            return ""
+        text = self._held + text
+        found = [(at + len(sequence), at) for sequence in self._stop if (at := text.find(sequence)) >= 0]
+        if found:
+            self.is_over, self._held = True, ""
+            return text[: min(found)[1]]
+        num_held = max((_overlap(text, sequence) for sequence in self._stop), default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def flush(self) -> str:
+        """What was held back, now that nothing more comes."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, sequence: str) -> int:
+    """How many of the text's last characters are the first of the sequence."""
+    longest = min(len(text), len(sequence) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(sequence[:size])), 0)

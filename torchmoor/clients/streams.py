@@ -1,0 +1,201 @@
+"""Streams of Text Generation Inference, LMI and OpenAI's chat completions, read from bytes that are cut anywhere.
+
+Which dialect it is, each line says itself: `data:` begins a server-sent event, `{` a JSON line. Needs nothing but the
+standard library; torchmoor.clients.events reads what boto3 gives.
+
+    for piece in read_stream(response.iter_content(None)):
+        print(piece.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from torchmoor.clients.errors import StreamCut, StreamError, UnreadableStream
+from torchmoor.clients.pieces import Event, Piece, Usage, read_value
+from torchmoor.clients.stop import StopCutter
+
+MAX_EVENT_BYTES = 16 << 20  # a last event may repeat the whole answer
+STOP_SEQUENCE = "stop_sequence"  # the finish reason where the reader itself has cut the answer
+
+_LINE_END = re.compile(rb"[\r\n]")
+_DONE = "[DONE]"
+_FIELDS = ("event", "id", "retry")  # of server-sent events, which no dialect needs
+
+
+def read_stream(chunks: Iterable[bytes], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
+    """The pieces of an answer, each as soon as its bytes are here. Closes `chunks` (if it can be) at the end, also when
+    the caller stops reading, so that the model stops too.
+
+    stop: the answer ends before the first of these. Raises StreamError, whose `received` is the text so far.
+    """
+    reader = StreamReader(stop)
+    try:
+        for chunk in chunks:
+            yield from reader.feed(chunk)
+            if reader.is_stopped:
+                return
+        yield from reader.close()
+    except StreamError as error:
+        error.received = reader.text
+        raise
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
+
+
+async def aread_stream(chunks: AsyncIterable[bytes], stop: Sequence[str] = ()) -> AsyncIterator[Piece]:
+    """As `read_stream`, of what an asynchronous HTTP client gives."""
+    reader = StreamReader(stop)
+    try:
+        async for chunk in chunks:
+            for piece in reader.feed(chunk):
+                yield piece
+            if reader.is_stopped:
+                return
+        for piece in reader.close():
+            yield piece
+    except StreamError as error:
+        error.received = reader.text
+        raise
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class StreamReader:
+    """Bytes in, pieces out; does no I/O.
+
+    text: of all pieces so far. finish_reason, usage: as soon as a piece has told them. is_stopped: a stop sequence has
+    come; there is nothing more to read.
+    """
+
+    def __init__(self, stop: Sequence[str] = (), max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self.finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self._max_event_bytes = max_event_bytes
+        self._line = bytearray()  # the beginning of a line whose end is not here yet
+        self._is_after_return = False  # the last line ended with CR: an LF that comes now is part of that end
+        self._data: list[str] = []  # of an event whose JSON is not complete yet
+        self._cutter = StopCutter(stop)
+        self._texts: list[str] = []
+        self._is_complete = False
+        self._is_first = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._cutter.is_over
+
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        """The pieces that these bytes complete; read them all before the next `feed`. Raises StreamError."""
+        begin = 0
+        if self._is_after_return and data:
+            self._is_after_return = False
+            begin = data[:1] == b"\n"
+        while found := _LINE_END.search(data, begin):
+            self._keep(data[begin : found.start()])
+            begin = found.end()
+            if data[found.start()] == ord("\r"):
+                if begin == len(data):
+                    self._is_after_return = True
+                elif data[begin] == ord("\n"):
+                    begin += 1
+            yield from self._read_line()
+        self._keep(data[begin:])
+
+    def close(self) -> Iterator[Piece]:
+        """What the end of the bytes completes. Raises StreamCut if the answer is not complete."""
+        try:
+            if self._line:
+                yield from self._read_line()
+            if self._data:
+                raise UnreadableStream("the last event is not complete")
+        except UnreadableStream as error:
+            raise StreamCut("the stream ended within an event") from error
+        if not self._is_complete and not self.is_stopped:
+            raise StreamCut("the stream ended before the answer was complete")
+        yield from self._tell(Piece(self._cutter.flush()))
+
+    def _keep(self, data: bytes) -> None:
+        self._line += data
+        if len(self._line) + sum(map(len, self._data)) > self._max_event_bytes:
+            raise UnreadableStream(f"an event of the stream is longer than {self._max_event_bytes} bytes")
+
+    def _read_line(self) -> Iterator[Piece]:
+        data, self._line = bytes(self._line), bytearray()
+        if self.is_stopped:
+            return
+        try:
+            line = data.decode()
+        except UnicodeDecodeError as error:
+            raise UnreadableStream("the stream is not UTF-8") from error
+        if self._is_first:
+            self._is_first, line = False, line.removeprefix("\ufeff")
+        if not line.strip():
+            if self._data:
+                raise UnreadableStream("an event's data is no JSON")
+        elif line.lstrip()[0] in "{[":
+            yield from self._understand(_parse(line))
+        else:
+            yield from self._read_field(line)
+
+    def _read_field(self, line: str) -> Iterator[Piece]:
+        """A line of a server-sent event. Its JSON is read as soon as it is complete: not every server sends the empty
+        line after it, and none need wait for it."""
+        name, _, value = line.partition(":")
+        if name == "data":
+            self._data.append(value.removeprefix(" "))
+            data = "\n".join(self._data)
+            if not data.strip() or data.strip() == _DONE:
+                self._data.clear()
+                self._is_complete |= data.strip() == _DONE
+            elif data.rstrip()[-1] in "}]" and (value_read := _try_parse(data)) is not None:
+                self._data.clear()
+                yield from self._understand(value_read)
+        elif name and name not in _FIELDS:  # a line without a name is a comment
+            raise UnreadableStream(f"this is no stream of events or JSON lines: {line[:60]!r}")
+
+    def _understand(self, value: Any) -> Iterator[Piece]:
+        event: Event = read_value(value)
+        piece = event.piece
+        if event.whole and not self._texts:
+            piece = dataclasses.replace(piece, text=event.whole)
+        self._is_complete |= event.is_end or event.has_no_end
+        text = self._cutter.feed(piece.text)
+        if self.is_stopped:
+            piece = dataclasses.replace(piece, finish_reason=STOP_SEQUENCE)
+        elif piece.finish_reason is not None or event.is_end:
+            text += self._cutter.flush()
+        yield from self._tell(dataclasses.replace(piece, text=text))
+
+    def _tell(self, piece: Piece) -> Iterator[Piece]:
+        if piece == Piece():
+            return
+        self._texts.append(piece.text)
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.usage = piece.usage or self.usage
+        yield piece
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableStream("a line of the stream is no JSON") from error
+
+
+def _try_parse(text: str) -> Any | None:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
