@@ -206,9 +206,15 @@ class Pump:
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
     """A TorchServe row as a request: header names in lower case, the body as bytes, text or parsed JSON.
 
-    TorchServe puts each form field's own headers among the request's, as dicts; those are left out.
+    TorchServe puts each form field's own headers among the request's, as dicts; those are left out. Raises
+    InvalidRequest if the body is compressed.
     """
     lower = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
+    coding = lower.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequest(
+            f"compressed bodies are not read: send it without Content-Encoding, not in {coding[:40]!r}"
+        )
     body = row.get("body", row.get("data"))
     return Incoming(lower, bytes(body) if isinstance(body, bytearray | memoryview) else body)
 

@@ -110,6 +110,7 @@ class Proxy(DataPlane):
         """SIGHUP, where no configuration is to be read again: certificates and the log."""
         self.reload_tls()
         self.reopen_log()
+        logger.warning("certificates and the access log's file are taken anew; any other change needs a restart")
 
     def is_idle(self, instance: Instance) -> bool:
         """True if an instance that drains has nothing to do any more."""

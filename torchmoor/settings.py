@@ -70,6 +70,8 @@ class LimitSettings:
     max_header_bytes: int = 16_384
     max_body_bytes: int = 6 * MIB
     max_passthrough_body_bytes: int = 64 * MIB
+    max_foreign_sessions: int = 100_000  # whose ids the instances' own handlers have minted; the oldest is forgotten
+    max_session_body_bytes: int = 16_384  # a body up to this size is searched for a session's id that no header has
     max_unrouted_body_bytes: int = 8 * MIB  # held until OpenAI's `model` is found, where there are several endpoints
     max_connections: int = 10_000
     max_replay_body_bytes: int = 2 * MIB  # a body up to this size is kept until its answer begins

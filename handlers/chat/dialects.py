@@ -64,4 +64,4 @@ def _short(exc: Exception) -> str:
     """A parser's complaint without the text that it complains about."""
     if isinstance(exc, json.JSONDecodeError):
         return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
-    return type(exc).__name__
+    return "it is not UTF-8" if isinstance(exc, UnicodeError) else "it cannot be parsed"

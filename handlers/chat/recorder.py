@@ -1,7 +1,8 @@
 """Sessions and their journals: what happens is recorded before it is acknowledged, and what others recorded is read.
 
-With the journal off, everything here does nothing. A session that this worker does not hold is adopted empty; its next
-turn catches up with the journal like any session that has fallen behind, so rebuilding needs no code of its own.
+With the journal off, only openings are remembered (`openings`). A session that this worker does not hold is adopted
+empty; its next turn catches up with the journal like any session that has fallen behind, so rebuilding needs no code of
+its own.
 Blocks on the journal: worker threads only, never the engine's or TorchServe's.
 """
 
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from handlers.chat.images import Image, ImageStore
+from handlers.chat.openings import Openings
 from handlers.chat.sessions import Session, SessionStore
 from handlers.chat.wire import Caller
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
@@ -35,6 +37,7 @@ class SessionRecorder:
         self._store = store
         self._images = images
         self._max_replays = max_replays
+        self.openings = Openings(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
         """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
@@ -149,17 +152,18 @@ class SessionRecorder:
 
     def claim_opening(self, caller: Caller, invocation_id: str, images: tuple[str, ...], session_id: str) -> str:
         """The session that an opening is answered with: this one, or the one that the same request, which the client
-        has sent again, opened before, perhaps on another instance.
+        has sent again, opened before, with a journal perhaps on another instance.
 
         Call it when the opening is recorded, so that what another instance answers with is there. If the answer is
         another session, `discard` this one. Raises JournalUnavailable.
         """
-        if self._journal is None or not invocation_id:
+        if not invocation_id:
             return session_id
+        name = _name("opening", caller.endpoint, caller.principal, invocation_id, *images)
+        if self._journal is None:
+            return self.openings.claim(name, session_id)
         with _translated():
-            first = self._journal.claim(
-                _name("opening", caller.endpoint, caller.principal, invocation_id, *images), session_id
-            )
+            first = self._journal.claim(name, session_id)
             if first != session_id and self._journal.claim(_name("fate", first), KEPT) != KEPT:
                 return session_id  # its client left before it had the answer, so it was deleted
         return first

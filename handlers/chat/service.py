@@ -227,7 +227,8 @@ class ChatService:
 
     def _discard(self, session: Session) -> None:
         """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
-        self.store.discard(session)
+        if not self._recorder.openings.try_undo(session.id.text, lambda: self.store.discard(session)):
+            return
         with suppress(RuntimeError):  # the worker is stopping: the sweep will find it
             self._loading.submit(self._recorder.discard, session.id.text)
 

@@ -95,6 +95,12 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def holds(self, text: str) -> bool:
+        """True if the session of this id is open here."""
+        with self._lock:
+            session = self._sessions.get(text)
+            return session is not None and session.id.expires_at > self._wall()
+
     def session_ids(self) -> list[str]:
         with self._lock:
             return list(self._sessions)

@@ -215,8 +215,11 @@ def test_stream_counts_what_the_client_got(stage: Stage, path: Path) -> None:
     assert line["first_byte_ms"] <= line["total_ms"]
 
 
-def test_log_goes_on_after_rotation(stage: Stage, path: Path) -> None:
-    """Moved away and reopened, as logrotate does with a SIGHUP: the next line is in the new file, none is lost."""
+def test_log_goes_on_after_rotation(stage: Stage, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Moved away and reopened, as logrotate does with a SIGHUP: the next line is in the new file, none is lost.
+
+    The operator is told that nothing else is read again.
+    """
     client = stage.client()
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
     lines(path)
@@ -230,3 +233,4 @@ def test_log_goes_on_after_rotation(stage: Stage, path: Path) -> None:
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
 
     assert len(lines(path)) == len(lines(path.with_suffix(".1"))) == 1
+    assert "any other change needs a restart" in caplog.text

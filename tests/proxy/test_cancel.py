@@ -261,7 +261,9 @@ def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage])
     client = stage.client()
     client.invoke_endpoint(EndpointName="llava", Body=BODY)
     client.invoke_endpoint_with_response_stream(EndpointName="llava", Body=BODY)["Body"].close()
-    whole, streamed = (int((stage.a.received + stage.b.received)[i].headers["x-torchmoor-timeout-ms"]) for i in (0, 1))
+    whole, streamed = sorted(
+        int((stage.a.received + stage.b.received)[i].headers["x-torchmoor-timeout-ms"]) for i in (0, 1)
+    )
     stage.a.behave = stage.b.behave = late_refusal
     with stage.socket() as sock:
         sock.sendall(post())
@@ -271,5 +273,5 @@ def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage])
         read_answer(sock)
     first, second = sorted(int(f.received[1].headers["x-torchmoor-timeout-ms"]) for f in (stage.b, stage.a))
 
-    assert {whole, streamed} == {6_000, 51_000}
-    assert first <= second == 6_000
+    assert 1_000 < whole <= 6_000 < streamed <= 51_000  # a body that came after its head has taken its part
+    assert first <= second <= 6_000

@@ -81,7 +81,7 @@ def test_half_closed_client_still_gets_its_answer(stage: Stage) -> None:
 def test_client_that_leaves_in_mid_upload_is_passed_on(stage: Stage) -> None:
     """An instance never takes half a body for a whole one."""
     sock = stage.socket()
-    sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+    sock.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\nhalf")
     stage.until(lambda: stage.outstanding() == 1, "the exchange begun")
 
     sock.close()

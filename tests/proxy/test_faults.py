@@ -18,7 +18,7 @@ from torchmoor.fleet.worker_status import MAX_TRIES
 from torchmoor.routing.sessions import place_of
 from torchmoor.settings import HealthSettings, RecoverySettings, TimeoutSettings
 
-OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.1)
+OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.5)
 
 
 async def silent(request: Received, wire: Wire) -> None:
@@ -284,6 +284,14 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
         seen.append(request)
         await status(request, wire)
 
+    async def answer_in_pieces(request: Received, wire: Wire) -> None:
+        seen.append(request)
+        await wire.begin_stream("application/json")
+        for piece in (b'{"inst', b'ance": "a"', b"}"):
+            await wire.chunk(piece)
+            await asyncio.sleep(0.005)
+        await wire.chunk(b"")
+
     async def hang(request: Received, wire: Wire) -> None:
         await wire.until_closed()
 
@@ -292,7 +300,7 @@ def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Sta
         seen.append(request)
         await wire.answer(503)
 
-    stage.a.on_status = answer
+    stage.a.on_status = answer_in_pieces
     stage.until(lambda: len(seen) > 1, "two questions")
     assert (seen[0].method, seen[0].path) == ("POST", "/predictions/llava")
 

@@ -149,11 +149,11 @@ def test_full_queue_is_service_unavailable_at_once(make_stage: Callable[..., Sta
 
 def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None:
     """A body's declared length counts before it has come; a small request still finds room."""
-    stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=1000))
+    stage = late(make_stage, names=("a",), limits=LimitSettings(max_waiting_bytes=100_000))
     held = Held(stage, stage.a)
     send(stage, b"1")
 
-    refused = stage.raw(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")
+    refused = stage.raw(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 100001\r\n\r\n")
     small = send(stage, b"2")
 
     assert refused.startswith(b"HTTP/1.1 503")

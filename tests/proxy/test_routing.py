@@ -14,7 +14,14 @@ import pytest
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
 from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import KvAwareSettings, LimitSettings, PrefixAwareSettings, VariantSettings
+from torchmoor.settings import (
+    AccessKey,
+    Credentials,
+    KvAwareSettings,
+    LimitSettings,
+    PrefixAwareSettings,
+    VariantSettings,
+)
 
 PREFIX_AWARE = VariantSettings(
     model="llava",
@@ -105,7 +112,7 @@ def test_prefix_goes_elsewhere_while_its_instance_is_at_the_threshold(make_stage
 def test_request_is_sent_on_as_soon_as_its_prefix_has_come(make_stage: Callable[..., Stage], is_chunked: bool) -> None:
     """Not before, and without waiting for the rest of the body, which arrives whole."""
     stage = make_stage(variants=(PREFIX_AWARE,), names=("a",))
-    framing = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 3000"
+    framing = "Transfer-Encoding: chunked" if is_chunked else "Content-Length: 22000"
 
     def piece(data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data
@@ -117,10 +124,10 @@ def test_request_is_sent_on_as_soon_as_its_prefix_has_come(make_stage: Callable[
         assert stage.outstanding() == 0
         sock.sendall(piece(b"b" * 1000))
         stage.until(lambda: stage.outstanding() == 1, "the request sent on")
-        sock.sendall(piece(b"c" * 1000) + (b"0\r\n\r\n" if is_chunked else b""))
+        sock.sendall(piece(b"c" * 20_000) + (b"0\r\n\r\n" if is_chunked else b""))
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
 
-    assert stage.a.received[0].body == b"a" * 1000 + b"b" * 1000 + b"c" * 1000
+    assert stage.a.received[0].body == b"a" * 1000 + b"b" * 1000 + b"c" * 20_000
 
 
 async def settle() -> None:
@@ -408,3 +415,126 @@ def test_metrics_name_the_variant(make_stage: Callable[..., Stage]) -> None:
     assert 'Invocations_total{endpoint="llava",variant="blue"} 0.0' in text
     assert 'WaitingInvocations{endpoint="llava",variant="blue"} 0.0' in text
     assert {row["name"]: row["variant"] for row in rows} == HOMES
+
+
+# Sessions that only the body names
+
+
+def turn(session: str, **more: object) -> bytes:
+    return json.dumps({"type": "send_text_prompt", **more, "session_id": session}).encode()
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+@pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/invocations", "/predictions/llava"])
+def test_session_that_only_the_body_names_goes_to_its_instance(
+    make_stage: Callable[..., Stage], path: str, journaled: bool
+) -> None:
+    """A client that takes the id from the answer's body may well send it back there, and not in the header."""
+    stage = make_stage(names=("a", "b", "c"), are_journaled=journaled)
+    connection = stage.http()
+
+    for name in ("a", "b", "c") * 2:
+        body = turn(make_session_id(name))
+        connection.request("POST", path, body)
+        answer = connection.getresponse()
+        answer.read()
+
+        assert answer.headers["x-torchmoor-instance"] == name
+        assert answer.headers["x-amzn-sagemaker-invoked-routing-reason"] == "session"
+        assert stage.instances[name].received[-1].body == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        turn("ts-seq-of-somebody-else"),
+        turn(make_session_id("b", endpoint="other")),
+        turn("NEW_SESSION"),
+        turn("no session\u00e9"),
+        b'{"session_id": 7}',
+        b'["session_id"]',
+        b'{"session_id": "',
+        b'{"x": ' + b"[" * 12_000 + b'"session_id"',
+        b"\xff\x00" + b'"session_id"',
+        turn(make_session_id("b"), prompt_text="x" * 20_000),
+    ],
+)
+def test_body_without_a_session_of_ours_is_passed_on_like_any(make_stage: Callable[..., Stage], body: bytes) -> None:
+    """The instance says what is wrong with it; a body beyond the limit is not looked into."""
+    stage = make_stage(names=("a", "b"))
+    client = stage.client()
+
+    assert {ask(client, body) for _ in range(2)} == {
+        ("a", "least-outstanding-requests"),
+        ("b", "least-outstanding-requests"),
+    }
+
+    assert {request.body for fake in stage.instances.values() for request in fake.received} == {body}
+
+
+def test_session_that_only_the_body_names_chooses_its_variant(make_stage: Callable[..., Stage]) -> None:
+    """Like one in the header, whatever the weights say."""
+    variants = (VariantSettings(model="one", name="one", weight=1), VariantSettings(model="two", name="two", weight=1))
+    stage = make_stage(variants=variants, homes={"a": "one", "b": "two"})
+    client = stage.client()
+
+    for name, model in (("a", "one"), ("b", "two")) * 4:
+        assert ask(client, turn(make_session_id(name)))[0] == name
+        assert stage.instances[name].received[-1].path == f"/predictions/{model}"
+
+
+def test_session_in_the_body_of_a_signed_request_counts(make_stage: Callable[..., Stage]) -> None:
+    """Once its signature is verified, and only if it is the caller's own."""
+    credentials = Credentials(keys={"AKIAEXAMPLE": AccessKey(secret="a-secret-of-sixteen")})
+    stage = make_stage(names=("a", "b", "c"), credentials=credentials)
+    client = stage.client(secret="a-secret-of-sixteen")
+    assert ask(client, b"{}")[1] == "least-outstanding-requests"
+    principal = next(
+        fake.received[0].headers["x-torchmoor-principal"] for fake in stage.instances.values() if fake.received
+    )
+
+    assert [ask(client, turn(make_session_id("c", principal=principal)))[0] for _ in range(3)] == ["c"] * 3
+    assert ask(client, turn(make_session_id("c", principal="else")))[1] == "least-outstanding-requests"
+
+
+# Openings that are sent again
+
+
+def open_session(stage: Stage, invocation_id: str) -> tuple[str, str]:
+    connection = stage.http()
+    headers = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION", "amz-sdk-invocation-id": invocation_id}
+    connection.request("POST", "/endpoints/llava/invocations", b"{}", headers)
+    answer = connection.getresponse()
+    answer.read()
+    return answer.headers["x-torchmoor-instance"], answer.headers["x-amzn-sagemaker-invoked-routing-reason"]
+
+
+def test_opening_that_is_sent_again_goes_to_its_instance(make_stage: Callable[..., Stage]) -> None:
+    """Without a journal only that one can answer with the session that it opened; if it is away, another opens one."""
+    stage = make_stage(names=("a", "b", "c"))
+
+    first, _ = open_session(stage, "one")
+
+    assert {open_session(stage, f"other {number}")[0] for number in range(6)} == {"a", "b", "c"}
+    assert {open_session(stage, "one") for _ in range(3)} == {(first, "session")}
+    stage.run(set_states(stage, first, InstanceState.DOWN))
+    second, _ = open_session(stage, "one")
+    assert second != first
+    stage.run(set_states(stage, first, InstanceState.READY))
+    assert open_session(stage, "one") == (second, "session")
+
+
+def test_openings_that_are_remembered_are_bounded(
+    make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest is forgotten; with a journal none is remembered, since any instance knows what was opened."""
+    monkeypatch.setattr("torchmoor.api.dispatcher.MAX_REMEMBERED_OPENINGS", 2)
+    stage, journaled = make_stage(), make_stage(are_journaled=True)
+
+    for invocation_id in ("one", "two", "one", "three"):
+        open_session(stage, invocation_id)
+        open_session(journaled, invocation_id)
+
+    (dispatcher,), (other,) = stage.proxy.gateway.dispatchers(), journaled.proxy.gateway.dispatchers()
+    assert list(dispatcher._openings) == [b" one", b" three"]
+    assert not other._openings

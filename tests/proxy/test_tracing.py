@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering, refusing, streaming
+from tests.proxy.replicas import Holding, serving, write_config
 from tests.waiting import wait_until
 from torchmoor.errors import ConfigError
 from torchmoor.observe.observing import observing
@@ -184,3 +186,25 @@ def test_without_opentelemetry_the_setting_says_what_to_install(monkeypatch: pyt
 async def enter(settings: ObserveSettings) -> None:
     async with observing(settings):
         pass
+
+
+def test_every_proxy_process_sends_its_spans(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a process still holds when it is asked to end too; no two of them have one id."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    with Holding(("a",)) as instances:
+        observe = {"traces_url": collector.url}
+        config = write_config(tmp_path / "torchmoor.yaml", {"chat": (instances.fakes["a"],)}, observe=observe)
+        with serving(config, 2) as served:
+            num_sent, processes = 0, set()
+            while len(processes) < 2 and num_sent < 100:  # which process takes a connection is the kernel's choice
+                served.ask()
+                num_sent += 1
+                request = instances.fakes["a"].received[-1]
+                processes.add(request.headers["x-torchmoor-request-id"].rpartition("-")[0])
+
+    spans = collector.get(num_sent)
+    assert len(processes) == 2
+    assert len({span.span_id for span in spans}) == len({span.trace_id for span in spans}) == num_sent
+    assert {str(attributes(span)["torchmoor.request_id"]).rpartition("-")[0] for span in spans} == processes

@@ -11,6 +11,7 @@ from time import monotonic
 
 from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.validation import INVOCATION_ID
 from torchmoor.errors import ApiError, ServiceUnavailable
 from torchmoor.fleet.instance import Instance, Lease
 from torchmoor.http.call import WAITING, Waiter, Waiting
@@ -138,7 +139,8 @@ class Assignment:
 
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
-        return self.session is None or self.gateway.settings.sessions.are_journaled
+        session = self.session
+        return session is None or (self.gateway.settings.sessions.are_journaled and not session.is_foreign)
 
     def note_failure(self, *, is_dead: bool) -> None:
         """The chosen instance has failed this request. is_dead: perhaps it has no worker any more, or is gone."""
@@ -163,6 +165,12 @@ class Assignment:
             return self.request.principal.encode()
         credential = self.request.find(b"authorization") or b""
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
+
+    @property
+    def opening(self) -> bytes:
+        """The client's invocation id, as its own."""
+        invocation_id = self.request.find(INVOCATION_ID)
+        return b"%b %b" % (self.request.principal.encode(), invocation_id) if invocation_id else b""
 
     @property
     def body_bytes(self) -> int:

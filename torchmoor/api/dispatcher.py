@@ -31,6 +31,7 @@ SESSION_FAILOVER = "session-failover"
 SESSION_ROOM = "session-room"
 
 _SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
+MAX_REMEMBERED_OPENINGS = 4096  # a client sends one again within seconds
 NONE_READY_S = 5  # in Retry-After: an instance that is started again takes some seconds; one that is busy, one
 
 
@@ -76,6 +77,11 @@ class Applicant(Protocol):
     @property
     def principal(self) -> bytes:
         """Whose request it is, for taking turns."""
+        ...
+
+    @property
+    def opening(self) -> bytes:
+        """Of one that opens a session: the same when its client sends it again; b"" if that cannot be known."""
         ...
 
     @property
@@ -158,6 +164,7 @@ class Dispatcher:
         self._are_journaled = are_journaled
         self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
         self._choices: dict[tuple[str, str], Choice] = {}
+        self._openings: dict[bytes, str] = {}  # which instance was sent them, the oldest first
         registry.listen(self._on_change)
 
     @property
@@ -198,6 +205,9 @@ class Dispatcher:
             placed = models.choose(applicant.target_model, pool, request.excluded)
             return None if placed is None else self.choice_of(placed.instance, placed.reason)
         if applicant.opens_session:
+            again = self._find_opener(applicant)
+            if again is not None:
+                return self.choice_of(again, SESSION)
             roomiest = find_roomiest(pool, request.excluded)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
@@ -219,11 +229,11 @@ class Dispatcher:
         return self.choice_of(instance, SESSION if instance.name == session.instance else SESSION_FAILOVER)
 
     def _find_holder(self, session: SessionId, excluded: frozenset[str]) -> Instance | None:
-        """The instance that serves a session, busy or not."""
+        """The instance that serves a session, busy or not; None only if there is none that could."""
         home = self.variant.pool.find(session.instance)
         if home is not None and (home.state not in _SERVING or home.name in excluded):
             home = None
-        if home is not None and self._keeps(home, session):
+        if session.is_foreign or (home is not None and self._keeps(home, session)):
             return home
         others = (i for i in self.variant.pool.members if i is not home and i.name not in excluded)
         return rendezvous(session.text, others) or home
@@ -238,6 +248,14 @@ class Dispatcher:
             return True
         return home.is_ready and (home.share == 1.0 or place_of(session.text) < home.share)
 
+    def _find_opener(self, applicant: Applicant) -> Instance | None:
+        """The instance that was sent this very opening before: it answers with the session that it opened then."""
+        name = self._openings.get(applicant.opening)
+        instance = None if name is None else self.variant.pool.find(name)
+        if instance is None or not instance.is_ready or instance.name in applicant.route_request.excluded:
+            return None
+        return instance if instance.outstanding < instance.capacity else None
+
     def choice_of(self, instance: Instance, reason: str) -> Choice:
         """The Choice of an instance for a reason, made once."""
         key = (instance.name, reason)
@@ -250,8 +268,14 @@ class Dispatcher:
 
     def on_sent(self, applicant: Applicant, instance: Instance) -> Expectation | None:
         """A request goes to an instance. Returns what KV_AWARE believes to be held of it there, for on_receipt."""
-        if applicant.opens_session and instance.session_room:
-            instance.session_room -= 1
+        if applicant.opens_session:
+            if instance.session_room:
+                instance.session_room -= 1
+            if not self._are_journaled and applicant.opening:  # with a journal, any instance knows what was opened
+                self._openings.pop(applicant.opening, None)
+                if len(self._openings) >= MAX_REMEMBERED_OPENINGS:
+                    del self._openings[next(iter(self._openings))]
+                self._openings[applicant.opening] = instance.name
         if self._kv is None or applicant.session is not None:
             return None
         return self._kv.record(applicant.route_request, instance.name, body_bytes=applicant.body_bytes)
@@ -268,6 +292,8 @@ class Dispatcher:
         session, excluded = applicant.session, applicant.route_request.excluded
         holder = None if session is None else self._find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
+        if session is not None and session.is_foreign and holder is None:
+            raise self._refusal("The session's instance is not ready. Try again later, or open another session.")
         is_held = holder is None and not excluded and self._scaling is not None and self._is_at_zero
         if not ready and holder is None and not is_held:
             raise self._refusal("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)

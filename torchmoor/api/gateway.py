@@ -5,6 +5,7 @@ Owns no connection; all calls are made on the proxy's event loop.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -19,12 +20,14 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.recovery import Recovery
 from torchmoor.fleet.registry import Endpoint, Registry
 from torchmoor.http.message import Reply, Request
+from torchmoor.routing.foreign_sessions import ForeignSessions
 from torchmoor.routing.random import choose_weighted
 from torchmoor.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
 from torchmoor.routing.waiting import WaitingBytes
 from torchmoor.settings import ProxySettings
 
 MAX_REMEMBERED_IDS = 4096
+SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 
 
 class Gateway:
@@ -68,6 +71,7 @@ class Gateway:
         random = os.urandom(10).hex()
         self._id_prefix = "-".join((random[:8], random[8:12], random[12:16], random[16:])).encode()
         self._ids = count(1)
+        self._foreign = ForeignSessions(settings.limits.max_foreign_sessions)
         self._verified: dict[tuple[str, str, bytes], SessionId] = {}
 
     def tell(self, request: Request, request_id: bytes, reply: Reply) -> None:
@@ -89,8 +93,8 @@ class Gateway:
     def get_session(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
         """The session that a request belongs to; None if to none, or to one that it opens.
 
-        Raises ValidationError for an id that breaks the pattern, or was not made for this endpoint and principal with
-        a known key.
+        Raises ValidationError for an id that breaks the pattern, or was neither made for this endpoint and principal
+        with a known key nor seen here when another handler opened a session with it.
         """
         if not raw or raw == NEW_SESSION:
             return None
@@ -101,11 +105,45 @@ class Gateway:
         keys = self.settings.sessions.keys
         session = verify(raw.decode("ascii"), keys, endpoint=endpoint.name, principal=principal)
         if session is None:
-            raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
+            session = self._foreign.find(raw.decode("ascii"), endpoint=endpoint.name, principal=principal)
+            if session is None:
+                raise ValidationError("The session id is not valid: it was not issued by this endpoint.")
+            return session
         if len(self._verified) >= MAX_REMEMBERED_IDS:
             del self._verified[next(iter(self._verified))]
         self._verified[endpoint.name, principal, raw] = session
         return session
+
+    def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> None:
+        """An instance has answered that it opened a session. Its id is remembered if it proves nothing.
+
+        raw: `<id>; Expires=...`.
+        """
+        text = raw.partition(b";")[0].strip()
+        try:
+            SESSION_ID_MEMBER.check(text)
+        except ValidationError:
+            return  # no client could send it
+        session_id, keys = text.decode("ascii"), self.settings.sessions.keys
+        if text != NEW_SESSION and verify(session_id, keys, endpoint=endpoint.name, principal=principal) is None:
+            self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
+
+    def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
+        """An instance has answered that a session is over."""
+        if session.is_foreign:
+            self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
+
+    def find_session_in(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
+        """The session that a JSON body with SESSION_KEY in it names, if it is one of this endpoint and principal.
+
+        What is wrong with a body or an id is the instance's to say.
+        """
+        try:
+            content = json.loads(body)
+            named = content.get("session_id") if isinstance(content, dict) else None
+            return self.get_session(endpoint, principal, named.encode("ascii")) if isinstance(named, str) else None
+        except (ValueError, RecursionError, ValidationError):
+            return None
 
     def dispatchers(self) -> list[Dispatcher]:
         """Those of all variants of all endpoints."""

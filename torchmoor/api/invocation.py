@@ -10,7 +10,7 @@ from time import monotonic
 
 from torchmoor.api.assignment import Assignment
 from torchmoor.api.dispatcher import Dispatcher
-from torchmoor.api.gateway import Gateway
+from torchmoor.api.gateway import SESSION_KEY, Gateway
 from torchmoor.api.observer import TRACEPARENT, Observer, Trace
 from torchmoor.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
@@ -31,6 +31,8 @@ TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
 TIMEOUT_GRACE_S = 1.0
+NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
+CLOSED_SESSION_ID = b"x-amzn-sagemaker-closed-session-id"
 PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
 # Looking a member up in its Enum takes longer than many a step here.
@@ -47,13 +49,22 @@ TIMED_OUT = (
 class Operation:
     """What all requests for one operation of an endpoint share."""
 
-    __slots__ = ("gateway", "endpoint", "deadlines", "max_body_bytes", "endpoint_line", "timeout_line")
+    __slots__ = (
+        "gateway",
+        "endpoint",
+        "deadlines",
+        "max_body_bytes",
+        "max_session_body_bytes",
+        "endpoint_line",
+        "timeout_line",
+    )
 
     def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
         self.gateway = gateway
         self.endpoint = endpoint
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
+        self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
         self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
         self.timeout_line = timeout_line(deadlines.total_s)
 
@@ -69,11 +80,13 @@ class Invocation(Assignment):
     """
 
     operation_name = ""
+    may_name_session = True  # in the body, without a header
 
     num_prefix_bytes = 0
     status = 0
     held_back: frozenset[bytes] = frozenset()
     _body_check: BodyCheck | None = None
+    _must_read_body = False  # for a session's id
     _num_resets = 0
     error_kind = ""
     sent_at = 0.0
@@ -107,6 +120,10 @@ class Invocation(Assignment):
         if session is None:
             self.num_prefix_bytes = dispatcher.num_prefix_bytes
             self.opens_session = request.find(SESSION_ID) == NEW_SESSION
+            length = request.content_length or 0
+            if self.may_name_session and not self.opens_session and 0 < length <= operation.max_session_body_bytes:
+                self._must_read_body = True
+                self.num_prefix_bytes = max(length, self.num_prefix_bytes)
         if request.body_check is not None:
             self._body_check = request.body_check
             self.max_body_bytes = min(self.max_body_bytes, request.body_check.max_body_bytes)
@@ -148,11 +165,25 @@ class Invocation(Assignment):
                 self._body_check.verify(prefix)
             except ApiError as error:
                 return self.fail(error)
-        if self.num_prefix_bytes:
+        if self._must_read_body:
+            self.num_prefix_bytes = self.dispatcher.num_prefix_bytes
+            if SESSION_KEY in prefix:
+                self._find_session(prefix)
+        if self.num_prefix_bytes and self.session is None:
             prefix_id = self.request.find(PREFIX_AWARE_ID) or b""
             excluded = self.route_request.excluded
             self.route_request = RouteRequest(excluded=excluded, prefix=prefix, prefix_id=prefix_id)
         return self.assign(waiter)
+
+    def _find_session(self, body: bytes) -> None:
+        """Go by the session that the body names, if it does. It is counted with the variant that was drawn for it."""
+        session = self.gateway.find_session_in(self.endpoint, self.request.principal, body)
+        if session is None:
+            return
+        drawn, self.session = self.dispatcher, session
+        self.dispatcher = self.gateway.dispatcher_for(self.endpoint, session, None)
+        if self._path == drawn.path:
+            self._path = self.dispatcher.path
 
     def on_wait_over(self) -> Reply:
         """No instance was free in time."""
@@ -205,7 +236,17 @@ class Invocation(Assignment):
         answer = self.answer(head)
         if answer is not None:
             self.status = head.status
+            if self.opens_session:
+                self._note_opened(head)
+            elif self.session is not None and CLOSED_SESSION_ID in head.layout.places:
+                self.gateway.on_closed(self.endpoint, self.request.principal, self.session)
         return answer if self.observer is None else self._watch(head, answer)
+
+    def _note_opened(self, head: AnswerHead) -> None:
+        opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID)
+        if opened and head.status < 300:
+            assert self.choice is not None
+            self.gateway.on_opened(self.endpoint, self.request.principal, opened, self.choice.instance)
 
     def _watch(self, head: AnswerHead, answer: Answer | None) -> Answer | None:
         """Keep what the observer will be told."""

@@ -140,6 +140,7 @@ class OpenAIInvocation(Invocation):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
     operation_name = "ChatCompletions"
+    may_name_session = False
     _refused_status = 0
     _refused_code = ""
     _retry_after = b""

@@ -16,6 +16,7 @@ from torchmoor.api.describe import LOOKING, describe_endpoint
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.invocation import (
     ERROR_HEADER,
+    NEW_SESSION_ID,
     REFUSED_FOR_NOW,
     TORCHSERVE_BUSY,
     Invocation,
@@ -60,7 +61,6 @@ _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 _CLIENT_CODES = frozenset(
     ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
 )
-NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
 _CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
 _UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}

@@ -28,6 +28,7 @@ NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"LoadTimedOut", b"OutOf
 class ForTargetModel(Invocation):
     """To be mixed into a dialect's invocation, before it."""
 
+    may_name_session = False
     _was_held = False  # in the chosen instance's memory, as far as we knew
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

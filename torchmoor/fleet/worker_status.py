@@ -42,7 +42,7 @@ class WorkerStatus:
         url = f"http://{instance.host}:{instance.port}/predictions/{instance.model}"
         try:
             async with client.post(url, data=b"{}", headers=HEADERS, timeout=self._timeout) as answer:
-                is_told = answer.status == 200 and MARK in await answer.content.read(READ_BYTES)
+                is_told = answer.status == 200 and MARK in await _read_beginning(answer.content)
         except (aiohttp.ClientError, OSError, TimeoutError):
             is_told = False
         if is_told:
@@ -50,3 +50,13 @@ class WorkerStatus:
         elif self._knows:  # TorchServe's own refusal too: its queue fills up before a worker that takes nothing
             logger.info("worker gives no answer instance=%s", instance.name)
         return is_told or not self._knows
+
+
+async def _read_beginning(content: aiohttp.StreamReader) -> bytes:
+    """What a status of ours begins with, in however many pieces it comes; the rest may be long, and is not read."""
+    received = b""
+    async for piece in content.iter_any():
+        received += piece
+        if MARK in received or len(received) >= READ_BYTES:
+            break
+    return received

@@ -48,11 +48,11 @@ class Exchange(Delivery):
             self.client.deadline = request.received_at + self._means.body_timeout_s
         if outgoing.num_body_bytes > call.max_body_bytes:
             self._reply(call.on_body_too_large())
-        elif call.num_prefix_bytes:
+        elif call.num_prefix_bytes and not outgoing.is_complete:
             self._is_gathering = True
             self._flush_request()
         else:
-            self._follow(call.route(b"", self))
+            self._follow(call.route(outgoing.gathered() if call.num_prefix_bytes else b"", self))
 
     def _follow(self, verdict: Target | Reply | Waiting) -> None:
         """Send the request, answer it, or hold it."""

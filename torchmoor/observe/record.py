@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from hashlib import blake2b
 
-from torchmoor.api.invocation import CONTEXT_TOKENS, ERROR_HEADER, Invocation
-from torchmoor.api.runtime import NEW_SESSION_ID
+from torchmoor.api.invocation import CONTEXT_TOKENS, ERROR_HEADER, NEW_SESSION_ID, Invocation
 from torchmoor.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
 from torchmoor.http.call import Outcome, Waiter
 from torchmoor.http.message import AnswerHead, Reply, Request

@@ -201,6 +201,7 @@ class ReplicaFleet:
         """SIGHUP, where no configuration is to be read again: certificates and the log."""
         self.reload_tls()
         self.reopen_log()
+        logger.warning("certificates and the access log's file are taken anew; any other change needs a restart")
 
     def is_idle(self, instance: Instance) -> bool:
         """True if every process has heard that an instance drains, and none has anything outstanding there."""

@@ -35,12 +35,20 @@ _MAX_INSTANCE_LENGTH = 63
 
 
 class SessionId(NamedTuple):
-    """A verified id's parts. expires_at: seconds since 1970; judged by the handler alone."""
+    """A verified id's parts. expires_at: seconds since 1970; judged by the handler alone.
+
+    One that its instance's own handler has minted has neither that nor a key (torchmoor.routing.foreign_sessions).
+    """
 
     text: str
     instance: str
     expires_at: int
     key_id: str
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if only its own instance can serve the session, and no proof is in its id."""
+        return not self.key_id
 
 
 def session_mac(

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from handlers.chat.intake import ImageIntake
+from handlers.chat.openings import Openings
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.runner import cache_shape
 from handlers.errors import ImageUnreachable
@@ -799,3 +800,50 @@ def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any
     assert (turns["running"], turns["waiting"], turns["in_progress"]) == (0, 0, 0)
     memory = settled(client)["memory"]
     assert memory["host_bytes"] == 0
+
+
+def open_again(client: Any, red: Any, invocation_id: str = "a") -> str:
+    opening = client.call({"type": "start_session", "image": data_url(red)}, {"amz-sdk-invocation-id": invocation_id})
+    return str(opening.json["session_id"])
+
+
+def test_an_opening_that_is_sent_again_is_one_session_without_a_journal_too(client: Any, red: Any) -> None:
+    """The worker remembers; once that session is closed, the request opens another."""
+    first = open_again(client, red)
+
+    assert open_again(client, red) == first
+    assert open_again(client, red, "b") != first
+    assert len(client.service.store) == 2
+    client.call({"type": "close_session", "session_id": first})
+    assert open_again(client, red) != first
+
+
+def test_a_session_that_two_requests_were_answered_with_outlives_the_one_that_left(client: Any, red: Any) -> None:
+    """The client that gave up its first request has the id from its second."""
+    body, headers = {"type": "start_session", "image": data_url(red)}, {"amz-sdk-invocation-id": "a"}
+    opening = client.call(body, headers)
+    again = open_again(client, red)
+
+    opening.reply.cancel()
+
+    assert client.service.store.session_ids() == [again]
+
+
+def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any) -> None:
+    """Its session is gone: the request that is sent again opens its own."""
+    body, headers = {"type": "start_session", "image": data_url(red)}, {"amz-sdk-invocation-id": "a"}
+    client.call(body, headers).reply.cancel()
+
+    again = open_again(client, red)
+
+    assert client.service.store.session_ids() == [again]
+
+
+def test_what_is_remembered_of_openings_is_bounded() -> None:
+    """As many as there may be sessions; the oldest is forgotten, and nothing else of it stays."""
+    openings = Openings(lambda session_id: True, 2)
+    for name in ("a", "b", "a", "c", "d"):
+        openings.claim(name, f"session of {name}, {len(openings._sessions)}")
+
+    assert list(openings._sessions) == ["c", "d"]
+    assert openings._shared == set()

@@ -12,7 +12,7 @@ import pytest
 from handlers.adapter import MAX_EARLY, Pump, read_row
 from handlers.chat.reply import Reply
 from handlers.chat.wire import Incoming
-from handlers.errors import HandlerError, InternalError, NotAnImage
+from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
 from handlers.settings import PumpSettings
 from tests.unit.handlers.conftest import FakeClock
 
@@ -720,6 +720,14 @@ def test_headers_are_lower_case_and_form_fields_are_none_of_them(front: FrontEnd
 def test_body_of_a_row(row: dict[str, Any], body: Any) -> None:
     """The body is under "body" or "data"; raw bytes become bytes."""
     assert read_row(row, {}).body == body
+
+
+def test_compressed_body_is_refused_by_name() -> None:
+    """A parser's complaint about its bytes would send the client looking in the wrong place."""
+    with pytest.raises(InvalidRequest, match="without Content-Encoding, not in 'gzip'"):
+        read_row({"body": b"\x1f\x8b"}, {"Content-Encoding": " GZIP"})
+
+    assert read_row({"body": b"{}"}, {"Content-Encoding": "identity"}).body == b"{}"
 
 
 def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:

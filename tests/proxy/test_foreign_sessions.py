@@ -1,0 +1,155 @@
+"""Sessions of handlers that mint ids of their own: the proxy remembers which instance opened them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.proxy.conftest import Stage, make_session_id, replace
+from tests.proxy.fake_instance import Received, Wire
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings
+
+SESSION_ID = "X-Amzn-SageMaker-Session-Id"
+PATHS = ("/endpoints/llava/invocations", "/endpoints/llava/invocations-response-stream", "/invocations")
+
+
+def minting(stage: Stage, name: str) -> None:
+    """Have an instance open, serve and close sessions as SageMaker's containers do."""
+    opened: list[str] = []
+
+    async def behave(request: Received, wire: Wire) -> None:
+        session = request.headers[SESSION_ID.lower()]
+        headers = {}
+        if session == "NEW_SESSION":
+            opened.append(f"{name}-{len(opened)}")
+            headers[SESSION_ID] = f"{opened[-1]}; Expires=2099-01-01T00:00:00Z"
+        elif request.body == b"close":
+            headers["X-Amzn-SageMaker-Closed-Session-Id"] = session
+        await wire.answer(headers=headers, body=json.dumps({"session": opened[-1] if opened else ""}).encode())
+
+    stage.instances[name].behave = behave
+
+
+def start(make_stage: Callable[..., Stage], **options: object) -> Stage:
+    stage = make_stage(names=("a", "b", "c"), **options)
+    for name in stage.instances:
+        minting(stage, name)
+    return stage
+
+
+def send(stage: Stage, session: str, body: bytes = b"{}", path: str = PATHS[0]) -> tuple[int, str]:
+    """The answer's status, and who gave it."""
+    connection = stage.http()
+    connection.request("POST", path, body, {SESSION_ID: session})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status, answer.headers.get("X-Torchmoor-Instance", "")
+
+
+def open_session(stage: Stage, path: str = PATHS[0]) -> tuple[str, str]:
+    """Its id, and the instance that has it."""
+    status, instance = send(stage, "NEW_SESSION", path=path)
+    assert status == 200
+    return (
+        f"{instance}-{len([r for r in stage.instances[instance].received if r.path.startswith('/pred')]) - 1}",
+        instance,
+    )
+
+
+def to_state(stage: Stage, name: str, state: InstanceState) -> None:
+    async def change() -> None:
+        stage.registry.set_state(name, state)
+
+    stage.run(change())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., Stage], path: str) -> None:
+    """In whichever dialect it was opened, also where our own sessions have a journal."""
+    stage = start(make_stage, are_journaled=True)
+    sessions = [open_session(stage, path) for _ in range(3)]
+
+    assert {instance for _, instance in sessions} == {"a", "b", "c"}
+    for session, instance in sessions * 2:
+        assert {send(stage, session, path=each) for each in PATHS} == {(200, instance)}
+
+
+def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable[..., Stage]) -> None:
+    """As any id that this endpoint has not issued; no instance sees it."""
+    stage = start(make_stage)
+    session, instance = open_session(stage)
+
+    assert send(stage, session, b"close") == (200, instance)
+
+    assert send(stage, session) == (400, "")
+    assert send(stage, "x-9") == (400, "")
+    assert send(stage, make_session_id("a", endpoint="other")) == (400, "")
+
+
+@pytest.mark.parametrize("late_binding", [None, LateBindingSettings()])
+def test_nobody_else_is_sent_a_session_whose_instance_is_away(
+    make_stage: Callable[..., Stage], late_binding: LateBindingSettings | None
+) -> None:
+    """No other instance knows it: its client is told to come back, and is served when the instance is there again."""
+    stage = start(make_stage, are_journaled=True, late_binding=late_binding)
+    session, home = open_session(stage)
+    before = {name: len(fake.received) for name, fake in stage.instances.items()}
+
+    to_state(stage, home, InstanceState.DOWN)
+    assert send(stage, session) == (503, "")
+    to_state(stage, home, InstanceState.READY)
+    port, stage.instance(home).port = stage.instance(home).port, 1
+    stage.instance(home).close_idle()
+    assert send(stage, session) == (503, "")
+    stage.instance(home).port = port
+
+    assert before == {name: len(fake.received) for name, fake in stage.instances.items()}
+    to_state(stage, home, InstanceState.READY)
+    assert send(stage, session) == (200, home)
+    to_state(stage, home, InstanceState.DRAINING)
+    assert send(stage, session) == (200, home)
+
+
+def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: Callable[..., Stage]) -> None:
+    """No journal of ours knows whether it was done, or what was said before."""
+    stage = start(make_stage, are_journaled=True)
+    session, home = open_session(stage)
+
+    async def die(request: Received, wire: Wire) -> None:
+        wire.reset()
+
+    stage.instances[home].behave = die
+    others = [fake for fake in stage.instances.values() if fake.name != home]
+    before = [len(fake.received) for fake in others]
+
+    assert send(stage, session)[0] == 503
+    assert [len(fake.received) for fake in others] == before
+
+
+def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., Stage]) -> None:
+    """Another key's holder is told that there is none."""
+    secrets = {"AKIAFIRST": "a-secret-of-sixteen-a", "AKIASECOND": "a-secret-of-sixteen-b"}
+    keys = {key_id: AccessKey(secret=secret) for key_id, secret in secrets.items()}
+    stage = start(make_stage, credentials=Credentials(keys=keys))
+    first, second = (stage.client(key_id=key_id, secret=secret) for key_id, secret in secrets.items())
+    opened = first.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId="NEW_SESSION")
+    session = opened["NewSessionId"].partition(";")[0]
+
+    assert first.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session)["Body"].read()
+    with pytest.raises(second.exceptions.ClientError, match="was not issued by this endpoint"):
+        second.invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session)
+
+
+def test_sessions_that_are_remembered_are_bounded(make_stage: Callable[..., Stage]) -> None:
+    """The one that was used the longest ago is forgotten."""
+    stage = start(make_stage, limits=replace(LimitSettings(), max_foreign_sessions=2))
+    (first, home), (second, _) = open_session(stage), open_session(stage)
+    assert send(stage, first) == (200, home)
+
+    third, _ = open_session(stage)
+
+    assert [send(stage, session)[0] for session in (first, second, third)] == [200, 400, 200]
+    assert len(stage.proxy.gateway._foreign) == 2
