@@ -68,14 +68,6 @@ class Up:
         self._log = (folder / "up.log").open("ab")
         self.port = self.admin_port = 0
         self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "torchmoor", "up", "--instances", "2", "--run-dir", str(self.run_dir)]
-        command += ["--port", str(self.port), "--admin-port", str(self.admin_port), "--start-timeout", "300"]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
-        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -83,23 +75,42 @@ class Up:
         where = json.loads(line)
         self.port, self.admin_port = (int(where[key].rpartition(":")[2]) for key in ("runtime", "admin"))
 
-    def kill(self, target: str, rng: random.Random) -> None:
-        """SIGKILL to one of the processes."""
-        if target == "proxy":
-            self.process.kill()
-            self.process.wait()
+    def start(self) -> None:
+        """Not waited for: requests run, and kills hit, as soon as there is something to hit."""
+        command = [sys.executable, "-m", "torchmoor", "up", "--instances", "2", "--run-dir", str(self.run_dir)]
+        command += ["--port", str(self.port), "--admin-port", str(self.admin_port), "--start-timeout", "300"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
+        )
+
+    def revive(self) -> None:
+        """Start it again if it has ended: an instance that is killed at its first start ends it."""
+        if self.process.poll() is not None:
             assert self.process.stdout is not None
             self.process.stdout.close()
             self.start()
-            return
+
+    def kill(self, target: str, rng: random.Random) -> bool:
+        """SIGKILL to one of the processes; False if there was none to hit."""
+        if target == "proxy":
+            self.process.kill()
+            self.process.wait()
+            self.revive()
+            return True
         pid_file = self.run_dir / f"llava-{rng.randrange(2)}" / "tmp" / ".model_server.pid"
         with suppress(OSError, ValueError, IndexError):
             jvm = int(pid_file.read_text())
             os.kill(jvm if target == "jvm" else rng.choice(_children(jvm)), signal.SIGKILL)
+            return True
+        return False
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=90)
+        try:
+            self.process.wait(timeout=90)
+        finally:
+            self.process.kill()
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()
@@ -135,8 +146,8 @@ def run_kills(folder: Path, *, is_quick: bool) -> dict[str, Any]:
             if ahead and num_results >= ahead[0]:
                 del ahead[0]
                 target = TARGETS[len(ahead) % len(TARGETS)]
-                kills[target] += 1
-                up.kill(target, rng)
+                kills[target] += up.kill(target, rng)
+            up.revive()
             time.sleep(0.05)
         for submitter in submitters:
             submitter.join(60)

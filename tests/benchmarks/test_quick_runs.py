@@ -63,3 +63,13 @@ def test_many_models_runs() -> None:
 
     assert (ratios["models"], ratios["resident"], ratios["wrong"]) == (200, 20, 0)
     assert all(ratios[key] > 0 for key in ("warm_vs_alone", "cold_vs_read", "memory_vs_process_a_model"))
+
+
+def test_async_inference_runs() -> None:
+    """Whoever is killed, each request has its one result; and 1 GB passes with little memory."""
+    found = quick_run("async_inference")
+
+    ratios, (row,) = found["ratios"], found["rows"]
+    assert (ratios["submitted"], ratios["missing"], ratios["duplicated"]) == (300, 0, 0)
+    assert row["killed_proxy"] == 1
+    assert ratios["rss_growth_mb_1gb"] <= 64

@@ -20,6 +20,7 @@ from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answer
 from tests.waiting import wait_until
 from torchmoor.async_inference.settings import AsyncEndpointSettings
 from torchmoor.cli import main
+from torchmoor.errors import ConfigError
 from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
 
 MakeStage = Callable[..., Stage]
@@ -338,8 +339,6 @@ def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> 
 
 def test_endpoint_with_many_models_cannot_be_asynchronous(tmp_path: Path, make_stage: MakeStage) -> None:
     """As on SageMaker; said at the start."""
-    from torchmoor.errors import ConfigError
-
     with pytest.raises(ConfigError, match="many models"):
         make_stage(async_folder=tmp_path, multi_model=MultiModelSettings())
 

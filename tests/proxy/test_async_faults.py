@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
+import json
 import os
 import random
 import signal
@@ -14,11 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError
 
 from tests.proxy.fake_instance import FakeInstance, Received, Wire
 from tests.proxy.replicas import Served, serving
@@ -77,7 +76,7 @@ def instance() -> Iterator[Unreliable]:
         yield running
 
 
-def write_config(folder: Path, instance: FakeInstance, port: int) -> Path:
+def write_config(folder: Path, instance: FakeInstance) -> Path:
     """An asynchronous endpoint; leases are short, since whoever holds one is killed often."""
     content: dict[str, Any] = {
         "Endpoints": [
@@ -93,7 +92,7 @@ def write_config(folder: Path, instance: FakeInstance, port: int) -> Path:
             }
         ],
         "Instances": [{"name": "a", "port": instance.port}],
-        "listen": {"port": port, "admin_port": 0},
+        "listen": {"port": 0, "admin_port": 0},
         "recovery": {"max_failures": 1000},
         "async_inference": {
             "queue": f"sqlite://{folder}/queue.db",
@@ -110,31 +109,23 @@ def write_config(folder: Path, instance: FakeInstance, port: int) -> Path:
     return path
 
 
-def submit_all(port: int, accepted: dict[str, bytes]) -> None:
-    """Sends again what was not answered, under the same invocation id; as boto3 does itself, but without its pauses."""
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=20, connect_timeout=5),
-    )
-    invocation = ""
-
-    def name(request: Any, **_: Any) -> None:
-        request.headers["amz-sdk-invocation-id"] = invocation
-
-    client.meta.events.register("before-send.sagemaker-runtime", name)
+def submit_all(ports: list[int], accepted: dict[str, bytes]) -> None:
+    """As boto3 does: sends again what was not answered, under the same invocation id. The last port is the proxy's."""
     for number in range(NUM_REQUESTS):
-        invocation, body = f"invocation-{number}", b"request %d" % number
+        body = b"request %d" % number
         while body not in accepted.values():
+            connection = http.client.HTTPConnection("127.0.0.1", ports[-1], timeout=20)
             try:
-                answer = client.invoke_endpoint_async(EndpointName="chat", Body=body)
-                accepted[answer["InferenceId"]] = body
-            except BotoCoreError:  # nobody is there, or whoever was there is no more
+                headers = {"amz-sdk-invocation-id": f"invocation-{number}"}
+                connection.request("POST", "/endpoints/chat/async-invocations", body=body, headers=headers)
+                answer = connection.getresponse()
+                content = json.loads(answer.read())
+                if answer.status == 202:
+                    accepted[content["InferenceId"]] = body
+            except (OSError, http.client.HTTPException):  # nobody is there, or whoever was there is no more
                 time.sleep(0.02)
-    client.close()
+            finally:
+                connection.close()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -158,14 +149,13 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
         with suppress(ProcessLookupError):
             os.kill(rng.choice(victims), signal.SIGKILL)
 
-    with serving(write_config(tmp_path, instance.fake, 0), processes) as served:
-        port = served.port
-    path = write_config(tmp_path, instance.fake, port)
-    submitting = threading.Thread(target=submit_all, args=(port, accepted), daemon=True)
+    path, ports = write_config(tmp_path, instance.fake), [0]
+    submitting = threading.Thread(target=submit_all, args=(ports, accepted), daemon=True)
     submitting.start()
     kills = iter(sorted(rng.sample(range(1, NUM_REQUESTS * 3 // 4), NUM_KILLS)))
     if processes > 1:
         with serving(path, processes) as served:
+            ports.append(served.port)
             for count in kills:
                 kill_at(served, count)
             submitting.join(60)
@@ -174,8 +164,10 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
     else:
         for count in kills:
             with serving(path, 1) as served:
+                ports.append(served.port)
                 kill_at(served, count)
         with serving(path, 1) as served:
+            ports.append(served.port)
             submitting.join(60)
             wait_until(lambda: num_results() >= NUM_REQUESTS, "all results are there")
             wait_until(lambda: served.look("async-requests")["decided"] == 0, "all is finished")

@@ -20,14 +20,14 @@ from torchmoor.async_inference.locations import (
 )
 from torchmoor.async_inference.metrics import AsyncMetrics
 from torchmoor.async_inference.notices import Notifier, Topics
-from torchmoor.async_inference.object_store import Download, ObjectStore
+from torchmoor.async_inference.object_store import Download, LocationRefused, ObjectStore
 from torchmoor.async_inference.publication import Publisher
 from torchmoor.async_inference.queue import Queue
 from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.async_inference.slots import Slots
 from torchmoor.async_inference.worker import Worker
-from torchmoor.errors import ApiError, InternalFailure, QueueUnavailable
+from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class AsyncInference:
             stack.push_async_callback(self._stop_submitting)
             self.store = self._parts.store()
             stack.push_async_callback(self.store.close)
+            self._check_places()
             self._results = self._parts.results()
             stack.push_async_callback(self._results.close)
             notifier = self._parts.notifier()
@@ -112,6 +113,14 @@ class AsyncInference:
             stack.callback(watching.cancel)
             self._stack = stack.pop_all()
         return self
+
+    def _check_places(self) -> None:
+        """Raise ConfigError if an endpoint's results may not be written where they are to go."""
+        for name in self.endpoints:
+            try:
+                self.locate(name, "any", filename="", extension="")
+            except LocationRefused as error:
+                raise ConfigError(f"AsyncInferenceConfig of endpoint {name!r}: {error}") from error
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -11,6 +11,7 @@ import pytest
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
 from torchmoor.async_inference.request import State
+from torchmoor.errors import ConfigError
 
 
 @pytest.fixture
@@ -483,10 +484,22 @@ def test_metrics_tell_of_the_backlog(rig: Rig) -> None:
     play(scene())
 
 
+def test_results_that_could_not_be_written_are_refused_at_the_start(rig: Rig) -> None:
+    """And not with each request's failure."""
+
+    async def scene() -> None:
+        async with rig:
+            service = rig.make_service()
+            service.endpoints["llava"].output_path = "file:///elsewhere"
+
+            with pytest.raises(ConfigError, match=r"endpoint 'llava': .* below the directories"):
+                await service.__aenter__()
+
+    play(scene())
+
+
 def test_settings_group_is_checked() -> None:
     """A number that makes no sense is refused with its name."""
-    from torchmoor.errors import ConfigError
-
     with pytest.raises(ConfigError, match=r"async_inference\.lease_s must be positive, not 0"):
         dataclasses.replace(QUICK, lease_s=0)
     with pytest.raises(ConfigError, match="max_backoff_s must be min_backoff_s or more"):
