@@ -139,6 +139,7 @@ class InstanceClient:
             auto_decompress=False,
             read_bufsize=READ_BYTES,
             max_field_size=MAX_FIELD_BYTES,
+            cookie_jar=aiohttp.DummyCookieJar(),  # one request's must not go with the next
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )
         return self
