@@ -90,7 +90,7 @@ class InstanceAnswer:
         self.status = response.status
         self.error_code = response.headers.get("X-Torchmoor-Error", "")
         self.retry_after = response.headers.get("Retry-After", "")
-        self.content_type = response.headers.get("Content-Type", "")
+        self.content_type = _plain(response.headers.get("Content-Type", ""))
         self.custom_attributes = response.headers.get("X-Amzn-SageMaker-Custom-Attributes", "")
         self._response = response
         self._patience = patience
@@ -123,6 +123,11 @@ class InstanceAnswer:
                 return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise InstanceLost(f"The instance ended its answer too early: {error}") from error
+
+
+def _plain(value: str) -> str:
+    """A field's value, "" if it has what a store could not take as an object's: it would refuse it again and again."""
+    return value if value.isascii() and value.isprintable() else ""
 
 
 class InstanceClient:

@@ -48,6 +48,27 @@ def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
     play(scene())
 
 
+def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
+    """Or what is decided could never be published."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        wire.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/\xe9\r\nContent-Length: 2\r\n\r\nok")
+        await wire.writer.drain()
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, rig.results()) == (State.COMPLETED, {"one.out": b"ok"})
+            assert rig.listener.notices[0].response_content_type == ""
+
+    play(scene())
+
+
 def test_input_object_goes_with_its_length(rig: Rig) -> None:
     """TorchServe's limits are by Content-Length, so an input that is streamed has one."""
 
