@@ -162,11 +162,14 @@ def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
     if not isinstance(content, dict) or "Autoscaling" not in content:
         raise ConfigError(f"{path} has no group Autoscaling")
     variants: dict[tuple[str, str], int | None] = {}
-    for endpoint in content.get("Endpoints", ()):
-        config = endpoint["EndpointConfig"]
-        name = endpoint.get("EndpointName", config["EndpointConfigName"])
-        for variant in config["ProductionVariants"]:
-            variants[name, variant["VariantName"]] = None
+    try:
+        for endpoint in content.get("Endpoints", ()):
+            config = endpoint["EndpointConfig"]
+            name = endpoint.get("EndpointName", config.get("EndpointConfigName"))
+            for variant in config["ProductionVariants"]:
+                variants[name, variant["VariantName"]] = None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is no configuration: `torchmoor serve --check` says what is wrong") from error
     return read_autoscaling(content["Autoscaling"], variants)
 
 

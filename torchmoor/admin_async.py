@@ -15,6 +15,12 @@ from torchmoor.errors import ServiceUnavailable
 
 PATH = "/async-requests"
 MAX_PAGE = 1000
+# A result may be a page with a script, made by whoever sent the request: a browser must not run it as this plane's own.
+AS_A_FILE = {
+    "Content-Disposition": "attachment",
+    "Content-Security-Policy": "sandbox",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 class AsyncAdmin:
@@ -86,7 +92,9 @@ class AsyncAdmin:
             return _error(_status_of(error), str(error))
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
-            answer = web.StreamResponse(headers={"Content-Type": content_type or "application/octet-stream"})
+            answer = web.StreamResponse(
+                headers={"Content-Type": content_type or "application/octet-stream", **AS_A_FILE}
+            )
             answer.content_length = download.size
             await answer.prepare(request)
             async for chunk in download.chunks:
@@ -124,10 +132,17 @@ def describe(record: Record) -> dict[str, Any]:
         "updated_at": record.updated_at,
         "due_at": record.due_at,
         "expires_at": request.expires_at,
-        "input_location": request.input_location,
+        "input_location": _shown(request.input_location),
         "output_location": request.output_location,
         "failure_location": request.failure_location,
     }
+
+
+def _shown(input_location: str | None) -> str | None:
+    """Without what makes a presigned URL as good as a password."""
+    if input_location is None or not input_location.startswith("https://"):
+        return input_location
+    return input_location.partition("?")[0]
 
 
 def _status_of(error: ObjectError) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import IO, Any
+from http.client import HTTPResponse
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
@@ -48,16 +49,18 @@ class AsyncRequests:
         with self._open("GET", _path(inference_id) + "/result") as answer:
             while piece := answer.read(PIECE_BYTES):
                 yield piece
+            if answer.length:  # http.client says nothing of it where it is read in pieces
+                raise AdminError(f"the result broke off, {answer.length} bytes before its end; fetch it again")
 
     def _ask(self, method: str, path: str) -> dict[str, Any]:
         with self._open(method, path) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
-    def _open(self, method: str, path: str) -> IO[bytes]:
+    def _open(self, method: str, path: str) -> HTTPResponse:
         request = Request(self._url + path, method=method, headers=self._headers)
         try:
-            answer: IO[bytes] = urlopen(request, timeout=TIMEOUT_S)
+            answer: HTTPResponse = urlopen(request, timeout=TIMEOUT_S)
             return answer
         except HTTPError as error:
             with error:

@@ -176,6 +176,16 @@ def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
     assert f"'{header[0].lower()}{header[1:]}'".lower() in body["Message"].lower()
 
 
+def test_invocation_id_is_not_cut(stage: Stage) -> None:
+    """Of two that begin alike the second would get the first one's answer."""
+    connection = stage.http()
+    connection.request("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
+
+    answer = connection.getresponse()
+
+    assert (answer.status, b"256 characters" in answer.read()) == (400, True)
+
+
 def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> None:
     """While a client waits for an instance, no asynchronous request gets one."""
     gate = Gate()
@@ -270,6 +280,11 @@ def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
     wait_until(lambda: admin(stage, "/async-requests/a%2Fb%20c")[1]["state"] == "COMPLETED", "it has ended")
     with urllib.request.urlopen(f"{stage.proxy.admin_url}/async-requests/a%2Fb%20c/result", timeout=10) as answer:
         assert (answer.read(), answer.headers["Content-Type"]) == (b"result", "text/x-result")
+        # A page that a model has made must not run as the admin plane's own.
+        assert (answer.headers["Content-Disposition"], answer.headers["Content-Security-Policy"]) == (
+            "attachment",
+            "sandbox",
+        )
     status, body = admin(stage, "/async-requests/slow/cancel", method="POST")
     assert (status, body) == (200, {"inference_id": "slow", "state": "CANCELLED"})
     assert until_there(slow["FailureLocation"])

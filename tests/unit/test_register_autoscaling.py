@@ -113,14 +113,16 @@ def test_a_dry_run_prints_and_sends_nothing(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file without the group, and numbers that no policy could have."""
+    """A file without the group, one whose endpoints are none, and numbers that no policy could have."""
     (tmp_path / "empty.yaml").write_text("Endpoints: []")
+    (tmp_path / "odd.yaml").write_text("{Endpoints: [{EndpointName: llava}], Autoscaling: [{}]}")
 
     assert main(["--config", str(tmp_path / "empty.yaml")]) == 1
+    assert main(["--config", str(tmp_path / "odd.yaml")]) == 1
     assert main(["--endpoint", "llava", "--min", "2", "--max", "1"]) == 1
 
     told = capsys.readouterr().err.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["error", "error"]
+    assert [line.partition(":")[0] for line in told] == ["error", "error", "error"]
 
 
 def test_what_is_registered_reads_back_as_the_same_settings() -> None:

@@ -79,6 +79,9 @@ class AsyncOperation:
             given = "both" if body else "neither"
             raise ValidationError(f"InputLocation or a Body, one of the two, is what a request has; this has {given}.")
         inference_id = _text(request, INFERENCE_ID) or str(uuid.uuid4())
+        invocation_id = _text(request, INVOCATION_ID)
+        if len(invocation_id) > MAX_INVOCATION_ID_CHARS:  # cut, it could be another's
+            raise ValidationError(f"{INVOCATION_ID.decode()} may have up to {MAX_INVOCATION_ID_CHARS} characters.")
         try:
             if input_location:
                 self._service.store.check_input(input_location)
@@ -96,7 +99,7 @@ class AsyncOperation:
             output_location=locations.output,
             failure_location=locations.failure,
             principal=request.principal,
-            invocation_id=_text(request, INVOCATION_ID)[:MAX_INVOCATION_ID_CHARS],
+            invocation_id=invocation_id,
             content_type=_text(request, SAGEMAKER_CONTENT_TYPE),
             accept=_text(request, SAGEMAKER_ACCEPT),
             custom_attributes=_text(request, CUSTOM_ATTRIBUTES),

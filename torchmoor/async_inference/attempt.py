@@ -201,13 +201,18 @@ class Attempt:
         text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         self._has_ended = True
         if code in NO_ROOM:
-            delay_s = float(answer.retry_after) if answer.retry_after.isdigit() else None
+            delay_s = self._within_backoff(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
             raise Again(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:
             self._slot.on_failed(is_dead=True)
             raise Again(_model_error(status, text))
         self._slot.on_answered()
         return _failure(_model_error(status, text))
+
+    def _within_backoff(self, delay_s: float) -> float:
+        """Not so long that its time to live passes unseen, and not so short that it is asked without a pause."""
+        settings = self._means.settings
+        return min(settings.max_backoff_s, max(settings.min_backoff_s, delay_s))
 
 
 class _Chain:
@@ -241,5 +246,6 @@ def _model_error(status: int, text: str) -> str:
 
 def give_up(request: AsyncRequest, attempts: int, reason: str) -> Outcome:
     """The end of a request that has been tried often enough."""
-    logger.warning("gave up inference_id=%s attempts=%d reason=%s", request.inference_id, attempts, reason[:200])
+    # Without the reason: it may quote what the model said of the input.
+    logger.warning("gave up inference_id=%s attempts=%d", request.inference_id, attempts)
     return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")

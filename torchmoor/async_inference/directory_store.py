@@ -147,9 +147,10 @@ class _File:
         return data
 
     def close(self) -> None:
-        """Waits for a read that is going on."""
+        """Waits for a read that is going on; one that comes later fails, whoever has got the number by then."""
         with self._lock:
-            os.close(self._fd)
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def _open_file(url: str, path: Path, root: Path, max_bytes: int) -> _File:

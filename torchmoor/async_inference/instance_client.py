@@ -90,7 +90,7 @@ class InstanceAnswer:
         self.status = response.status
         self.error_code = response.headers.get("X-Torchmoor-Error", "")
         self.retry_after = response.headers.get("Retry-After", "")
-        self.content_type = response.headers.get("Content-Type", "")
+        self.content_type = _plain(response.headers.get("Content-Type", ""))
         self.custom_attributes = response.headers.get("X-Amzn-SageMaker-Custom-Attributes", "")
         self._response = response
         self._patience = patience
@@ -125,6 +125,11 @@ class InstanceAnswer:
             raise InstanceLost(f"The instance ended its answer too early: {error}") from error
 
 
+def _plain(value: str) -> str:
+    """A field's value, "" if it has what a store could not take as an object's: it would refuse it again and again."""
+    return value if value.isascii() and value.isprintable() else ""
+
+
 class InstanceClient:
     """For as long as the context lasts. Each request has a connection of its own: a kept one may lead to nobody."""
 
@@ -139,6 +144,7 @@ class InstanceClient:
             auto_decompress=False,
             read_bufsize=READ_BYTES,
             max_field_size=MAX_FIELD_BYTES,
+            cookie_jar=aiohttp.DummyCookieJar(),  # one request's must not go with the next
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )
         return self

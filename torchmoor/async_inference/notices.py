@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SUCCESS = "SUCCESS_NOTIFICATION_TOPIC"
 ERROR = "ERROR_NOTIFICATION_TOPIC"
 MAX_RESPONSE_BYTES = 128 * 1024  # that a message includes
+MAX_REASON_CHARS = 4096  # of a message; all of it is in the failure object. SNS takes 256 KiB, response included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ class Notice:
             "eventName": "InferenceResult",
         }
         if not self.succeeded:
-            message["failureReason"] = self.reason
+            message["failureReason"] = self.reason[:MAX_REASON_CHARS]
             message["failureLocation"] = self.failure_location
         if includes_response and self.response is not None and len(self.response) <= MAX_RESPONSE_BYTES:
             message["responseBody"] = {"content": base64.b64encode(self.response).decode(), "encoding": "BASE64"}

@@ -85,7 +85,7 @@ class RedisQueue(Queue):
         return bool(said == b"finished")
 
     async def retry(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
-        more = 0 if counts or claim.decided else -1
+        more = 0 if counts else -1
         return bool(await self._run(scripts.RETRY, claim.request.inference_id, claim.token, delay_s, reason, more))
 
     async def cancel(self, inference_id: str) -> State | None:

@@ -196,7 +196,7 @@ return 'finished'
 """
 )
 
-# inference id, token, delay, reason, what to add to the attempts.
+# inference id, token, delay, reason, what to add to the attempts of one that is not decided.
 RETRY = (
     _PRELUDE
     + """
@@ -206,9 +206,9 @@ if state ~= 'RUNNING' and state ~= 'DECIDED' then return 0 end
 if state == 'RUNNING' then
   move(id, endpoint, fields(id, 'seq')[1], 'RUNNING', 'WAITING')
   set(id, 'state', 'WAITING')
+  redis.call('HINCRBY', of(id), 'attempts', ARGV[6])
 end
 set(id, 'reason', ARGV[5])
-redis.call('HINCRBY', of(id), 'attempts', ARGV[6])
 redis.call('HDEL', of(id), 'token')
 if delay_s > 0 then sleep(id, endpoint, delay_s) else offer(id, endpoint) end
 return 1

@@ -6,9 +6,6 @@ from dataclasses import dataclass, fields
 
 from torchmoor.errors import ConfigError
 
-SUCCESS_TOPIC = "SUCCESS_NOTIFICATION_TOPIC"
-ERROR_TOPIC = "ERROR_NOTIFICATION_TOPIC"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncEndpointSettings:

@@ -69,10 +69,11 @@ class SqliteQueue(Queue):
         now = self._clock()
         sql = """
             UPDATE requests SET state = CASE state WHEN 'RUNNING' THEN 'WAITING' ELSE state END, token = NULL,
-                attempts = attempts - ?, wake_at = ?, set_at = ?, span_s = ?, reason = ?, updated_at = ?
+                attempts = attempts - CASE state WHEN 'RUNNING' THEN ? ELSE 0 END,
+                wake_at = ?, set_at = ?, span_s = ?, reason = ?, updated_at = ?
             WHERE inference_id = ? AND token = ? AND state IN ('RUNNING', 'DECIDED')
         """
-        num_uncounted = 0 if counts or claim.decided else 1
+        num_uncounted = 0 if counts else 1
         wake_at = now + delay_s if delay_s > 0 else None
         values = (num_uncounted, wake_at, now, delay_s, reason, now, claim.request.inference_id, claim.token)
         return await self._database.run(lambda db: db.execute(sql, values).rowcount == 1)

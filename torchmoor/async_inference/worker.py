@@ -109,21 +109,26 @@ class Worker:
             take = self._queue.claim_decided if slot is None else self._queue.claim
             claim = await take(self.endpoint, self._settings.lease_s)
         except BaseException:
-            if slot is not None:
-                slot.release()
+            self._return(slot)
             raise
-        if slot is not None and (claim is None or claim.decided is not None):
-            is_awake = self._awake.is_set()
-            slot.release()
+        if claim is None or claim.decided is not None:
+            self._return(slot)
             slot = None
-            if not is_awake:  # by anything but this place, which is no news
-                self._awake.clear()
         if claim is None:
             return False
         task = asyncio.get_running_loop().create_task(self._serve(claim, slot))
         self._serving.add(task)
         task.add_done_callback(self._on_served)
         return True
+
+    def _return(self, slot: Slot | None) -> None:
+        """Give back a place that was not needed. That it is free is no news, and wakes nobody here."""
+        if slot is None:
+            return
+        is_awake = self._awake.is_set()
+        slot.release()
+        if not is_awake:
+            self._awake.clear()
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)

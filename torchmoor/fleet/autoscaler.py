@@ -201,8 +201,9 @@ class Autoscaler:
             except Exception:  # the next look may succeed, and without looks nothing ever starts
                 logger.exception("autoscaler failed")
             await asyncio.sleep(MIN_LOOK_S)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), LOOK_S)
+            with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
+                async with asyncio.timeout(LOOK_S):
+                    await self._woken.wait()
 
     async def stop(self) -> None:
         """Start and stop nothing any more."""

@@ -25,7 +25,7 @@ from torchmoor.settings import AsyncQueueSettings
 
 DEADLINE_S = 60.0
 QUICK = AsyncInferenceSettings(
-    lease_s=0.3, poll_interval_s=0.02, min_backoff_s=0.01, max_backoff_s=0.02, max_inline_bytes=1000
+    lease_s=20.0, poll_interval_s=0.02, min_backoff_s=0.01, max_backoff_s=0.02, max_inline_bytes=1000
 )
 
 

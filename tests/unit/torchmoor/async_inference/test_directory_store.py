@@ -8,9 +8,10 @@ import resource
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -119,6 +120,22 @@ def test_a_file_that_shrinks_while_it_is_read_is_no_whole_input(tmp_path: Path) 
             with pytest.raises(ObjectUnavailable, match="shorter"):
                 async for _ in download.chunks:
                     pass
+
+    run(tmp_path, test)
+
+
+def test_a_download_that_is_closed_reads_nobody_elses_file(tmp_path: Path) -> None:
+    """A read that comes too late finds no file, though another one has its descriptor's number by then."""
+    (tmp_path / "x").write_bytes(b"x" * 3)
+    (tmp_path / "y").write_bytes(b"y" * 3)
+
+    async def test(store: DirectoryStore) -> None:
+        late = await store.open(f"file://{tmp_path}/x")
+        await asyncio.wrap_future(cast(Future[None], late.release()))
+        async with await store.open(f"file://{tmp_path}/y") as other:
+            with pytest.raises(ObjectUnavailable):
+                await anext(aiter(late.chunks))
+            assert [chunk async for chunk in other.chunks] == [b"yyy"]
 
     run(tmp_path, test)
 

@@ -106,6 +106,18 @@ def test_an_answer_is_included_up_to_128_kb(size: int, is_included: bool) -> Non
         assert base64.b64decode(message["responseBody"]["content"]) == b"\xff" * size
 
 
+def test_a_long_reason_is_cut() -> None:
+    """All of it is in the failure object; a message with it and the response must not be more than SNS takes."""
+    reason = "\N{GRINNING FACE}" * 20_000
+    failed = replace(FAILED, reason=reason, response=reason.encode())
+
+    message = failed.message("eu-west-1", includes_response=True)
+
+    assert reason.startswith(message["failureReason"])
+    assert base64.b64decode(message["responseBody"]["content"]) == reason.encode()
+    assert len(json.dumps(message)) < 256 * 1024
+
+
 def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
     """So that one who hears twice knows it."""
     assert SUCCEEDED.message_id == FAILED.message_id != replace(SUCCEEDED, received_at=1.0).message_id

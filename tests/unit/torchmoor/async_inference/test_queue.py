@@ -239,6 +239,17 @@ def test_what_was_no_attempt_is_not_counted(store: Store, queue: Queue) -> None:
     assert store.do(claimed(queue)).attempt == 1
 
 
+def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -> None:
+    """A worker that stops while it publishes takes back no attempt: what attempts have left is removed by number."""
+    store.do(queue.submit(request("r1")))
+    claim = store.do(claimed(queue))
+    assert store.do(queue.decide(claim, result()))
+
+    assert store.do(queue.retry(claim, 0, "stopped", counts=False))
+
+    assert store.do(claimed(queue)).attempt == 1
+
+
 @pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
 def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: State) -> None:
     """Its holder loses it, whoever comes next publishes its failure, and it never runs again."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
-from torchmoor.async_inference.request import State
+from torchmoor.async_inference.request import Claim, State
 from torchmoor.errors import ConfigError
 
 
@@ -44,6 +44,27 @@ def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
             [notice] = rig.listener.notices
             assert (notice.succeeded, notice.inference_id, notice.response) == (True, "one", b'{"a": 1}')
             assert notice.response_content_type == "application/x-answer"
+
+    play(scene())
+
+
+def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
+    """Or what is decided could never be published."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        wire.writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/\xe9\r\nContent-Length: 2\r\n\r\nok")
+        await wire.writer.drain()
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert (record.state, rig.results()) == (State.COMPLETED, {"one.out": b"ok"})
+            assert rig.listener.notices[0].response_content_type == ""
 
     play(scene())
 
@@ -152,6 +173,36 @@ def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> 
     play(scene())
 
 
+@pytest.mark.parametrize("retry_after", ["0", "1000000000"])
+def test_retry_after_keeps_to_the_back_off(rig: Rig, retry_after: str) -> None:
+    """An instance can neither be asked without a pause nor have a request sleep past its time to live."""
+    delays: list[float] = []
+
+    async def behave(received: Received, wire: Wire) -> None:
+        is_full = len(rig.instance.received) == 1
+        refusal = refusing(429, "Overloaded", "full", {"Retry-After": retry_after})
+        await (refusal if is_full else answering(body=b"done"))(received, wire)
+
+    async def scene() -> None:
+        async with rig:
+            rig.instance.behave = behave
+            service = await rig.start()
+            retry = service.queue.retry
+
+            async def note(claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
+                delays.append(delay_s)
+                return await retry(claim, delay_s, reason, counts=counts)
+
+            service.queue.retry = note  # type: ignore[method-assign]
+            await service.submit(rig.request("one"))
+            record = await rig.until_ended(service, "one")
+
+            assert record.state is State.COMPLETED
+            assert delays == [QUICK.min_backoff_s if retry_after == "0" else QUICK.max_backoff_s]
+
+    play(scene())
+
+
 async def _reset(received: Received, wire: Wire) -> None:
     wire.reset()
 
@@ -185,8 +236,8 @@ def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
     play(scene())
 
 
-def test_attempts_end(rig: Rig) -> None:
-    """What fails at every attempt ends with a failure object that says why."""
+def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """What fails at every attempt ends with a failure object that says why; no log repeats what a model has said."""
 
     async def scene() -> None:
         async with rig:
@@ -199,6 +250,8 @@ def test_attempts_end(rig: Rig) -> None:
             assert (record.state, record.attempts) == (State.FAILED, 3)
             assert len(rig.instance.received) == 3
             assert "no worker today" in rig.results()["one-error.out"].decode()
+            assert "gave up inference_id=one" in caplog.text
+            assert "no worker today" not in caplog.text
 
     play(scene())
 
@@ -232,7 +285,7 @@ def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
             rig.instance.behave = behave
             service = await rig.start()
 
-            await service.submit(rig.request("one", timeout_s=0.2))
+            await service.submit(rig.request("one", timeout_s=1.0))
             record = await rig.until_ended(service, "one")
 
             assert record.state is State.FAILED
@@ -417,7 +470,7 @@ def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> No
     async def scene() -> None:
         async with rig:
             rig.instance.behave = behave
-            slow = await rig.start(lease_s=0.3)
+            slow = await rig.start(lease_s=1.5)  # if it takes the request again, that has this time to be done
             slow.queue.extend = _stand_still  # type: ignore[method-assign]
             await slow.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")

@@ -198,6 +198,31 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
     play(scene())
 
 
+def test_queue_that_cannot_be_reached_is_not_asked_without_a_pause(rig: Rig) -> None:
+    """The place that was taken for nothing is free again, which is no reason to look at once."""
+
+    async def scene() -> None:
+        async with rig:
+            service = await rig.start(poll_interval_s=3600.0)
+            num_refused = 0
+
+            async def refuse(*args: Any) -> Any:
+                nonlocal num_refused
+                num_refused += 1
+                await asyncio.sleep(0)
+                raise QueueUnavailable("not now")
+
+            service.queue.claim = refuse  # type: ignore[method-assign]
+            await service.submit(rig.request("one"))
+            await until(lambda: num_refused > 0, "the worker has looked")
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+            assert num_refused <= 2  # at the start, and for the submit
+
+    play(scene())
+
+
 def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
     """A worker goes on when its queue does."""
 

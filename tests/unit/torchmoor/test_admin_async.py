@@ -1,0 +1,31 @@
+"""What the admin plane shows of an asynchronous request."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmoor.admin_async import describe
+from torchmoor.async_inference.request import AsyncRequest, Record, State
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://host.example/in?X-Amz-Signature=secret", "https://host.example/in"),
+        ("s3://bucket/what?is=a-key", "s3://bucket/what?is=a-key"),
+        ("file:///in/x", "file:///in/x"),
+    ],
+)
+def test_what_signs_a_url_is_not_shown(location: str, shown: str) -> None:
+    """Whoever may see the requests could read the object by it."""
+    request = AsyncRequest(
+        inference_id="one",
+        endpoint="llava",
+        output_location="s3://o/x",
+        failure_location="s3://f/x",
+        input_location=location,
+    )
+
+    described = describe(Record(request=request, state=State.WAITING, attempts=0, due_at=None, updated_at=0.0))
+
+    assert described["input_location"] == shown
