@@ -155,7 +155,12 @@ class Assignment:
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance has been too long."""
+        """When a wait for an instance has been too long; of one that has begun as it was then.
+
+        A request that is held stays so when an instance becomes ready and takes others first.
+        """
+        if self._ticket is not None:
+            return self._ticket.deadline
         return self.request.received_at + self.dispatcher.max_wait_s
 
     @property
