@@ -118,7 +118,7 @@ class SharedCounts:
         instance.elsewhere = 0
         if self._own is not None:
             cells, own = self._cells, self._own
-            cells[own + _COUNTS + slot] = 0
+            cells[own + _COUNTS + slot] = cells[own + _TURNS + slot] = 0  # the next one of that name begins anew
             cells[own + _RING + cells[own] % RING] = slot
             cells[own] = (cells[own] + 1) & _MASK
 

@@ -263,3 +263,12 @@ def test_turns_wait_for_their_instance_and_hold_nothing_else_back(queues: list[W
     assert woken(queues) == [0]
     queues[2].pass_on(b)
     assert woken(queues) == [1]
+
+
+def test_no_turn_waits_for_the_next_instance_of_a_name(queues: list[WaitingElsewhere]) -> None:
+    """Those that waited for the last one have gone elsewhere, or ended."""
+    queues[0].tell_waiting(120.0, "a", 1)
+
+    queues[0]._counts.detach("a")
+
+    assert not queues[1].has_turn_for(Instance(name="a", endpoint="chat", model="chat", port=1))
