@@ -9,7 +9,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
-from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
+from torchmoor.api.applicant import Applicant
+from torchmoor.api.choice import Choice
+from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.validation import INVOCATION_ID
 from torchmoor.errors import ApiError, ServiceUnavailable
