@@ -200,6 +200,30 @@ class SharedCounts:
         return 0 if slot is None else self._cells[_start(row) + _TURNS + slot]
 
 
+class Slots:
+    """Which instance is counted in which slot; for the parent, who tells the processes.
+
+    A slot is used again once its instance is gone. A process that has not heard of that yet may still write there what
+    it has at the old one; it clears the cell when it does, and the others follow.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+
+    def take(self, name: str) -> int:
+        """The instance's slot, from now on."""
+        if name not in self._slots:
+            self._slots[name] = self._free.pop() if self._free else len(self._slots)
+        return self._slots[name]
+
+    def give_back(self, name: str) -> None:
+        """The instance is gone."""
+        slot = self._slots.pop(name, None)
+        if slot is not None:
+            self._free.append(slot)
+
+
 def _start(row: int) -> int:
     """A row's first cell."""
     return row * _ROW_BYTES // 4
