@@ -15,6 +15,14 @@ from torchmoor.errors import ServiceUnavailable
 
 PATH = "/async-requests"
 MAX_PAGE = 1000
+# A model's words, and its content type: no page of ours, whose scripts could do what an operator may.
+RESULT_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "Content-Disposition": "attachment",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 class AsyncAdmin:
@@ -86,7 +94,9 @@ class AsyncAdmin:
             return _error(_status_of(error), str(error))
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
-            answer = web.StreamResponse(headers={"Content-Type": content_type or "application/octet-stream"})
+            answer = web.StreamResponse(
+                headers={**RESULT_HEADERS, "Content-Type": content_type or "application/octet-stream"}
+            )
             answer.content_length = download.size
             await answer.prepare(request)
             async for chunk in download.chunks:
