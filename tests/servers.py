@@ -193,7 +193,7 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
         process = subprocess.Popen(
             [
                 *(str(weed), "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-                *("-master.telemetry=false", f"-master.port={master}", f"-volume.port={volume}", "-volume.max=8"),
+                *("-master.telemetry=false", f"-master.port={master}", f"-volume.port={volume}", "-volume.max=100"),
                 *("-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0"),
                 "-s3.port.lance=0",
                 *(f"-s3.config={folder / 'ids.json'}", "-master.volumeSizeLimitMB=256"),

@@ -106,13 +106,12 @@ class AdminServer:
         A page of elsewhere can have its name lead to a loopback address, and would then be of the same origin.
         """
         host = request.headers.get("Host")
-        name = urlsplit(f"//{host}").hostname or ""
         try:
-            is_own = host is None or is_loopback(name)  # every browser names one
-        except ConfigError:
+            is_own = host is None or is_loopback(urlsplit(f"//{host}").hostname or "")  # every browser names one
+        except (ConfigError, ValueError):
             is_own = False
         if not is_own:
-            raise web.HTTPForbidden(text=f"The admin plane is not called {name!r}: use its address.")
+            raise web.HTTPForbidden(text=f"The admin plane is not called {host!r}: use its address.")
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:

@@ -15,11 +15,13 @@ from torchmoor.errors import ServiceUnavailable
 
 PATH = "/async-requests"
 MAX_PAGE = 1000
-# A result may be a page with a script, made by whoever sent the request: a browser must not run it as this plane's own.
-AS_A_FILE = {
+# A model's words, and its content type: no page of ours, whose scripts could do what an operator may.
+RESULT_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Content-Disposition": "attachment",
-    "Content-Security-Policy": "sandbox",
     "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
 
 
@@ -93,7 +95,7 @@ class AsyncAdmin:
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
             answer = web.StreamResponse(
-                headers={"Content-Type": content_type or "application/octet-stream", **AS_A_FILE}
+                headers={**RESULT_HEADERS, "Content-Type": content_type or "application/octet-stream"}
             )
             answer.content_length = download.size
             await answer.prepare(request)

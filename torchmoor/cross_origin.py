@@ -10,4 +10,8 @@ from aiohttp import web
 def find_foreign_page(request: web.Request) -> str | None:
     """The origin of the page that sent a request, if it is not ours; None for ours, and for what is no browser."""
     origin = request.headers.get("Origin")
-    return None if origin is None or urlsplit(origin).netloc == request.host else origin
+    try:
+        is_own = origin is None or urlsplit(origin).netloc == request.host
+    except ValueError:
+        is_own = False
+    return None if is_own else origin

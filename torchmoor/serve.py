@@ -146,7 +146,10 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     check_archives(Path(configuration.launch.model_store), launches)
     check_observing(settings.observe)
     if not settings.sessions.keys:
-        warn(f"{SESSION_KEYS} is not set: every session id will be refused; give the proxy the instances' own keys")
+        warn(
+            f"{SESSION_KEYS} is not set: a session will be known only to the process that saw it opened, and be served "
+            "by its own instance only; give the proxy the instances' own keys"
+        )
     found: dict[str, dict[str, list[str]]] = {}
     for endpoint in registry.endpoints():
         found[endpoint.name] = {}

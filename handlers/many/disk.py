@@ -141,9 +141,9 @@ class DiskCache:
             return self._lease(ours[-1]) if ours else None
 
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
+        os.utime(entry.home / MARKER)  # the order, for the next worker; raises if somebody cleaned up
         entry.num_leases += 1
         self._unpacked.move_to_end((entry.name, entry.version))
-        os.utime(entry.home / MARKER)  # the order, for the next worker
         return DiskLease(entry.version, entry.folder, entry, self, is_new=is_new)
 
     def _give_back(self, entry: _Unpacked) -> None:

@@ -285,10 +285,14 @@ class ModelRegistry:
         longest = min(self._settings.hold_s, self._settings.room_timeout_s)
         delay = longest
         while not self._stopping.wait(delay):
-            self._tell(self._shelf.tick)
-            with self._lock:
-                deadline = self._shelf.next_deadline()
-            delay = min(max(deadline - time.monotonic(), MIN_TICK_S), longest)
+            try:
+                self._tell(self._shelf.tick)
+                with self._lock:
+                    deadline = self._shelf.next_deadline()
+                delay = min(max(deadline - time.monotonic(), MIN_TICK_S), longest)
+            except Exception:
+                logger.exception("telling those who have waited long enough failed")
+                delay = longest
 
     def _watch_source(self) -> None:
         while not self._stopping.wait(self._settings.refresh_s):

@@ -98,8 +98,13 @@ class Workshop:
         if lease.is_new:
             self.times["download"].append(time.monotonic() - began)
             logger.info("model unpacked name=%s version=%s s=%.3f", entry.name, lease.version, time.monotonic() - began)
-        entry.progress.begin("room", 0)
-        self._tell(self._shelf.fetched, entry, lease, _weights_bytes(lease.folder))
+        try:
+            num_bytes = _weights_bytes(lease.folder)
+            entry.progress.begin("room", 0)
+        except BaseException:
+            lease.release()  # the shelf has not heard of it
+            raise
+        self._tell(self._shelf.fetched, entry, lease, num_bytes)
 
     def _load_model(self, entry: Entry) -> None:
         assert entry.disk is not None

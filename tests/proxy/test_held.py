@@ -119,6 +119,26 @@ def test_all_that_is_held_is_served_in_the_end(make_stage: Callable[..., Stage])
     assert [status(sock) for sock in (*socks, turn)] == [200] * 4
 
 
+def test_body_that_is_still_coming_shortens_no_hold(make_stage: Callable[..., Stage]) -> None:
+    """Also if it is all there only after an instance came and was full at once."""
+    zero = Zero(make_stage)
+    held = Held(zero.stage, zero.stage.a)
+    body = b"x" * 20_000  # more than is read for a session's id before the request is routed
+    first, slow = send(zero.stage, b"1"), zero.stage.socket()
+    zero.stage.close_later(slow)
+    slow.sendall(b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+    zero.stage.until(lambda: waiting(zero.stage) == 2, "both held")
+    zero.come()
+    zero.stage.until(lambda: received(zero.stage.a) == [b"1"], "the first at a")
+
+    slow.sendall(body)
+    time.sleep(0.3)  # longer than the proxy takes to see that a deadline has passed
+    held.let_go(b"1")
+    held.let_go(body)
+
+    assert [status(sock) for sock in (first, slow)] == [200] * 2
+
+
 def send_raw(stage: Stage, body: bytes) -> socket.socket:
     """Send a request that may be answered at once."""
     sock = stage.socket()

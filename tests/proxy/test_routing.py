@@ -528,7 +528,7 @@ def test_openings_that_are_remembered_are_bounded(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest is forgotten; with a journal none is remembered, since any instance knows what was opened."""
-    monkeypatch.setattr("torchmoor.api.dispatcher.MAX_REMEMBERED_OPENINGS", 2)
+    monkeypatch.setattr("torchmoor.api.chooser.MAX_REMEMBERED_OPENINGS", 2)
     stage, journaled = make_stage(), make_stage(are_journaled=True)
 
     for invocation_id in ("one", "two", "one", "three"):

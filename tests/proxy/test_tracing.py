@@ -127,6 +127,16 @@ def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) 
     assert [span.parent_span_id for span in spans] == [b"", b""]
 
 
+def test_tracestate_that_is_none_is_not_logged(
+    stage: Stage, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client could fill the log, with whatever it likes."""
+    post(stage, {"traceparent": PARENT, "tracestate": "secret words"})
+
+    assert collector.get()
+    assert "secret" not in caplog.text
+
+
 def test_callers_decision_not_to_trace_counts(stage: Stage, collector: Collector) -> None:
     """The worker hears it too."""
     assert post(stage, {"traceparent": UNSAMPLED}).endswith("-00")

@@ -9,7 +9,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
-from torchmoor.api.dispatcher import Applicant, Choice, Dispatcher
+from torchmoor.api.applicant import Applicant
+from torchmoor.api.choice import Choice
+from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.validation import INVOCATION_ID
 from torchmoor.errors import ApiError, ServiceUnavailable
@@ -155,7 +157,12 @@ class Assignment:
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance has been too long."""
+        """When a wait for an instance has been too long; of one that has begun as it was then.
+
+        A request that is held stays so when an instance becomes ready and takes others first.
+        """
+        if self._ticket is not None:
+            return self._ticket.deadline
         return self.request.received_at + self.dispatcher.max_wait_s
 
     @property

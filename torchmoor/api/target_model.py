@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from torchmoor.api.dispatcher import Choice
+from torchmoor.api.choice import Choice
 from torchmoor.api.invocation import ERROR_HEADER, Invocation
 from torchmoor.api.validation import TARGET_MODEL
 from torchmoor.errors import ApiError, ModelNotReady

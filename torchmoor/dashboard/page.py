@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -19,6 +20,8 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.metrics import Traffic
+
+logger = logging.getLogger(__name__)
 
 # Nothing but this page's own files, and nobody frames it.
 CONTENT_SECURITY_POLICY = (
@@ -83,10 +86,13 @@ class Dashboard:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
-            await self._refresh()
-            now = time.monotonic()
-            for history in self._histories:
-                history.take(now)
+            try:
+                await self._refresh()
+                now = time.monotonic()
+                for history in self._histories:
+                    history.take(now)
+            except Exception:
+                logger.exception("a sample for the dashboard failed")
 
     async def _show(self, request: web.Request) -> web.Response:
         await asyncio.gather(self._statuses.refresh(), self._refresh())

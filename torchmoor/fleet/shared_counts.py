@@ -118,7 +118,7 @@ class SharedCounts:
         instance.elsewhere = 0
         if self._own is not None:
             cells, own = self._cells, self._own
-            cells[own + _COUNTS + slot] = 0
+            cells[own + _COUNTS + slot] = cells[own + _TURNS + slot] = 0  # the next one of that name begins anew
             cells[own + _RING + cells[own] % RING] = slot
             cells[own] = (cells[own] + 1) & _MASK
 
@@ -198,6 +198,30 @@ class SharedCounts:
         """How many wait in another process for an instance."""
         slot = self._slots.get(name)
         return 0 if slot is None else self._cells[_start(row) + _TURNS + slot]
+
+
+class Slots:
+    """Which instance is counted in which slot; for the parent, who tells the processes.
+
+    A slot is used again once its instance is gone. A process that has not heard of that yet may still write there what
+    it has at the old one; it clears the cell when it does, and the others follow.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+
+    def take(self, name: str) -> int:
+        """The instance's slot, from now on."""
+        if name not in self._slots:
+            self._slots[name] = self._free.pop() if self._free else len(self._slots)
+        return self._slots[name]
+
+    def give_back(self, name: str) -> None:
+        """The instance is gone."""
+        slot = self._slots.pop(name, None)
+        if slot is not None:
+            self._free.append(slot)
 
 
 def _start(row: int) -> int:

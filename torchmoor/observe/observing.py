@@ -34,7 +34,13 @@ class RequestObserver:
 
     def begin_trace(self, request: Request) -> SpanTrace | None:
         """Open a span, if requests are traced."""
-        return None if self._tracing is None else self._tracing.begin(request)
+        if self._tracing is None:
+            return None
+        try:
+            return self._tracing.begin(request)
+        except Exception:
+            logger.exception("request not traced")
+            return None
 
     def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
         """Close the span and write the line."""

@@ -8,6 +8,7 @@ OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BS
 
 from __future__ import annotations
 
+import logging
 import time
 from time import monotonic
 
@@ -31,6 +32,9 @@ ROUTES = {
     "InvokeEndpointWithResponseStream": "/endpoints/{EndpointName}/invocations-response-stream",
     "ChatCompletions": "/endpoints/{EndpointName}/openai/v1/chat/completions",
 }
+
+# Else each tracestate that is none is a warning, with the client's words in it.
+logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
 
 class SpanTrace:

@@ -26,7 +26,7 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
-from torchmoor.fleet.shared_counts import MAX_VARIANTS, SharedCounts
+from torchmoor.fleet.shared_counts import MAX_VARIANTS, SharedCounts, Slots
 from torchmoor.fleet.status import Status, StatusPoller
 from torchmoor.metrics import MetricsCollector
 from torchmoor.model_metrics import ModelMetricsCollector
@@ -72,7 +72,7 @@ class ReplicaFleet:
         self._statuses: dict[str, Message] = {}  # the last of each instance, for processes to come
         self._settings = settings
         self._uses_counts = uses_counts
-        self._slots: dict[str, int] = {}
+        self._slots = Slots()
         self._speaking: Process | None = None  # whose word is being passed on to the others
         self._counts: SharedCounts | None = None
         self._reports: dict[int, asyncio.Event] = {}
@@ -153,7 +153,7 @@ class ReplicaFleet:
             self.processes.append(Process(assignment, self))
             self._reports[row] = asyncio.Event()
         for instance in self.registry.instances():
-            self._counts.attach(instance, self._slot_of(instance))
+            self._counts.attach(instance, self._slots.take(instance.name))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -239,9 +239,6 @@ class ReplicaFleet:
 
     # Instances, to the processes
 
-    def _slot_of(self, instance: Instance) -> int:
-        return self._slots.setdefault(instance.name, len(self._slots))
-
     def _tell(self, kind: str, *, but: Process | None = None, **members: object) -> None:
         for process in self.processes:
             if process is not but:
@@ -254,17 +251,18 @@ class ReplicaFleet:
             self._statuses.pop(instance.name, None)
         if self.registry.find(instance.name) is not instance:
             self._counts.detach(instance.name)
+            self._slots.give_back(instance.name)
             self._tell("removed", name=instance.name)
             return
         if not self._counts.is_counting(instance):
-            self._counts.attach(instance, self._slot_of(instance))
+            self._counts.attach(instance, self._slots.take(instance.name))
         self._tell("instance", **self._describe(instance))
 
     def _describe(self, instance: Instance) -> Message:
         return {
             "facts": describe(instance),
             "state": instance.state.value,
-            "slot": self._slot_of(instance),
+            "slot": self._slots.take(instance.name),
             "last_start_s": self.registry.variant_of(instance).last_start_s,
         }
 

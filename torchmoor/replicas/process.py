@@ -136,7 +136,7 @@ class Process:
         self._heard_at = asyncio.get_running_loop().time()
         watching = asyncio.create_task(self._watch(process, link))
         try:
-            link.send("assign", assignment=to_text(assignment))
+            link.send("assign", assignment=to_text(self._assignment))  # credentials may have changed meanwhile
             self._listener.on_started(self)
             link.send("listen")
             if self._is_stopping:

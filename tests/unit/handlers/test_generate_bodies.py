@@ -267,7 +267,7 @@ def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
         ([{"role": "user", "content": []}], "content"),
         ([{"role": "user", "content": "\udfff"}], "Unicode"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\]"),
-        ([{"role": "user", "content": [{"type": "input_audio"}]}], r"content\[0\].type"),
+        ([{"role": "user", "content": [{"type": "sound"}]}], r"content\[0\].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}], "image_url.url"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url.url"),

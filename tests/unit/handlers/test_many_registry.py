@@ -19,6 +19,7 @@ import torch
 
 from handlers.errors import (
     HandlerError,
+    LoadTimedOut,
     ModelBroken,
     ModelLoaded,
     ModelLoading,
@@ -239,6 +240,26 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     assert len(loads) == 1
     assert "details" not in str(caught.value)
     assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
+
+
+def test_a_load_that_fails_after_its_download_keeps_no_room_on_the_disk(
+    root: Path, start: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its time is over just then: what was unpacked can make room for others."""
+    put(root, "a.tar.gz", "a" * 100)
+    put(root, "b.tar.gz", "b" * 100)
+    registry = start(disk_bytes=150)
+
+    def is_over(progress: Progress, stage: str, total: int) -> None:
+        if stage == "room":
+            raise LoadTimedOut("it takes too long")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "begin", is_over)
+        with pytest.raises(LoadTimedOut):
+            ask(registry, "a.tar.gz")
+
+    ask(registry, "b.tar.gz").release()
 
 
 def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -> None:

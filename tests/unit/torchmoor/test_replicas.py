@@ -1,28 +1,36 @@
 """What several proxy processes share, add up and divide."""
 
+import asyncio
 import json
+import os
 import socket
+import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from torchmoor.app import Proxy
 from torchmoor.config import parse
-from torchmoor.errors import ConfigError
+from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.breaker import BreakerState
 from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.status import Status
 from torchmoor.metrics import InvocationMetrics
 from torchmoor.replicas.fleet import make_front
-from torchmoor.replicas.link import Assignment, from_text, read_status, to_text, write_status
+from torchmoor.replicas.link import Assignment, Link, Message, from_text, read_status, to_text, write_status
 from torchmoor.replicas.port import reserve
+from torchmoor.replicas.process import Process
 from torchmoor.replicas.share import share_of
 from torchmoor.replicas.totals import Report as ProcessReport
 from torchmoor.replicas.totals import Totals
 from torchmoor.routing.models import Report, Tier
 from torchmoor.settings import (
     ContainerSettings,
+    Credentials,
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
@@ -114,6 +122,69 @@ def test_assignment_survives_the_wire() -> None:
     )
 
     assert from_text(to_text(given)) == given
+
+
+class OneWayLink:
+    """A link to a process that hears everything and says nothing."""
+
+    is_clogged = False
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, kind: str, **members: Any) -> None:
+        self.sent.append((kind, members))
+
+    async def receive(self) -> AsyncIterator[Message]:
+        for message in ():
+            yield message
+
+    def close(self) -> None:
+        pass
+
+
+class Nobody:
+    """Hears what becomes of a process, and does nothing about it."""
+
+    def on_started(self, process: Process) -> None:
+        pass
+
+    def on_message(self, process: Process, message: Message) -> None:
+        pass
+
+    def on_ended(self, process: Process) -> None:
+        pass
+
+
+def test_process_that_is_just_being_started_judges_by_the_newest_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is taken back while a process starts is not good there."""
+    link, counts = OneWayLink(), os.open(tmp_path, os.O_RDONLY)
+    given = Assignment(
+        settings=SETTINGS, port=1, row=0, num_rows=1, counts=counts, wakers=(), uses_counts=True, log_level=30
+    )
+    new = Credentials(tokens={"ann": "a-token-of-some-length"})
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+
+    async def start() -> None:
+        process = Process(given, Nobody())
+
+        async def open_link(own: socket.socket) -> OneWayLink:
+            own.close()
+            process.take_credentials(new)
+            return link
+
+        monkeypatch.setattr(Link, "open", open_link)
+        process.start()
+        with pytest.raises(LaunchError):
+            await process.first
+        await process.stop()
+
+    asyncio.run(start())
+    os.close(counts)
+    told = [from_text(members["assignment"]) for kind, members in link.sent if kind == "assign"]
+    assert [each.settings.credentials for each in told] == [new]
 
 
 def test_number_of_processes_is_a_setting() -> None:

@@ -12,7 +12,7 @@ import pytest
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.shared_counts import MAX_SLOTS, RING, SharedCounts
+from torchmoor.fleet.shared_counts import MAX_SLOTS, RING, SharedCounts, Slots
 from torchmoor.replicas import waiting
 from torchmoor.replicas.waiting import WaitingElsewhere
 from torchmoor.settings import EndpointSettings, VariantSettings
@@ -142,6 +142,39 @@ def test_more_instances_than_slots_are_refused(make: Callable[[int | None], Side
         make(0).add("c", MAX_SLOTS)
 
 
+def test_slot_is_used_again_while_a_process_still_counts_the_last_instance_there(
+    make: Callable[[int | None], Side],
+) -> None:
+    """What that process has outstanding at it leaves the sum as soon as it hears that the instance is gone."""
+    first, second = make(0), make(1)
+    old = second["a"].lease()
+    first.counts.detach("a")
+    first.registry.remove("a")
+
+    first.add("c", 0)
+    second.counts.detach("a")
+    old.release()
+
+    first.counts.refresh()
+    assert first["c"].outstanding == 0
+    second.add("c", 0)
+    with second["c"].lease():
+        first.counts.refresh()
+        assert first["c"].outstanding == 1
+
+
+def test_instances_that_come_and_go_need_no_more_slots_than_there_are_at_a_time() -> None:
+    """Names may change for ever, where each instance that is started has one of its own."""
+    slots = Slots()
+    assert [slots.take("a"), slots.take("b"), slots.take("a")] == [0, 1, 0]
+
+    for number in range(2 * MAX_SLOTS):
+        slots.give_back("a" if number == 0 else f"a{number - 1}")
+        assert slots.take(f"a{number}") == 0
+
+    assert slots.take("c") == 2
+
+
 def hammer(file: int, row: int, num_changes: int) -> None:
     """A process that begins and ends requests as fast as it can, looks at the others, and ends with one at `b`."""
     side, rng = Side(file, row, 3), Random(row)
@@ -263,3 +296,12 @@ def test_turns_wait_for_their_instance_and_hold_nothing_else_back(queues: list[W
     assert woken(queues) == [0]
     queues[2].pass_on(b)
     assert woken(queues) == [1]
+
+
+def test_no_turn_waits_for_the_next_instance_of_a_name(queues: list[WaitingElsewhere]) -> None:
+    """Those that waited for the last one have gone elsewhere, or ended."""
+    queues[0].tell_waiting(120.0, "a", 1)
+
+    queues[0]._counts.detach("a")
+
+    assert not queues[1].has_turn_for(Instance(name="a", endpoint="chat", model="chat", port=1))
