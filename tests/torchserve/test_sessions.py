@@ -104,13 +104,22 @@ def test_two_sessions_do_not_mix(client: Any) -> None:
 
 
 def test_sessions_spread_and_follow_ups_stay(client: Any, fleet: Fleet) -> None:
-    """New sessions go to both instances; each follow-up is computed by the one that holds the session."""
-    chats = [open_session(client, image=data_url(draw("circle", "green"))) for _ in range(4)]
-    holders = [fleet.holders(chat.id) for chat in chats]
+    """New sessions go to both instances; each follow-up is computed by the one that holds the session.
 
-    assert {1} == {len(names) for names in holders}
-    assert len({names[0] for names in holders}) == 2
-    for chat, (name,) in zip(chats, holders, strict=True):
+    Each instance says how much room it has at a time of its own, so one may seem the roomier for a few sessions.
+    """
+    chats: dict[str, Chat] = {}
+    for _ in range(64):
+        chat = open_session(client, image=data_url(draw("circle", "green")))
+        (name,) = fleet.holders(chat.id)
+        if name in chats:
+            chat.close()
+        chats.setdefault(name, chat)
+        if len(chats) == 2:
+            break
+
+    assert len(chats) == 2
+    for name, chat in chats.items():
         before = {i["name"]: fleet.status(i["name"])["turns"]["finished"] for i in fleet.instances()}
         for _ in range(3):
             chat.ask("What color is the circle?")
