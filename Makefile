@@ -56,8 +56,10 @@ check: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: setup archives  ## everything but the slow and the GPU tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+# Torch has one thread in each: the processes are as many as the cores.
+PYTEST_WORKERS ?= 2
+test: setup archives  ## everything but the slow and the GPU tests, in PYTEST_WORKERS processes; 0: in this one
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not gpu" $(ARGS)
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build

@@ -19,7 +19,7 @@ BUCKET = "checkpoints"
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def other_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One instance, told as a container of TGI on SageMaker would be."""
     folder = tmp_path_factory.mktemp("other-checkpoint")
     empty = folder / "models" / "tiny-llava"
@@ -49,9 +49,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             yield running
 
 
-def test_a_checkpoint_in_s3_serves_by_configuration_alone(fleet: Fleet) -> None:
+def test_a_checkpoint_in_s3_serves_by_configuration_alone(other_fleet: Fleet) -> None:
     """It sees, and answers rightly."""
-    client = fleet.client()
+    client = other_fleet.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
     )
@@ -66,9 +66,9 @@ def test_a_checkpoint_in_s3_serves_by_configuration_alone(fleet: Fleet) -> None:
     assert json.load(answer["Body"]) == {"response_text": "The circle is red."}
 
 
-def test_its_limits_are_those_of_the_environment(fleet: Fleet) -> None:
+def test_its_limits_are_those_of_the_environment(other_fleet: Fleet) -> None:
     """A question over MAX_INPUT_LENGTH is refused with the number."""
-    client = fleet.client()
+    client = other_fleet.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
     )
