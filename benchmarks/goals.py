@@ -56,7 +56,11 @@ class Goal:
             return f"{self.most:,g}"
         if self.least is not None and self.most is not None:
             return f"{self.least:,g} to {self.most:,g}"
-        return f"at most {self.most:,.3g}" if self.most is not None else f"at least {self.least:,.6g}"
+        return (
+            f"\N{LESS-THAN OR EQUAL TO}\N{NO-BREAK SPACE}{self.most:,.3g}"
+            if self.most is not None
+            else f"\N{GREATER-THAN OR EQUAL TO}\N{NO-BREAK SPACE}{self.least:,.6g}"
+        )
 
 
 def is_quick(report: Mapping[str, Any]) -> bool:

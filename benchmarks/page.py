@@ -1,6 +1,7 @@
 """The results of benchmarks as one HTML page: each ratio against its goal, plots, and how it was measured.
 
-Nothing is fetched and nothing runs in it: no script, no font, no picture beside the SVG in the text.
+Nothing is fetched and nothing runs in it: no script, no font, no picture beside the SVG in the text. It is XML, too, so
+that a test can read it strictly.
 """
 
 from collections import Counter
@@ -43,7 +44,7 @@ a { color: var(--link) } .note { color: var(--note); font-size: 0.9rem } .troubl
 table { border-collapse: collapse; width: 100%; margin: 0.75rem 0; font-size: 0.95rem }
 th, td { text-align: left; padding: 0.35rem 0.5rem; border-bottom: 1px solid var(--line); vertical-align: top }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-code { font-size: 0.85em; overflow-wrap: anywhere } td code { display: block; color: var(--note) }
+code { font-size: 0.85em; overflow-wrap: anywhere } td code { display: block; max-width: 30rem; color: var(--note) }
 .verdict { white-space: nowrap; font-weight: 600 }
 .reached { color: var(--good) } .missed { color: var(--bad) } .not-run { color: var(--none) }
 svg.plot { max-width: 100%; height: auto } .narrow { display: none }
@@ -61,13 +62,13 @@ KINDS = {
 
 def render(results: Sequence[Result]) -> str:
     """The whole page."""
-    return f"""<!doctype html>
+    return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>torchmoor: benchmarks against their goals</title>
-<link rel="icon" href="data:,">
+<link rel="icon" href="data:,"/>
 <style>{CSS}</style>
 </head>
 <body>
@@ -123,8 +124,9 @@ def _standing(result: Result, verdicts: Mapping[Goal, Verdict]) -> str:
     own = [verdict for goal, verdict in verdicts.items() if goal.benchmark == result.name]
     if not own:
         return "no goals"
-    measured = [verdict for verdict in own if verdict is not Verdict.NOT_RUN]
-    return f"{measured.count(Verdict.REACHED)} of {len(measured)} measured goals reached, {len(own)} set"
+    missing = own.count(Verdict.NOT_RUN)
+    told = f"{own.count(Verdict.REACHED)} of {len(own)} goals reached"
+    return told + (f", {missing} not run" if missing else "")
 
 
 def _section(result: Result) -> str:

@@ -34,7 +34,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes in the picture's own units. label_width: 0 puts a bar's label above it."""
+    """Sizes in the picture's own units. label_width: 0 puts a bar's label and value above it."""
 
     width: int
     label_width: int
@@ -43,8 +43,8 @@ class Layout:
     title_size: int
 
 
-WIDE = Layout(width=860, label_width=250, value_width=190, bar_height=24, title_size=16)
-NARROW = Layout(width=380, label_width=0, value_width=190, bar_height=46, title_size=15)  # for a phone
+WIDE = Layout(width=890, label_width=280, value_width=190, bar_height=24, title_size=16)
+NARROW = Layout(width=380, label_width=0, value_width=24, bar_height=46, title_size=15)  # for a phone
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,10 @@ def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
     """The chart as SVG. style: empty within a page that has it."""
     longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
     scale = (layout.width - layout.label_width - layout.value_width) / longest
-    subtitle = _lines(chart.subtitle, layout)
-    top = 44 + 18 * len(subtitle)
+    title = _lines(chart.title, layout, 9.0)
+    subtitle = _lines(chart.subtitle, layout, 7.5)
+    under = 24 + 20 * len(title)
+    top = under + 18 * len(subtitle)
     legend = top + layout.bar_height * len(chart.bars) + 20
     entries = _legend(layout, legend)
     height = legend + 14 + (22 * 3 if layout.label_width == 0 else 0)
@@ -81,17 +83,17 @@ def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
         f'viewBox="0 0 {layout.width} {height}" font-size="13" role="img" aria-label="{escape(chart.title)}">',
         *([f"<style>{style}</style>"] if style else []),
         f'<rect class="paper" width="{layout.width}" height="{height}"/>',
-        _text(12, 24, chart.title, size=layout.title_size, weight="bold"),
-        *(_text(12, 44 + 18 * number, line, kind="note") for number, line in enumerate(subtitle)),
+        *(_text(12, 24 + 20 * row, line, size=layout.title_size, weight="bold") for row, line in enumerate(title)),
+        *(_text(12, under + 18 * row, line, kind="note") for row, line in enumerate(subtitle)),
     ]
     for row, bar in enumerate(chart.bars):
         lines += _bar(bar, top + row * layout.bar_height, scale, layout)
     return "\n".join([*lines, *entries, "</svg>"]) + "\n"
 
 
-def _lines(text: str, layout: Layout) -> list[str]:
-    """The text in lines that fit, at about 6.3 units a character."""
-    return wrap(text, int((layout.width - 24) / 6.3))
+def _lines(text: str, layout: Layout, per_character: float) -> list[str]:
+    """The text in lines that fit, where a character takes so much on average."""
+    return wrap(text, int((layout.width - 24) / per_character))
 
 
 def _legend(layout: Layout, y: float) -> list[str]:
@@ -132,7 +134,11 @@ def _bar(bar: Bar, y: float, scale: float, layout: Layout) -> list[str]:
         x = start + bar.goal * scale
         lines.append(f'<line class="goal" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2:.1f}" y2="{y + thickness + 2:.1f}"/>')
         end = max(end, x)
-    return [*lines, _text(max(end, start + bar.most * scale) + 6, middle + 4, bar.text)]
+    if layout.label_width:
+        value = _text(max(end, start + bar.most * scale) + 6, middle + 4, bar.text)
+    else:
+        value = _text(layout.width - 12, y - 6, bar.text, anchor="end")
+    return [*lines, value]
 
 
 def _text(

@@ -119,17 +119,18 @@ def run(name: str, *, timeout_s: float) -> Result:
     lines: list[str] = []
     timer = threading.Timer(timeout_s, _kill_group, (process.pid,))
     timer.start()
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            if not line.startswith("{"):
-                say(f"  {lines[-1]}")
-        status = process.wait()
-    finally:
-        is_late = timer.finished.is_set()
-        timer.cancel()
-        _kill_group(process.pid)
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if not line.startswith("{"):
+                    say(f"  {lines[-1]}")
+            status = process.wait()
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+            _kill_group(process.pid)
     report = find_report(name, lines) if status == 0 else None
     if report is not None:
         report["settings"]["quick"] = True
