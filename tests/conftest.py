@@ -9,46 +9,28 @@ from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadScopeScheduling
 
+from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 
+ROOT = Path(__file__).parents[1]
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
 
-TESTS = Path(__file__).parent
-FLEETS = ("fleet", "many")  # fixtures of more than one file
-SHORT = ("proxy", "fuzz", "unit")  # folders of many short tests, which fill what the long ones leave
 
-
-class FilesTogether(LoadGroupScheduling):
-    """A process gets a whole file at a time, or all the tests that use one of FLEETS."""
+class Groups(LoadScopeScheduling):
+    """A process gets a whole group at a time."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(super()._split_scope(nodeid)).partition("::")[0]
+        return group_of(ROOT / nodeid.partition("::")[0])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
-    return FilesTogether(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    return Groups(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that no process is left with it at the end while the others have nothing."""
-    for item in items:
-        for name in shared_fleet(item):
-            item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=place_of)
-
-
-def shared_fleet(item: pytest.Item) -> list[str]:
-    """The fleet that a test shares with other files, if it does."""
-    return [name for name in FLEETS if name in getattr(item, "fixturenames", ())][:1]
-
-
-def place_of(item: pytest.Item) -> tuple[int, int]:
-    """Fleets, then what starts processes of its own, then the short ones."""
-    fleet, folder = shared_fleet(item), item.path.relative_to(TESTS).parts[0]
-    return (FLEETS.index(fleet[0]) if fleet else len(FLEETS), SHORT.index(folder) if folder in SHORT else -1)
+    items.sort(key=lambda item: place_of(item.path))
 
 
 @pytest.fixture(scope="session")
