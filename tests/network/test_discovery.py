@@ -16,6 +16,7 @@ def test_an_instance_goes_from_dns_and_comes_back(stage: Stage, proxy: Proxy, lo
     """One that is named no more ends what it does and is forgotten; named again it gets work. Nobody notices."""
     stage.name("llava-0", "llava-1")
     proxy.wait_for("llava-0", "llava-1")
+    load.wait_answered(50)  # what it had answered is counted by now
     before = load.report()["by"]["llava-2"]
     load.wait_served("llava-0", "llava-1")
     assert load.report()["by"]["llava-2"] == before
@@ -73,9 +74,9 @@ def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) ->
     """Each tenth packet to every instance."""
     for name in ALL:
         stage.network.lose(name, 0.1)
-    load.wait_served(*ALL, turns=60)
+    load.wait_served(*ALL, turns=100)
 
-    load.check(may_break=True)
+    load.check()
 
 
 def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load) -> None:
@@ -118,4 +119,4 @@ def test_a_proxy_that_loses_its_network_goes_on_when_it_is_back(stage: Stage, pr
     stage.network.heal("proxy")
     load.wait_served(*ALL)
 
-    assert load.report()["lost"] == []
+    assert load.wrong("lost") == []

@@ -33,7 +33,7 @@ def test_who_is_named_and_unknown_joins() -> None:
 
     assert found.join == {"a": HERE, "b": Place(THERE.host, 86)}
     assert found.is_sure
-    assert not (found.replace or found.leave or found.call_back or found.notes)
+    assert [found.replace, found.leave, found.call_back, found.notes] == [{}, [], [], []]
 
 
 def test_who_is_missed_once_stays_and_leaves_when_missed_twice() -> None:
@@ -105,7 +105,7 @@ def test_a_target_whose_address_is_not_found_stays_as_it_is_known() -> None:
     """Its question had no answer in time."""
     found = plan(target("a"), target("b"), known={"a": Known(HERE)})
 
-    assert not (found.join or found.replace or found.leave)
+    assert [found.join, found.replace, found.leave] == [{}, {}, []]
     assert found.absences == {}
     assert found.notes == ["b has no address"]
 
