@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import dns.flags
 import dns.message
@@ -79,7 +80,7 @@ class DnsServer:
         """Empty: none."""
         self.num_asked += 1
         said = self.behave(dns.message.from_wire(question), is_tcp)
-        return said.to_wire() if isinstance(said, dns.message.Message) else said or b""
+        return said.to_wire(max_size=65535) if isinstance(said, dns.message.Message) else said or b""
 
 
 class _Udp(asyncio.DatagramProtocol):
@@ -87,8 +88,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        self._transport: Any = transport  # asyncio's own is no DatagramTransport by its type
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         answer = self._server.answer(data, is_tcp=False)

@@ -138,7 +138,7 @@ def test_another_server_is_asked_if_one_is_silent() -> None:
     async def run() -> Answer:
         async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
             servers = (dead.address, server.address)
-            return await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=6.0))
+            return await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))
 
     assert len(asyncio.run(run()).targets) == 2
 

@@ -87,6 +87,8 @@ def test_another_address_is_a_replacement() -> None:
     assert plan(target("a", HERE, port=86), known={"a": Known(HERE)}).replace == {"a": Place(HERE.host, 86)}
     assert plan(target("a", THERE), known={"a": moving}).replace == {}
     assert plan(target("a", ELSEWHERE), known={"a": moving}).replace == {"a": ELSEWHERE}
+    same = Known(HERE, is_leaving=True, successor=HERE)  # with other settings
+    assert plan(target("a", HERE), known={"a": same}).call_back == []
     back = plan(target("a", HERE), known={"a": moving})
     assert (back.replace, back.call_back) == ({}, ["a"])
 
