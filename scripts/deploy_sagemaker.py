@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,20 @@ from scripts.sagemaker_deploy.status import as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
 
 
-def main(arguments: list[str], watch: Watch | None = None) -> int:
-    """Returns the exit status: 0 done, 1 failed, 2 not understood, 3 there is no such endpoint. watch: how to wait."""
+def main(
+    arguments: list[str],
+    watch: Watch | None = None,
+    connect: Callable[[str | None, str | None, str | None], Account] = Account,
+) -> int:
+    """Returns the exit status: 0 done, 1 failed, 2 not understood, 3 there is no such endpoint.
+
+    watch: how to wait; connect: from a region, a profile and an address to an account.
+    """
     options = _parser().parse_args(arguments)
     if watch is None:
         watch = Watch(say=_say, poll_s=options.poll, timeout_s=options.timeout)
     try:
-        return _run(options, watch)
+        return _run(options, watch, connect)
     except DeployError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -43,7 +51,7 @@ def main(arguments: list[str], watch: Watch | None = None) -> int:
         return 130
 
 
-def _run(options: argparse.Namespace, watch: Watch) -> int:
+def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Account]) -> int:
     values = read_file(options.config) if options.config is not None else {}
     if options.command == "deploy":
         deployment = read_deployment(_overlay(values, options))
@@ -53,12 +61,12 @@ def _run(options: argparse.Namespace, watch: Watch) -> int:
                 when = {"only_if": conditions[call.operation]} if call.operation in conditions else {}
                 print(json.dumps({"service": call.service, "operation": call.operation, **when, **call.parameters}))
             return 0
-        deploy(Account(options.region, options.profile, options.endpoint_url), deployment, watch)
+        deploy(connect(options.region, options.profile, options.endpoint_url), deployment, watch)
         return 0
     name = options.endpoint or values.get("EndpointName")
     if not name:
         raise SettingsError("no endpoint: give --endpoint NAME, or --config FILE")
-    account = Account(options.region, options.profile, options.endpoint_url)
+    account = connect(options.region, options.profile, options.endpoint_url)
     if options.command == "teardown":
         teardown(account, name, watch, lambda question: options.yes or _confirm(question))
         return 0
@@ -148,9 +156,7 @@ def _add_deploy_flags(flags: argparse.ArgumentParser) -> None:
     model = flags.add_argument_group("model")
     model.add_argument("--image", metavar="URI", help="in ECR; scripts/build_and_push.sh prints it")
     model.add_argument("--role", metavar="ARN", help="as which the instances act")
-    model.add_argument(
-        "--model-data", metavar="S3", help="an archive; of several models the prefix that they lie below"
-    )
+    model.add_argument("--model-data", metavar="S3", help="an archive, or the prefix of several")
     model.add_argument("--multi-model", action="store_true", help="any archive below the prefix, by TargetModel")
     model.add_argument("--env", action="append", metavar="NAME=VALUE", help="of the container; DescribeModel shows it")
     model.add_argument("--subnet", action="append", metavar="ID", help="of a VPC, with --security-group")

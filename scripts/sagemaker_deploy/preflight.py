@@ -67,10 +67,7 @@ def _find_image(account: Account, image: str, say: Say) -> str:
             f"{image} lies in {match['region']}, but the endpoint will be in {account.region}: push it there as well, "
             f"scripts/build_and_push.sh --region {account.region}"
         )
-    if match["digest"]:
-        which = {"imageDigest": match["digest"]}
-    else:
-        which = {"imageTag": match["tag"] or "latest"}
+    which = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
     names = {"registryId": match["account"], "repositoryName": match["repository"]}
     try:
         found = account.find("ecr", "describe_images", **names, imageIds=[which])

@@ -31,7 +31,7 @@ def planned(deployment: Deployment) -> list[Call]:
     """All requests that a deployment can lead to, each checked. Raises SettingsError."""
     calls = [model_call(deployment), config_call(deployment), create_call(deployment), update_call(deployment)]
     calls += scaling_calls(deployment)
-    for call in calls:
+    for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # a bad name is told as itself
         check(call)
     return calls
 

@@ -47,8 +47,8 @@ def _faults(value: Any, shape: Shape, where: str) -> Iterator[str]:
         yield from _limits(len(value), "characters", shape, where)
         choices, pattern = shape.metadata.get("enum"), shape.metadata.get("pattern")
         if choices and value not in choices:
-            told = ", ".join(choices) if len(choices) <= 12 else "one of those that this boto3 knows"
-            yield f"{where} must be {told}, not {value!r}"
+            told = ", ".join(choices) if len(choices) <= 12 else "those that this boto3 knows"
+            yield f"{where} must be one of {told}, not {value!r}"
         elif pattern and not _matches(pattern, value):
             yield f"{where} must look like {pattern}, not {value!r}"
     elif shape.type_name in ("integer", "long", "float", "double"):
