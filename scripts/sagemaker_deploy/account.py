@@ -15,7 +15,7 @@ from scripts.sagemaker_deploy.errors import DeployError
 from scripts.sagemaker_deploy.shapes import check
 
 CONFIG = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized"}
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}  # an S3 HEAD has no other code
 RIGHTS = "docs/sagemaker.md lists the rights that a caller needs"
 
 

@@ -97,7 +97,7 @@ def _look_at_model_data(account: Account, deployment: Deployment, say: Say) -> N
         else:
             is_there = account.find("s3", "head_object", Bucket=bucket, Key=key) is not None
     except AwsError as error:
-        if not (error.is_denied or error.code == "403"):
+        if not error.is_denied:
             raise
         say(f"note: may not look at {where}; SageMaker will say if it cannot be read")
         return

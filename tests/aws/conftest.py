@@ -12,7 +12,9 @@ import boto3
 import pytest
 import requests
 
+from tests.aws.moto_cloudformation import install
 from tests.aws.slow_sagemaker import SlowSageMaker
+from tests.aws.stack import Stack
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
@@ -106,3 +108,10 @@ def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
 def sagemaker(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> SlowSageMaker:
     """What the account's endpoints go through."""
     return SlowSageMaker(monkeypatch)
+
+
+@pytest.fixture
+def stack(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """One stack of the template, not yet made."""
+    install(monkeypatch, aws)
+    return Stack(aws)

@@ -7,60 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.aws.conftest import ACCOUNT, REGION, Aws
-from tests.aws.moto_cloudformation import install
+from tests.aws.stack import ASYNCHRONOUS, TEMPLATE, Stack
 from torchmoor.settings import SessionSettings
 
-TEMPLATE = Path(__file__).parents[2] / "deploy" / "sagemaker" / "template.yaml"
 ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
-ASYNCHRONOUS = {"Invocation": "Asynchronous", "MinCapacity": "0", "MaxCapacity": "2"}
-
-
-class Stack:
-    """One stack of the template."""
-
-    def __init__(self, aws: Aws) -> None:
-        self.aws = aws
-        # moto knows only the older word, which differs for a stack that could not be made.
-        self._template = TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
-
-    def put(self, operation: str, **parameters: str) -> None:
-        given = {"ImageTag": "1", "ModelBucket": "models", "ModelKey": "llava.tar.gz", **parameters}
-        self.aws.ask(
-            "cloudformation",
-            f"{operation}_stack",
-            StackName="vision",
-            TemplateBody=self._template,
-            Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
-            Capabilities=["CAPABILITY_IAM"],
-        )
-
-    def delete(self) -> None:
-        self.aws.ask("cloudformation", "delete_stack", StackName="vision")
-
-    def outputs(self) -> dict[str, str]:
-        [stack] = self.aws.ask("cloudformation", "describe_stacks", StackName="vision")["Stacks"]
-        return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
-
-    def config(self) -> Any:
-        endpoint = self.aws.ask("sagemaker", "describe_endpoint", EndpointName="llava")
-        assert endpoint["EndpointStatus"] == "InService"
-        name = endpoint["EndpointConfigName"]
-        return self.aws.ask("sagemaker", "describe_endpoint_config", EndpointConfigName=name)
-
-    def model(self) -> Any:
-        name = self.config()["ProductionVariants"][0]["ModelName"]
-        return self.aws.ask("sagemaker", "describe_model", ModelName=name)
-
-
-@pytest.fixture
-def stack(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    install(monkeypatch, aws)
-    return Stack(aws)
 
 
 def test_template_is_sound() -> None:
