@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, Python looks beside it only
 
+from scripts.register_autoscaling import Call
 from scripts.sagemaker_deploy.account import Account
 from scripts.sagemaker_deploy.errors import DeployError, SettingsError
 from scripts.sagemaker_deploy.progress import Watch
@@ -27,6 +30,9 @@ from scripts.sagemaker_deploy.rollout import deploy, planned
 from scripts.sagemaker_deploy.settings import CONCURRENCY, read_deployment, read_file
 from scripts.sagemaker_deploy.status import as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
+
+# By its name, or an address with a password in it.
+_SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASSWORD)\w*=|://[^/]*@")
 
 
 def main(
@@ -59,7 +65,7 @@ def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Accou
             conditions = {"create_endpoint": "there is no such endpoint", "update_endpoint": "there is one"}
             for call in planned(deployment):
                 when = {"only_if": conditions[call.operation]} if call.operation in conditions else {}
-                print(json.dumps({"service": call.service, "operation": call.operation, **when, **call.parameters}))
+                print(json.dumps({"service": call.service, "operation": call.operation, **when, **_shown(call)}))
             return 0
         deploy(connect(options.region, options.profile, options.endpoint_url), deployment, watch)
         return 0
@@ -76,6 +82,17 @@ def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Accou
         return 3
     print(json.dumps(record) if options.json else "\n".join(as_lines(record)))
     return 0
+
+
+def _shown(call: Call) -> dict[str, Any]:
+    """A request's parameters without the secrets of the container's environment."""
+    container = call.parameters.get("PrimaryContainer", {})
+    if "Environment" not in container:
+        return call.parameters
+    shown = {
+        name: "***" if _SECRET.search(f"{name}={value}") else value for name, value in container["Environment"].items()
+    }
+    return {**call.parameters, "PrimaryContainer": {**container, "Environment": shown}}
 
 
 def _overlay(values: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -111,8 +128,10 @@ def _overlay(values: dict[str, Any], options: argparse.Namespace) -> dict[str, A
             _put(values, path.split("."), value)
     for pair in options.env or ():
         name, is_pair, value = pair.partition("=")
-        if not is_pair or not name:
-            raise SettingsError(f"--env must be NAME=VALUE, not {name!r}")
+        if not is_pair:
+            if name not in os.environ:
+                raise SettingsError(f"--env {name}: there is no such variable here; set it, or give NAME=VALUE")
+            value = os.environ[name]
         _put(values, ["PrimaryContainer", "Environment", name], value)
     if options.canary_percent is not None:
         size = {"Type": "CAPACITY_PERCENT", "Value": options.canary_percent}
@@ -158,7 +177,7 @@ def _add_deploy_flags(flags: argparse.ArgumentParser) -> None:
     model.add_argument("--role", metavar="ARN", help="as which the instances act")
     model.add_argument("--model-data", metavar="S3", help="an archive, or the prefix of several")
     model.add_argument("--multi-model", action="store_true", help="any archive below the prefix, by TargetModel")
-    model.add_argument("--env", action="append", metavar="NAME=VALUE", help="of the container; DescribeModel shows it")
+    model.add_argument("--env", action="append", metavar="NAME[=VALUE]", help="of the container")
     model.add_argument("--subnet", action="append", metavar="ID", help="of a VPC, with --security-group")
     model.add_argument("--security-group", action="append", metavar="ID")
     variant = flags.add_argument_group("instances")

@@ -120,7 +120,7 @@ def read_deployment(values: Mapping[str, Any]) -> Deployment:
     return Deployment(
         endpoint=str(endpoint),
         role=str(values["ExecutionRoleArn"]),
-        container={"Mode": "SingleModel", **container},
+        container=_complete(container),
         variant=variant,
         network={key: values[key] for key in ("VpcConfig", "EnableNetworkIsolation") if values.get(key)},
         asynchronous=asynchronous,
@@ -129,6 +129,14 @@ def read_deployment(values: Mapping[str, Any]) -> Deployment:
         scaling=_read_scaling(values, str(endpoint), variant, is_asynchronous=asynchronous is not None),
         tags={str(key): str(value) for key, value in _mapping(values, "Tags").items()},
     )
+
+
+def _complete(container: dict[str, Any]) -> dict[str, Any]:
+    """With the mode said to SageMaker, which asks for models by it, and to the container, which serves them by it."""
+    completed = {"Mode": "SingleModel", **container}
+    if completed["Mode"] == "MultiModel":
+        completed["Environment"] = {"SAGEMAKER_MULTI_MODEL": "true", **_mapping(container, "Environment")}
+    return completed
 
 
 def _read_scaling(

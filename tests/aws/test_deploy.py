@@ -332,6 +332,29 @@ def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: P
     assert [call.get("only_if") for call in calls[2:4]] == ["there is no such endpoint", "there is one"]
 
 
+def test_secrets_are_passed_without_being_written_down(
+    operator: Operator, aws: Aws, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable's value comes from the environment, where other users cannot read it, and a dry run hides it."""
+    monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", "k0:5a5a")
+    variables = [
+        "--env",
+        "TORCHMOOR_SESSION_KEYS",
+        "--env",
+        "TORCHMOOR_HANDLER_JOURNAL_URL=rediss://:word@cache:6379/0",
+    ]
+
+    assert operator.run("deploy", *flags, *variables, "--dry-run") == 0, operator.err
+    assert "TORCHMOOR_SESSION_KEYS" in operator.out
+    assert "5a5a" not in operator.out
+    assert "word@" not in operator.out
+    assert operator.run("deploy", *flags, *variables) == 0, operator.err
+
+    [variant] = operator.config()["ProductionVariants"]
+    container = aws.ask("sagemaker", "describe_model", ModelName=variant["ModelName"])["PrimaryContainer"]
+    assert container["Environment"]["TORCHMOOR_SESSION_KEYS"] == "k0:5a5a"
+
+
 def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, flags: list[str]) -> None:
     """MultiModel wants a prefix, which may still be empty; a prefix without its slash is told."""
     aws.put_model(key="many/minilm.tar.gz")
@@ -343,6 +366,7 @@ def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, fla
     [variant] = operator.config()["ProductionVariants"]
     container = aws.ask("sagemaker", "describe_model", ModelName=variant["ModelName"])["PrimaryContainer"]
     assert (container["Mode"], container["ModelDataUrl"]) == ("MultiModel", "s3://models/many/")
+    assert container["Environment"] == {"SAGEMAKER_MULTI_MODEL": "true"}
 
 
 @pytest.mark.parametrize(
@@ -369,7 +393,7 @@ def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, fla
         (["--max-concurrent", "4"], 'Missing required parameter in AsyncInferenceConfig: "OutputConfig"'),
         (["--async-output", "/tmp/results"], "S3OutputPath must look like"),
         (["--subnet", "subnet-1"], 'Missing required parameter in VpcConfig: "SecurityGroupIds"'),
-        (["--env", "HF_MODEL_ID"], "--env must be NAME=VALUE"),
+        (["--env", "NOT_SET_HERE"], "there is no such variable here"),
         (["--min", "0", "--max", "1"], "only an asynchronous endpoint can have no instance"),
         (["--min", "1"], "Autoscaling.MaxCapacity is missing"),
         (["--async-output", "s3://b/o", "--min", "2", "--max", "1"], "Autoscaling"),
