@@ -355,6 +355,22 @@ def test_secrets_are_passed_without_being_written_down(
     assert container["Environment"]["TORCHMOOR_SESSION_KEYS"] == "k0:5a5a"
 
 
+def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path: Path) -> None:
+    """And its asynchronous sister, by the flags that the guide has for it."""
+    guide = (Path(__file__).parents[2] / "docs" / "sagemaker.md").read_text()
+    [text] = re.findall(r"^```yaml\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    (file := tmp_path / "endpoint.yaml").write_text(text)
+    [flags] = re.findall(r"--endpoint llava-async ((?:.*\\\n)*.*)", guide)
+    topic = f"arn:aws:sns:{REGION}:{ACCOUNT}:done"
+    flags = flags.replace("arn:aws:sns:...", topic).replace("\\\n", " ").split()
+
+    assert operator.run("deploy", "--config", str(file), "--dry-run") == 0, operator.err
+    assert "SageMakerVariantConcurrentRequestsPerModelHighResolution" in operator.out
+    file.write_text(text.replace(", TargetConcurrentRequests: 4", ""))
+    assert operator.run("deploy", "--config", str(file), "--endpoint", "llava-async", *flags, "--dry-run") == 0
+    assert '"operation": "put_metric_alarm"' in operator.out
+
+
 def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, flags: list[str]) -> None:
     """MultiModel wants a prefix, which may still be empty; a prefix without its slash is told."""
     aws.put_model(key="many/minilm.tar.gz")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,17 @@ from tests.aws.enforced import enforce, is_allowed
 from tests.aws.slow_sagemaker import SlowSageMaker
 from tests.aws.stack import ASYNCHRONOUS, Stack
 
-DEPLOYER = Path(__file__).parents[2] / "deploy" / "sagemaker" / "deployer.json"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "sagemaker.md"
 
 
-def read_deployer(role: str) -> Any:
-    """The published policy, filled in as docs/sagemaker.md says."""
-    text = DEPLOYER.read_text()
-    values = {"REPOSITORY": "torchmoor", "ENDPOINT": "llava", "ACCOUNT": ACCOUNT, "REGION": REGION, "BUCKET": "models"}
-    for name, value in {**values, '"ROLE"': f'"{role}"'}.items():
-        text = text.replace(name, value)
-    return json.loads(text)
+def read_deployer() -> Any:
+    """The published policy, filled in by the command that docs/sagemaker.md has for it."""
+    command = re.search(r"^(sed .*?deployer\.json) > policy\.json$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    assert command
+    filled = subprocess.run(["bash", "-c", command[1]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"\b(REPOSITORY|ENDPOINT|ACCOUNT|REGION|BUCKET|ROLE)\b", filled)
+    return json.loads(filled)
 
 
 def read_document(found: Any) -> Any:
@@ -38,9 +41,9 @@ def read_document(found: Any) -> Any:
 class Deployer:
     """A user who has the published policy, or less than that."""
 
-    def __init__(self, aws: Aws, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    def __init__(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         self._aws, self._monkeypatch = aws, monkeypatch
-        self.policy = read_deployer(role)
+        self.policy = read_deployer()
 
     def become(self, *without: str) -> None:
         """without: Sids of statements that are left out."""
@@ -60,23 +63,21 @@ class Deployer:
 
 @pytest.fixture
 def role(aws: Aws) -> str:
-    return aws.make_role()
+    return aws.make_role("llava-ExecutionRole")
 
 
 @pytest.fixture
 def deploy(aws: Aws, role: str) -> list[str]:
     """An asynchronous endpoint that scales, so that every service is asked."""
     return [
-        *("deploy", "--role", role, "--image", aws.push_image(), "--model-data", aws.put_model()),
+        *("deploy", "--role", role, "--image", aws.push_image(), "--model-data", aws.put_model("my-models")),
         *("--instance-type", "ml.g4dn.xlarge", "--async-output", "s3://models/results", "--min", "0", "--max", "2"),
     ]
 
 
 @pytest.fixture
-def deployer(
-    aws: Aws, sagemaker: SlowSageMaker, role: str, monkeypatch: pytest.MonkeyPatch, deploy: list[str]
-) -> Deployer:
-    return Deployer(aws, monkeypatch, role)
+def deployer(aws: Aws, sagemaker: SlowSageMaker, monkeypatch: pytest.MonkeyPatch, deploy: list[str]) -> Deployer:
+    return Deployer(aws, monkeypatch)
 
 
 def test_the_published_policy_is_enough(
