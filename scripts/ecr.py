@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -48,10 +49,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def create(ecr: object, name: str) -> None:
+def create(ecr: Any, name: str) -> None:
     """Scanned and encrypted; what is there already stays as it is."""
     try:
-        ecr.create_repository(  # type: ignore[attr-defined]
+        ecr.create_repository(
             repositoryName=name,
             imageScanningConfiguration={"scanOnPush": True},
             encryptionConfiguration={"encryptionType": "AES256"},

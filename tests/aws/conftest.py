@@ -94,14 +94,19 @@ def moto_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
+def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
     """Empty, with credentials in the environment and none of the developer's own."""
+
+    def empty() -> None:
+        requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
+
     for name in ("PROFILE", "SESSION_TOKEN", "REGION"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", REGION)):
         monkeypatch.setenv(f"AWS_{name}", value)
-    requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
-    return Aws(moto_url)
+    empty()
+    yield Aws(moto_url)
+    empty()  # what moto knows is the process's, so a server of another test would have it too
 
 
 @pytest.fixture

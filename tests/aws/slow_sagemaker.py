@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from moto.core.exceptions import JsonRESTError
 from moto.core.responses import ActionResult
 from moto.sagemaker.exceptions import ValidationError
 from moto.sagemaker.models import FakeEndpoint, SageMakerModelBackend
@@ -33,6 +34,7 @@ class SlowSageMaker:
         self.creation = list(CREATED)
         self.update: list[Step] = [{"endpoint_status": "Updating"}, SERVING]
         self.is_taken_back = False  # the next update ends with the configuration from before
+        self.refusal: JsonRESTError | None = None  # of the next creation
         self.updates: list[dict[str, Any]] = []  # requests
         self._steps: dict[str, list[Step]] = {}
         describe, create, delete = (
@@ -40,6 +42,8 @@ class SlowSageMaker:
         )
 
         def create_endpoint(backend: Any, endpoint_name: str, *args: Any, **options: Any) -> FakeEndpoint:
+            if self.refusal is not None:
+                raise self.refusal
             endpoint: FakeEndpoint = create(backend, endpoint_name, *args, **options)
             self._begin(endpoint, self.creation)
             return endpoint

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from moto.core.exceptions import JsonRESTError
 
 from scripts.deploy_sagemaker import main
 from scripts.sagemaker_deploy.account import Account
@@ -250,6 +251,24 @@ def test_creation_that_fails_tells_the_reason_and_the_log(
     assert operator.endpoint()["EndpointStatus"] == "InService"
     assert operator.run("teardown", "--endpoint", NAME, "--yes") == 0
     assert aws.left() == {}
+
+
+def test_a_quota_that_is_used_up_is_told(
+    operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
+) -> None:
+    """With what can be done about it; the next try goes on from there."""
+    told = "The account-level service limit 'ml.g4dn.xlarge for endpoint usage' is 0 Instances"
+    sagemaker.refusal = JsonRESTError("ResourceLimitExceeded", told)
+
+    assert operator.run("deploy", *flags) == 1
+
+    assert told in operator.err
+    assert "ask for more in Service Quotas" in operator.err
+    made = aws.left()
+    assert set(made) == {"configs", "models"}
+    sagemaker.refusal = None
+    assert operator.run("deploy", *flags) == 0, operator.err
+    assert aws.left() == {**made, "endpoints": [NAME]}
 
 
 def test_waiting_has_an_end(operator: Operator, sagemaker: SlowSageMaker, flags: list[str]) -> None:
