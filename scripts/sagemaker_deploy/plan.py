@@ -104,7 +104,8 @@ def _endpoint_names(deployment: Deployment) -> dict[str, Any]:
 
 
 def _name(endpoint: str, content: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    # With the endpoint's name, so that two long ones that are cut alike share nothing.
+    digest = hashlib.sha256(json.dumps([endpoint, content], sort_keys=True).encode()).hexdigest()[:_DIGITS]
     return f"{name_prefix(endpoint)}{digest}"
 
 

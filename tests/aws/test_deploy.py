@@ -390,6 +390,20 @@ def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path
     assert '"operation": "put_metric_alarm"' in operator.out
 
 
+def test_long_names_are_kept_apart(operator: Operator, aws: Aws, flags: list[str]) -> None:
+    """Names of 63 characters leave no room for a digest; two that begin alike are two deployments all the same."""
+    one, two = (f"{'long-' * 12}{end}" for end in ("one", "two"))
+    for name in (one, two):
+        assert operator.run("deploy", *flags, "--endpoint", name) == 0, operator.err
+
+    assert operator.run("teardown", "--endpoint", one, "--yes") == 0, operator.err
+
+    left = aws.left()
+    assert (left["endpoints"], len(left["configs"]), len(left["models"])) == ([two], 1, 1)
+    assert operator.run("teardown", "--endpoint", two, "--yes") == 0
+    assert aws.left() == {}
+
+
 def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, flags: list[str]) -> None:
     """MultiModel wants a prefix, which may still be empty; a prefix without its slash is told."""
     aws.put_model(key="many/minilm.tar.gz")
