@@ -82,8 +82,12 @@ def served(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory)
 
 def test_ping_is_answered_before_the_model_is_there_and_says_so(served: Served) -> None:
     """SageMaker gives a ping two seconds, and a model eight minutes: no ping may wait for the model."""
-    wait_until(served.pings, "the container listens", deadline_s=120)
 
+    def first_ping() -> tuple[int, bytes] | None:
+        assert served.container.process.poll() is None, served.container.log[-4000:]
+        return served.pings()
+
+    wait_until(first_ping, "the container listens", deadline_s=120)
     assert served.pings() == (503, b"")
     served.container.wait_until_ok(f"{served.url}/ping")
     assert served.pings() == (200, b"")

@@ -29,6 +29,7 @@ CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 TARBALLS = (".tar.gz", ".tgz")
+COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
@@ -133,9 +134,28 @@ def _unpack(packed: Path, target: Path) -> None:
         else:
             _check_room(packed, target, packed.stat().st_size)  # weights hardly shrink
             with tarfile.open(packed, "r:gz") as tar:
-                tar.extractall(target, filter="data")
+                for member in tar:
+                    _extract(tar, member, target)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
         raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """One file or folder, without its owner and permissions. The filters of tarfile are not in Debian 12's Python.
+
+    Raises TarError for what is neither, or leads out.
+    """
+    path = target / member.name.removeprefix("./")
+    if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
+        raise tarfile.ExtractError(f"{member.name} is no file or folder of its own")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    content = tar.extractfile(member)
+    assert content is not None  # it is a file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file, COPY_BYTES)
 
 
 def _check_room(packed: Path, target: Path, num_bytes: int) -> None:
