@@ -60,8 +60,9 @@ def find_model(told: ContainerEnvironment, work: Path, environ: Mapping[str, str
     found = _look(folder, work, told.model) if folder.is_dir() else None
     if found is None and told.model:
         return _bundled(told, store, told.model)
+    names_checkpoint = any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES)
     if found is None:
-        if any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES) or (folder / PROPERTIES).is_file():
+        if names_checkpoint or (folder / PROPERTIES).is_file():
             return _bundled(told, store, CHAT)
         raise ConfigError(f"there is no model in {folder}: {_FORMS}")
     if (found / MANIFEST).is_file():
@@ -69,7 +70,7 @@ def find_model(told: ContainerEnvironment, work: Path, environ: Mapping[str, str
         (store / name).symlink_to(found.resolve())
         return FoundModel(name=name, archive=name, store=store)
     model = _bundled(told, store, CHAT)
-    return replace(model, environment={MODEL_PATH: str(found.resolve())})
+    return model if names_checkpoint else replace(model, environment={MODEL_PATH: str(found.resolve())})
 
 
 def _bundled(told: ContainerEnvironment, store: Path, name: str) -> FoundModel:

@@ -76,6 +76,13 @@ def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
     assert (found.store / "chat.mar").is_symlink()
 
 
+def test_a_checkpoint_that_the_environment_names_counts_more(given: Path, find: Find) -> None:
+    """TGI's and LMI's containers are often told HF_MODEL_ID=/opt/ml/model; the handler reads such variables itself."""
+    make_checkpoint(given)
+
+    assert find({"HF_MODEL_ID": "/opt/ml/model"}).environment == {}
+
+
 def test_an_unpacked_archive_is_linked_under_its_own_name(given: Path, find: Find) -> None:
     """TorchServe knows a model by its manifest, whatever the folder is called."""
     make_archive(given)
