@@ -121,11 +121,13 @@ class AdminServer:
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        """The proxy's own numbers, then the instances'."""
+    async def make_metrics_page(self) -> bytes:
+        """The proxy's own numbers, then the instances', in Prometheus' text form."""
         await self._refresh()
-        body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
