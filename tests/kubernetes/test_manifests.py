@@ -64,12 +64,15 @@ def test_every_pod_is_without_rights(overlay: Overlay) -> None:
         assert pod["automountServiceAccountToken"] is False
         assert pod["enableServiceLinks"] is False
         context = pod["securityContext"]
-        assert context["runAsNonRoot"] is True and context["runAsUser"] > 0 and context["fsGroup"] > 0
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] > 0
+        assert context["fsGroup"] > 0
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         for container in workload.containers:
             own = container["securityContext"]
-            assert own["allowPrivilegeEscalation"] is False and own["readOnlyRootFilesystem"] is True
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["readOnlyRootFilesystem"] is True
             assert own["capabilities"] == {"drop": ["ALL"]}
             assert not own.get("privileged")
         assert not any("hostPath" in volume for volume in pod.get("volumes", ()))
@@ -80,7 +83,8 @@ def test_every_container_has_probes_bounds_and_a_version(overlay: Overlay) -> No
     for workload in overlay.workloads():
         for container in workload.containers:
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert container[probe]["timeoutSeconds"] >= 2 and container[probe]["failureThreshold"] >= 2
+                assert container[probe]["timeoutSeconds"] >= 2
+                assert container[probe]["failureThreshold"] >= 2
             asked, bound = container["resources"]["requests"], container["resources"]["limits"]
             assert {"cpu", "memory", "ephemeral-storage"} <= asked.keys()
             assert {"memory", "ephemeral-storage"} <= bound.keys()
@@ -128,7 +132,11 @@ def test_every_selector_matches_pods(overlay: Overlay) -> None:
             service = overlay.get("Service", workload.spec["serviceName"])
             assert service["spec"]["clusterIP"] == "None"
             assert is_selected(service["spec"]["selector"], workload)
-    for kind, key in (("PodDisruptionBudget", "selector"), ("PodMonitor", "selector"), ("NetworkPolicy", "podSelector")):
+    for kind, key in (
+        ("PodDisruptionBudget", "selector"),
+        ("PodMonitor", "selector"),
+        ("NetworkPolicy", "podSelector"),
+    ):
         for each in overlay.of(kind):
             labels = each["spec"][key].get("matchLabels", {})
             assert any(is_selected(labels, workload) for workload in workloads), each["metadata"]["name"]
@@ -208,7 +216,8 @@ def test_an_upgrade_never_leaves_nobody(overlay: Overlay) -> None:
     assert instances.spec["podManagementPolicy"] == "Parallel"
     for name in ("torchmoor", "llava"):
         budget = overlay.get("PodDisruptionBudget", name)["spec"]
-        assert budget["maxUnavailable"] == 1 and budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert budget["maxUnavailable"] == 1
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_members_that_are_not_ready_stay_in_dns(overlay: Overlay) -> None:
@@ -237,7 +246,8 @@ def test_keda_wakes_and_scales_by_our_metrics(overlay: Overlay) -> None:
     """From none by whatever waits, up by the backlog of each instance, down after ten minutes; no answer is no zero."""
     spec = overlay.get("ScaledObject", "llava")["spec"]
     assert (spec["minReplicaCount"], spec["cooldownPeriod"]) == (0, 600)
-    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher" and spec["fallback"]["replicas"] > 0
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert spec["fallback"]["replicas"] > 0
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert behavior["scaleDown"]["stabilizationWindowSeconds"] == 600
     triggers = {trigger["name"]: trigger["metadata"] for trigger in spec["triggers"]}
@@ -267,7 +277,8 @@ def test_an_ingress_lets_streams_pass(overlay: Overlay) -> None:
     ingress = overlay.get("Ingress", "torchmoor")
     told = {key.rpartition("/")[2]: value for key, value in ingress["metadata"]["annotations"].items()}
     assert (told["proxy-buffering"], told["proxy-request-buffering"]) == ("off", "off")
-    assert int(told["proxy-read-timeout"]) > 60 and int(told["proxy-send-timeout"]) > 60
+    assert int(told["proxy-read-timeout"]) > 60
+    assert int(told["proxy-send-timeout"]) > 60
     backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
     ports = {port["name"] for port in overlay.get("Service", backend["name"])["spec"]["ports"]}
     assert backend["port"]["name"] in ports
