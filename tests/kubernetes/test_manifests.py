@@ -11,11 +11,14 @@ import pytest
 import yaml
 
 from tests.kubernetes.manifests import NAMESPACE, ROOT, Overlay, Workload
+from torchmoor.fleet.discovery_settings import DiscoverySettings
 
 # Kinds of operators that a cluster may have or not: held against their published schemas when they were written
 # (docs/kubernetes.md says how), and here against what they refer to.
 FOREIGN_KINDS = {"ScaledObject", "PodMonitor"}
 OLDEST, NEWEST = "1.30", "1.37"
+COREDNS_TTL_S = 5  # for which its cache goes on naming a pod
+ENDPOINTS_S = 2  # until the cluster's own books say that a pod ends
 SPARE_S = 10  # of a grace period, for a process to end that has nothing left to do
 
 
@@ -220,9 +223,14 @@ def test_an_upgrade_never_leaves_nobody(overlay: Overlay) -> None:
         assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_members_that_are_not_ready_stay_in_dns(overlay: Overlay) -> None:
-    """DNS says who belongs; proxies ask the members themselves how they are."""
-    assert overlay.get("Service", "llava")["spec"]["publishNotReadyAddresses"] is True
+def test_proxies_hear_of_an_end_before_it_comes(overlay: Overlay) -> None:
+    """DNS names no pod that ends, and the pod waits until the last proxy has asked twice, through a cache."""
+    assert overlay.get("Service", "llava")["spec"]["publishNotReadyAddresses"] is False
+    configuration = yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])
+    (entry,) = configuration["Discovery"]
+    asked = DiscoverySettings(**entry)
+    settle_s = float(overlay.workload("llava").environment()["TORCHMOOR_SETTLE_S"])
+    assert settle_s >= ENDPOINTS_S + COREDNS_TTL_S + 1.1 * (asked.interval_s + asked.min_interval_s)
 
 
 def test_an_autoscaler_has_the_number_of_instances_to_itself(overlay: Overlay) -> None:

@@ -1,0 +1,88 @@
+"""A rendered overlay's pods as Debian's podman 4.3 can play them, changed as little and as mechanically as can be.
+
+What is changed, and why:
+
+* A StatefulSet or Deployment becomes its pods, NAME-0 and so on: podman knows no StatefulSet.
+* Probes and hooks are taken out: podman would have systemd run the ones, and does not know the others. The test does
+  what they say, as a kubelet does.
+* A Secret's files come from a directory, with the mode and the group that the kubelet would give them: podman writes
+  them undecoded and for everybody to read.
+* A volume of an emptyDir or a claim belongs to the pod's user: podman knows no fsGroup.
+* Names are asked for at the test's DNS server. Images are those of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.kubernetes.manifests import Overlay, Workload
+
+UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+
+
+def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, folder: Path) -> list[dict[str, Any]]:
+    """The objects to play for one pod. folder: where its Secrets' files go."""
+    pod: dict[str, Any] = copy.deepcopy(dict(workload.pod))
+    context = pod["securityContext"]
+    for container in pod["containers"]:
+        for key in UNPLAYED:
+            container.pop(key, None)
+        container["imagePullPolicy"] = "Never"
+    pod["dnsPolicy"] = "None"
+    pod["dnsConfig"] = {"nameservers": [dns_server]}
+    pod["hostname"] = name
+    objects: list[dict[str, Any]] = [_make_configmap(overlay, each) for each in _config_maps(pod)]
+    for claim in workload.spec.get("volumeClaimTemplates", ()):
+        claim_name = f"{claim['metadata']['name']}-{name}"
+        objects.append(_make_claim(claim, claim_name, context))
+        volume = {"name": claim["metadata"]["name"], "persistentVolumeClaim": {"claimName": claim_name}}
+        pod["volumes"].append(volume)
+    for volume in pod["volumes"]:
+        if "secret" in volume:
+            source = volume.pop("secret")
+            path = folder / name / volume["name"]
+            _write_secret(overlay.get("Secret", source["secretName"]), source, path, context["fsGroup"])
+            volume["hostPath"] = {"path": str(path), "type": "Directory"}
+    metadata = {"name": name, "labels": dict(workload.labels)}
+    return [*objects, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}]
+
+
+def secrets_of_environment(overlay: Overlay) -> Iterator[tuple[str, str]]:
+    """Names of Secrets, and their text in the form in which podman 4.3 reads one for a container's environment."""
+    for secret in overlay.of("Secret"):
+        yield secret["metadata"]["name"], json.dumps(secret["data"])
+
+
+def _config_maps(pod: Mapping[str, Any]) -> list[str]:
+    return [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
+
+
+def _make_configmap(overlay: Overlay, name: str) -> dict[str, Any]:
+    return dict(overlay.get("ConfigMap", name))
+
+
+def _make_claim(claim: Mapping[str, Any], name: str, context: Mapping[str, Any]) -> dict[str, Any]:
+    annotations = {"volume.podman.io/uid": str(context["runAsUser"]), "volume.podman.io/gid": str(context["fsGroup"])}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": claim["spec"],
+    }
+
+
+def _write_secret(secret: Mapping[str, Any], source: Mapping[str, Any], path: Path, group: int) -> None:
+    """As the kubelet mounts it."""
+    path.mkdir(parents=True, exist_ok=True)
+    items = source.get("items") or [{"key": key, "path": key} for key in secret["data"]]
+    for item in items:
+        file = path / item["path"]
+        file.write_bytes(base64.b64decode(secret["data"][item["key"]]))
+        file.chmod(source["defaultMode"])
+        os.chown(file, 0, group)
