@@ -143,11 +143,13 @@ class AdminServer:
         is_ready = not waits_for and self._has_asked_all()
         return web.json_response({"ok": is_ready, "waits_for_dns": waits_for}, status=200 if is_ready else 503)
 
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        """The proxy's own numbers, then the instances'."""
+    async def make_metrics_page(self) -> bytes:
+        """The proxy's own numbers, then the instances', in Prometheus' text form."""
         await self._refresh()
-        body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()

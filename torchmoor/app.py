@@ -13,6 +13,7 @@ from torchmoor.admin import AdminServer
 from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.api.metrics import MetricsApi
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
@@ -83,6 +84,10 @@ class Proxy(DataPlane):
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
+            if self._settings.container.shows_metrics:
+                metrics = MetricsApi(self.gateway, admin.make_metrics_page)
+                stack.push_async_callback(metrics.stop)
+                self.api.metrics = metrics
             await self.listen(stack, port=listen.port)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
