@@ -74,7 +74,7 @@ _USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncI
 _USED_OF_VARIANT = frozenset(
     ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
 )
-_GROUPS = {
+GROUPS = {
     "listen": ListenSettings,
     "limits": LimitSettings,
     "timeouts": TimeoutSettings,
@@ -92,7 +92,7 @@ _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
     *("late_binding", "kv_aware", "multi_model"),
 }
-_KEYS_OF_FILE = {"Endpoints", "Instances", "Discovery", "Autoscaling", "launcher", "sessions", "account_id", *_GROUPS}
+_KEYS_OF_FILE = {"Endpoints", "Instances", "Discovery", "Autoscaling", "launcher", "sessions", "account_id", *GROUPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def parse(content: object, *, session_keys: str = "", queue: str = "") -> Config
     account_id = root.get("account_id", "000000000000")
     if not isinstance(account_id, str):
         raise ConfigError(f"account_id must be text (put it in quotes), not {account_id!r}")
-    groups: dict[str, Any] = {name: read_group(kind, root.get(name, {}), name) for name, kind in _GROUPS.items()}
+    groups: dict[str, Any] = {name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()}
     if queue:
         groups["async_inference"] = replace(groups["async_inference"], queue=queue)
     proxy = ProxySettings(
