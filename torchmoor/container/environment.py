@@ -15,30 +15,32 @@ from pathlib import Path
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.instance import INSTANCE_NAME
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
-from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
+from torchmoor.fleet.torchserve import DEFAULT_HEAP_MIB
 
 MODEL_DIR = "/opt/ml/model"  # where SageMaker puts the model
 ARCHIVES = "/opt/torchmoor/archives"  # those that the image brings
 TORCHSERVE_PREFIX = "TS_"
 # What TorchServe's config.properties may be told; addresses, ports, models and tokens are the container's own business.
-TORCHSERVE_KEYS = frozenset(
-    (
-        "allowed_urls",
-        "default_response_timeout",
-        "default_startup_timeout",
-        "default_workers_per_model",
-        "install_py_dep_per_model",
-        "job_queue_size",
-        "limit_max_image_pixels",
-        "max_request_size",
-        "max_response_size",
-        "maximum_retry_timeout_in_sec",
-        "netty_client_threads",
-        "number_of_netty_threads",
-        "prefer_direct_buffer",
-        "unregister_model_timeout",
-    )
-)
+TORCHSERVE_KEYS: Mapping[str, type] = {
+    "allowed_urls": str,
+    "default_response_timeout": int,
+    "default_startup_timeout": int,
+    "default_workers_per_model": int,
+    "install_py_dep_per_model": bool,
+    "job_queue_size": int,
+    "limit_max_image_pixels": bool,
+    "max_request_size": int,
+    "max_response_size": int,
+    "netty_client_threads": int,
+    "number_of_netty_threads": int,
+    "prefer_direct_buffer": bool,
+    "unregister_model_timeout": int,
+}
+# The same by the names of AWS's toolkit.
+TOOLKIT = {
+    "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
+    "SAGEMAKER_TS_RESPONSE_TIMEOUT": "default_response_timeout",
+}
 # A model of somebody else's is told by its own model-config how many rows it takes; these would have to rewrite it.
 UNSERVED = {
     "SAGEMAKER_PROGRAM": "there is no inference.py here: make an archive of the handler with torch-model-archiver",
@@ -71,8 +73,7 @@ class ContainerEnvironment:
     drain_s: float = 20.0  # after SIGTERM, for running requests; SageMaker waits for 30 s in all
     capacity: int = DEFAULT_CAPACITY
     heap_mib: int = DEFAULT_HEAP_MIB
-    max_body_mib: int = DEFAULT_BODY_MIB
-    properties: Mapping[str, str] = field(default_factory=dict)  # of TorchServe
+    properties: Mapping[str, str] = field(default_factory=dict)  # of TorchServe: lines of its config.properties
     log_level: str = "WARNING"
     access_log: str = ""
     instance_name: str = ""
@@ -111,7 +112,6 @@ def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
     take("drain_s", "TORCHMOOR_DRAIN_S", _seconds)
     take("capacity", "TORCHMOOR_CAPACITY", _count)
     take("heap_mib", "TORCHMOOR_HEAP_MIB", _count)
-    take("max_body_mib", "TORCHMOOR_MAX_BODY_MIB", _body_mib)
     take("access_log", "TORCHMOOR_ACCESS_LOG", str)
     take("instance_name", "TORCHMOOR_INSTANCE_NAME", _instance_name)
     take("inference_port", "TORCHMOOR_INFERENCE_PORT", _port)
@@ -122,29 +122,30 @@ def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
 
 
 def _read_properties(environ: Mapping[str, str]) -> dict[str, str]:
-    """Lines of TorchServe's config.properties."""
+    """Lines of TorchServe's config.properties; TS_* beat the toolkit's names for the same."""
     found: dict[str, str] = {}
-    workers = environ.get("SAGEMAKER_MODEL_SERVER_WORKERS", "").strip()
-    if workers:
-        if not workers.isdecimal() or int(workers) == 0:
-            raise ConfigError(f"SAGEMAKER_MODEL_SERVER_WORKERS must be a number above 0, not {workers!r}")
-        found["default_workers_per_model"] = workers
-    timeout = environ.get("SAGEMAKER_TS_RESPONSE_TIMEOUT", "").strip()
-    if timeout:
-        if not timeout.isdecimal() or int(timeout) == 0:
-            raise ConfigError(f"SAGEMAKER_TS_RESPONSE_TIMEOUT must be a number of seconds, not {timeout!r}")
-        found["default_response_timeout"] = timeout
+    for name, key in TOOLKIT.items():
+        text = environ.get(name, "").strip()
+        if text:
+            found[key] = _property(name, key, text)
     for name, value in environ.items():
-        if not name.startswith(TORCHSERVE_PREFIX):
-            continue
-        key = name.removeprefix(TORCHSERVE_PREFIX).lower()
-        if key not in TORCHSERVE_KEYS:
-            known = ", ".join(f"{TORCHSERVE_PREFIX}{each.upper()}" for each in sorted(TORCHSERVE_KEYS))
-            raise ConfigError(f"{name} cannot be set here: leave it out; what can be is {known}")
-        if not value.isprintable() or not value.strip():
-            raise ConfigError(f"{name} must be one line of text, not {value!r}")
-        found[key] = value.strip()
+        if name.startswith(TORCHSERVE_PREFIX):
+            key = name.removeprefix(TORCHSERVE_PREFIX).lower()
+            if key not in TORCHSERVE_KEYS:
+                known = ", ".join(f"{TORCHSERVE_PREFIX}{each.upper()}" for each in sorted(TORCHSERVE_KEYS))
+                raise ConfigError(f"{name} cannot be set here: leave it out; what can be is {known}")
+            found[key] = _property(name, key, value.strip())
     return found
+
+
+def _property(name: str, key: str, text: str) -> str:
+    if TORCHSERVE_KEYS[key] is int and (not text.isdecimal() or int(text) == 0):
+        raise ConfigError(f"{name} must be a number above 0, not {text!r}")
+    if TORCHSERVE_KEYS[key] is bool and text not in ("true", "false"):
+        raise ConfigError(f"{name} must be true or false, not {text!r}")
+    if not text or not text.isprintable():
+        raise ConfigError(f"{name} must be one line of text, not {text!r}")
+    return text
 
 
 def _name_of_host() -> str:
@@ -178,12 +179,6 @@ def _flag(text: str) -> bool:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ValueError("a number above 0")
-    return int(text)
-
-
-def _body_mib(text: str) -> int:
-    if _count(text) > 2047:
-        raise ValueError("2047 or less, TorchServe's own limit")
     return int(text)
 
 

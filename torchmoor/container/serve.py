@@ -23,6 +23,7 @@ from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB
 from torchmoor.host_fleet import HostFleet
 from torchmoor.many import CACHE, MANY, PLATFORM_MODELS, URL_ROOTS
 from torchmoor.settings import (
@@ -95,7 +96,9 @@ def make_settings(told: ContainerEnvironment, found: FoundModel, keys: str) -> P
             ),
         ),
         listen=listen,
-        limits=LimitSettings(max_passthrough_body_bytes=told.max_body_mib * MIB),
+        limits=LimitSettings(
+            max_passthrough_body_bytes=int(told.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
+        ),
         timeouts=TimeoutSettings(model_timeout_s=told.model_timeout_s, stop_grace_s=told.drain_s),
         sessions=SessionSettings.parse(keys, are_journaled=os.environ.get(JOURNAL_URL) != "off"),
         credentials=credentials,

@@ -17,7 +17,6 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import LauncherSettings
 from torchmoor.fleet.ports import USUAL
 from torchmoor.fleet.torchserve import TorchServeSettings
-from torchmoor.settings import MIB
 from torchmoor.up import JOURNAL_URL, SESSION_KEYS
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,6 @@ def make_launcher_settings(told: ContainerEnvironment, found: FoundModel, work: 
             model_store=found.store,
             java_home=Path(java_home) if java_home else None,
             heap_mib=told.heap_mib,
-            max_body_bytes=told.max_body_mib * MIB,
             logs_to_console=True,
             properties=told.properties,
         ),
