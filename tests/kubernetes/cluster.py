@@ -12,25 +12,21 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import redis
 import requests
 import yaml
 
+from tests.kubernetes.engine import LastingPodman
 from tests.kubernetes.manifests import NAMESPACE, Overlay, Workload
 from tests.kubernetes.pod_spec import make_pod, secrets_of_environment
 from tests.waiting import wait_until
 
 DOMAIN = f"{NAMESPACE}.svc.cluster.local"
 LOCAL_TTL_S = 1
-
-
-class Podman(Protocol):
-    """Runs podman where it can be run; raises CalledProcessError with its output."""
-
-    def __call__(self, *arguments: str, input: str | None = None, timeout_s: float = 120) -> str: ...
 
 
 @dataclass
@@ -41,7 +37,6 @@ class Pod:
     workload: Workload
     address: str
     is_published: bool = False
-    containers: list[str] = field(default_factory=list)
 
     @property
     def probe(self) -> Mapping[str, Any]:
@@ -64,11 +59,11 @@ class Pod:
 class Cluster:
     """For as long as the context lasts."""
 
-    def __init__(self, overlay: Overlay, podman: Podman, folder: Path, network: str) -> None:
+    def __init__(self, overlay: Overlay, engine: LastingPodman, folder: Path, network: str) -> None:
         """network: the name of a podman network that does not exist yet."""
         self.overlay = overlay
         self.pods: dict[str, Pod] = {}
-        self._podman = podman
+        self._engine = engine
         self._folder = folder
         self._network = network
         self._gateway = ""
@@ -79,7 +74,9 @@ class Cluster:
         (described,) = json.loads(self._podman("network", "inspect", self._network))
         self._gateway = described["subnets"][0]["gateway"]
         for name, text in secrets_of_environment(self.overlay):
-            self._podman("secret", "create", name, "-", input=text)
+            path = self._folder / name
+            path.write_text(text)
+            self._podman("secret", "create", name, str(path))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -126,11 +123,7 @@ class Cluster:
         """One readiness probe."""
         probe = pod.probe
         if "exec" in probe:
-            try:
-                self._podman("exec", pod.container, *probe["exec"]["command"])
-            except subprocess.CalledProcessError:
-                return False
-            return True
+            return self._is_valkey_ready(pod)
         get = probe["httpGet"]
         try:
             url = pod.url(get["port"]) + get["path"]
@@ -165,6 +158,17 @@ class Cluster:
         """What its container said."""
         return self._podman("logs", self.pods[name].container)
 
+    def _is_valkey_ready(self, pod: Pod) -> bool:
+        """As its probe asks, whose command test_secrets.py runs: the image of this test has no client in it."""
+        server = redis.Redis(
+            host=pod.address, port=pod.port("valkey"), username="probe", password="probe", protocol=2, retry=None
+        )
+        try:
+            with server:
+                return bool(server.execute_command("PING"))
+        except redis.RedisError:
+            return False
+
     # As the cluster's DNS
 
     def publish(self) -> None:
@@ -188,8 +192,11 @@ class Cluster:
         with (self._folder / "dnsmasq.log").open("ab") as log:
             self._dns = subprocess.Popen([program, f"--conf-file={path}"], stdout=log, stderr=log)
 
+    def _podman(self, *arguments: str, timeout_s: float = 120) -> str:
+        return self._engine.run("podman", *arguments, timeout_s=timeout_s)
+
     def _find_address(self, name: str) -> str:
-        (infra,) = json.loads(self._podman("pod", "inspect", name))["InfraContainerID"],
+        infra = json.loads(self._podman("pod", "inspect", name))["InfraContainerID"]
         networks = json.loads(self._podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
         address: str = networks[self._network]["IPAddress"]
         assert address, f"{name} has no address"
