@@ -1,8 +1,8 @@
 """The parts of a cluster that podman is not: names by DNS, probes, and what happens when a pod is deleted.
 
 Pods are real ones, each with an address of its own on a bridge. DNS is dnsmasq, with the records that a cluster makes
-of ready pods. What a kubelet does is done here, by the manifests' own words: `wait_ready` probes, `delete` runs preStop,
-sends SIGTERM and kills after the grace period.
+of ready pods. What a kubelet does is done here, by the manifests' own words: `wait_ready` probes, `delete` waits as
+preStop says, sends SIGTERM, and kills after the grace period.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ What is changed, and why:
 * A StatefulSet or Deployment becomes its pods, NAME-0 and so on: podman knows no StatefulSet.
 * Probes and hooks are taken out: podman would have systemd run the ones, and does not know the others. The test does
   what they say, as a kubelet does.
+* Ports are taken out: podman would have the host listen on them.
 * A Secret's files come from a directory, with the mode and the group that the kubelet would give them: podman writes
   them undecoded and for everybody to read.
 * A volume of an emptyDir or a claim belongs to the pod's user: podman knows no fsGroup.
@@ -23,7 +24,7 @@ from typing import Any
 
 from tests.kubernetes.manifests import Overlay, Workload
 
-UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle")
+UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
 
 
 def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, folder: Path) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def asking(chats: list[Chat]) -> Iterator[list[str]]:
 
 
 def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
-    """Its pod is killed: the next turn is answered elsewhere, from Valkey; the pod returns under its name and serves."""
+    """Its pod is killed: the next turn is answered elsewhere, from Valkey; the pod returns under its name."""
     chat = open_with_picture(cluster)
     assert chat.ask(QUESTION) == ANSWER
     name = holder(chat)
