@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ import yaml
 
 from tests.kubernetes.engine import LastingPodman
 from tests.kubernetes.manifests import NAMESPACE, Overlay, Workload
-from tests.kubernetes.pod_spec import make_pod, secrets_of_environment
+from tests.kubernetes.pod_spec import make_pod, secrets_of_environment, volumes_of
 from tests.waiting import wait_until
 
 DOMAIN = f"{NAMESPACE}.svc.cluster.local"
 LOCAL_TTL_S = 1
+NETWORK = "torchmoor-test-pods"
+PODS = ("valkey-0", "llava-0", "llava-1", "torchmoor-0")
 
 
 @dataclass
@@ -59,19 +61,18 @@ class Pod:
 class Cluster:
     """For as long as the context lasts."""
 
-    def __init__(self, overlay: Overlay, engine: LastingPodman, folder: Path, network: str) -> None:
-        """network: the name of a podman network that does not exist yet."""
+    def __init__(self, overlay: Overlay, engine: LastingPodman, folder: Path) -> None:
         self.overlay = overlay
         self.pods: dict[str, Pod] = {}
         self._engine = engine
         self._folder = folder
-        self._network = network
         self._gateway = ""
         self._dns: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Cluster:
-        self._podman("network", "create", "--disable-dns", self._network)
-        (described,) = json.loads(self._podman("network", "inspect", self._network))
+        self._clear()
+        self._podman("network", "create", "--disable-dns", NETWORK)
+        (described,) = json.loads(self._podman("network", "inspect", NETWORK))
         self._gateway = described["subnets"][0]["gateway"]
         for name, text in secrets_of_environment(self.overlay):
             path = self._folder / name
@@ -80,16 +81,20 @@ class Cluster:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for name in list(self.pods):
-            self._podman("pod", "rm", "--force", "--time", "0", name)
         if self._dns is not None:
             self._dns.kill()
             self._dns.wait(timeout=10)
-        for name, _ in secrets_of_environment(self.overlay):
-            self._podman("secret", "rm", name)
-        for claim in self._claims():
-            self._podman("volume", "rm", "--force", claim)
-        self._podman("network", "rm", "--force", self._network)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Take away what is there of these names, also what an interrupted run has left."""
+        for pod in PODS:
+            self._engine.run("podman", "pod", "rm", "--force", "--time", "0", pod, is_checked=False)
+        secrets = [name for name, _ in secrets_of_environment(self.overlay)]
+        self._engine.run("podman", "secret", "rm", *secrets, is_checked=False)
+        for volume in volumes_of(self.overlay, PODS):
+            self._engine.run("podman", "volume", "rm", "--force", volume, is_checked=False)
+        self._engine.run("podman", "network", "rm", "--force", NETWORK, is_checked=False)
 
     # As kubectl
 
@@ -100,7 +105,7 @@ class Cluster:
         objects = make_pod(self.overlay, template, name, self._gateway, self._folder / "secrets")
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all(objects))
-        self._podman("play", "kube", "--network", self._network, "--no-hosts", str(path))
+        self._podman("play", "kube", "--network", NETWORK, "--no-hosts", str(path))
         pod = self.pods[name] = Pod(name, template, self._find_address(name))
         return pod
 
@@ -198,7 +203,7 @@ class Cluster:
     def _find_address(self, name: str) -> str:
         infra = json.loads(self._podman("pod", "inspect", name))["InfraContainerID"]
         networks = json.loads(self._podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
-        address: str = networks[self._network]["IPAddress"]
+        address: str = networks[NETWORK]["IPAddress"]
         assert address, f"{name} has no address"
         return address
 
@@ -206,7 +211,3 @@ class Cluster:
         state = self._podman("inspect", "--format", "{{.State.Status}}", pod.container).strip()
         assert state == "running", f"{pod.name} is {state}:\n{self.logs(pod.name)[-3000:]}"
         return False
-
-    def _claims(self) -> Sequence[str]:
-        found = self._podman("volume", "ls", "--format", "{{.Name}}").split()
-        return [name for name in found if name.startswith("data-valkey")]

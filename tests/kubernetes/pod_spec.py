@@ -8,8 +8,10 @@ What is changed, and why:
 * Ports are taken out: podman would have the host listen on them.
 * A Secret's files come from a directory, with the mode and the group that the kubelet would give them: podman writes
   them undecoded and for everybody to read.
-* A volume of an emptyDir or a claim belongs to the pod's user: podman knows no fsGroup.
-* Names are asked for at the test's DNS server. Images are those of this machine.
+* A claim's volume belongs to the pod's user: podman knows no fsGroup. An emptyDir has the pod's name in its own: podman
+  would have all pods share one of the same name.
+* Names are asked for at the test's DNS server. Images are those of this machine. A process that ends stays so: the test
+  sees it, where a kubelet would start it again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import base64
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, f
     pod["dnsPolicy"] = "None"
     pod["dnsConfig"] = {"nameservers": [dns_server]}
     pod["hostname"] = name
+    pod["restartPolicy"] = "Never"
     objects: list[dict[str, Any]] = [_make_configmap(overlay, each) for each in _config_maps(pod)]
     for claim in workload.spec.get("volumeClaimTemplates", ()):
         claim_name = f"{claim['metadata']['name']}-{name}"
@@ -45,6 +48,8 @@ def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, f
         volume = {"name": claim["metadata"]["name"], "persistentVolumeClaim": {"claimName": claim_name}}
         pod["volumes"].append(volume)
     for volume in pod["volumes"]:
+        if "emptyDir" in volume:
+            _rename(pod, volume, f"{volume['name']}-{name}")
         if "secret" in volume:
             source = volume.pop("secret")
             path = folder / name / volume["name"]
@@ -54,10 +59,29 @@ def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, f
     return [*objects, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}]
 
 
+def volumes_of(overlay: Overlay, pods: Iterable[str]) -> Iterator[str]:
+    """Those that podman makes of claims, empty directories and ConfigMaps, and keeps."""
+    for pod in pods:
+        workload = overlay.workload(pod.rpartition("-")[0])
+        claims = [each["metadata"]["name"] for each in workload.spec.get("volumeClaimTemplates", ())]
+        for name in [*claims, *(each["name"] for each in workload.pod["volumes"] if "emptyDir" in each)]:
+            yield f"{name}-{pod}"
+    for each in overlay.of("ConfigMap"):
+        yield each["metadata"]["name"]
+
+
 def secrets_of_environment(overlay: Overlay) -> Iterator[tuple[str, str]]:
     """Names of Secrets, and their text in the form in which podman 4.3 reads one for a container's environment."""
     for secret in overlay.of("Secret"):
         yield secret["metadata"]["name"], json.dumps(secret["data"])
+
+
+def _rename(pod: Mapping[str, Any], volume: dict[str, Any], name: str) -> None:
+    for container in pod["containers"]:
+        for mount in container["volumeMounts"]:
+            if mount["name"] == volume["name"]:
+                mount["name"] = name
+    volume["name"] = name
 
 
 def _config_maps(pod: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,6 @@ tests/kubernetes/pod_spec.py says what of the manifests podman cannot play, and 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ def cluster(rendered: Callable[[str], Overlay], tmp_path_factory: pytest.TempPat
     demo, folder = rendered("demo"), tmp_path_factory.mktemp("cluster")
     with LastingPodman() as engine:
         engine.make_images(demo)
-        with Cluster(demo, engine, folder, f"torchmoor-{os.getpid()}") as cluster:
+        with Cluster(demo, engine, folder) as cluster:
             cluster.start("valkey")
             cluster.wait_ready("valkey-0")
             for number in range(demo.workload("llava").spec["replicas"]):
