@@ -68,7 +68,7 @@ class Discovery:
         self._ask = ask
         self._rng = rng or Random()
         self._clock = clock
-        self._entries: dict[str, Entry] = {}
+        self.entries: dict[str, Entry] = {}  # by DNS name
         self._operations = Operations()
 
     async def __aenter__(self) -> Discovery:
@@ -79,7 +79,7 @@ class Discovery:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
+        tasks = [entry.task for entry in self.entries.values() if entry.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -88,7 +88,7 @@ class Discovery:
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
         """Ask for these names from now on. What one has brought that is not among them leaves."""
         wanted = {settings.dns_name: settings for settings in entries}
-        for dns_name, entry in list(self._entries.items()):
+        for dns_name, entry in list(self.entries.items()):
             if wanted.get(dns_name) == entry.settings:
                 del wanted[dns_name]
             else:
@@ -100,7 +100,7 @@ class Discovery:
         source = Source(settings.dns_name, settings.endpoint, settings.variant)
         self._registry.sources[settings.dns_name] = source
         names = InstanceNames(self._operations, lambda host: self._make(settings, "?", Place(host, settings.port)))
-        entry = self._entries[settings.dns_name] = Entry(settings, source, names)
+        entry = self.entries[settings.dns_name] = Entry(settings, source, names)
         entry.task = asyncio.create_task(self._run(entry))
 
     def _end(self, entry: Entry, successor: DiscoverySettings | None) -> None:
@@ -108,7 +108,7 @@ class Discovery:
         dns_name = entry.settings.dns_name
         assert entry.task is not None
         entry.task.cancel()
-        del self._entries[dns_name], self._registry.sources[dns_name]
+        del self.entries[dns_name], self._registry.sources[dns_name]
         for name, known in self._known(dns_name).items():
             if successor is None:
                 self._departures.leave(name, is_for_good=True)

@@ -28,6 +28,7 @@ from torchmoor.fleet.discovery_settings import DiscoverySettings, parse_nameserv
 logger = logging.getLogger(__name__)
 
 UDP_BYTES = 1232  # of an answer, as DNS flag day 2020 has it: more goes over TCP
+MAX_ERROR_CHARS = 500
 MAX_QUESTIONS = 16  # at a time, for addresses of targets that an answer does not have
 
 _ADDRESS_RECORDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
@@ -130,4 +131,4 @@ def name_of_address(host: str) -> str:
 
 
 def _say(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__

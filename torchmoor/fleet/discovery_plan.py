@@ -128,10 +128,12 @@ def _place(target: Target, known: Known | None, plan: Plan) -> None:
         return
     if known is None:
         plan.join[target.name] = Place(target.hosts[0], target.port)
+    elif known.successor is not None and _is_at(target, known.successor):
+        return  # it may be at the same place, too, with other settings
     elif _is_at(target, known.place) and (known.is_serving or len(target.hosts) == 1):
         if known.is_leaving:
             plan.call_back.append(target.name)
-    elif known.successor is None or not _is_at(target, known.successor):
+    else:
         plan.replace[target.name] = Place(_next_host(target.hosts, known.place.host), target.port)
 
 
