@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from torchmoor.api.gateway import Gateway
 from torchmoor.api.order import Order
-from torchmoor.errors import InternalFailure
+from torchmoor.errors import InternalFailure, ServiceUnavailable
 from torchmoor.http.message import Reply, Request
-
-logger = logging.getLogger(__name__)
 
 PATH = b"/metrics"
 TIMEOUT_S = 10.0
-MAX_WAITING = 16  # of those who ask at a time; each round asks every instance
 
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-_BUSY = Reply(503, ((b"retry-after", b"1"),))
+
+TryStart = Callable[[Callable[[bytes | None], None]], bool]
+"""Have the page made: the callback gets it, or None if it cannot be made. False if too many are being made."""
 
 
 class MetricsApi:
-    """make_page: the page, as it is now."""
+    """try_start: how the page is made."""
 
-    def __init__(self, gateway: Gateway, make_page: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, gateway: Gateway, try_start: TryStart) -> None:
         self._gateway = gateway
-        self._make_page = make_page
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._try_start = try_start
 
-    async def stop(self) -> None:
-        """Whoever waits gets no page."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def handle(self, request: Request, request_id: bytes) -> Order | Reply:
+    def handle(self, request: Request, request_id: bytes) -> Order:
         """Answer when the page is made."""
-        if len(self._tasks) >= MAX_WAITING:
-            return _BUSY
         return Order(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
 
     def _begin(self, order: Order, body: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(order))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        def on_made(page: bytes | None) -> None:
+            if page is None:
+                order.fail(InternalFailure("The metrics cannot be told."))
+            else:
+                order.end(Reply(200, (_TEXT,), page))
 
-    async def _answer(self, order: Order) -> None:
-        try:
-            order.end(Reply(200, (_TEXT,), await asyncio.wait_for(self._make_page(), TIMEOUT_S)))
-        except Exception:
-            logger.exception("fault in the metrics page")
-            order.fail(InternalFailure("The metrics cannot be told."))
+        if not self._try_start(on_made):
+            raise ServiceUnavailable("Too many ask for the metrics. Try again later.")

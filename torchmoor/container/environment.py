@@ -18,7 +18,7 @@ from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_HEAP_MIB
 
 MODEL_DIR = "/opt/ml/model"  # where SageMaker puts the model
-ARCHIVES = "/opt/torchmoor/archives"  # those that the image brings
+ARCHIVES = "/opt/torchmoor/dist/archives"  # those that the image brings
 TORCHSERVE_PREFIX = "TS_"
 # What TorchServe's config.properties may be told; addresses, ports, models and tokens are the container's own business.
 TORCHSERVE_KEYS: Mapping[str, type] = {

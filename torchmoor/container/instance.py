@@ -46,7 +46,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
             Launcher(make_launcher_settings(told, found, work), registry, found.environment, report) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             Operations() as operations,
-            SidePort(registry, told.instance_name, told.side_port) as side,
+            SidePort(registry, told.instance_name, told.side_port, launcher.is_running) as side,
         ):
             stopping = stop_on_signals(launcher)
             starting = asyncio.create_task(launcher.start([launch]))

@@ -29,6 +29,7 @@ CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
 TARBALLS = (".tar.gz", ".tgz")
+COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
@@ -59,8 +60,9 @@ def find_model(told: ContainerEnvironment, work: Path, environ: Mapping[str, str
     found = _look(folder, work, told.model) if folder.is_dir() else None
     if found is None and told.model:
         return _bundled(told, store, told.model)
+    names_checkpoint = any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES)
     if found is None:
-        if any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES) or (folder / PROPERTIES).is_file():
+        if names_checkpoint or (folder / PROPERTIES).is_file():
             return _bundled(told, store, CHAT)
         raise ConfigError(f"there is no model in {folder}: {_FORMS}")
     if (found / MANIFEST).is_file():
@@ -68,7 +70,7 @@ def find_model(told: ContainerEnvironment, work: Path, environ: Mapping[str, str
         (store / name).symlink_to(found.resolve())
         return FoundModel(name=name, archive=name, store=store)
     model = _bundled(told, store, CHAT)
-    return replace(model, environment={MODEL_PATH: str(found.resolve())})
+    return model if names_checkpoint else replace(model, environment={MODEL_PATH: str(found.resolve())})
 
 
 def _bundled(told: ContainerEnvironment, store: Path, name: str) -> FoundModel:
@@ -133,9 +135,28 @@ def _unpack(packed: Path, target: Path) -> None:
         else:
             _check_room(packed, target, packed.stat().st_size)  # weights hardly shrink
             with tarfile.open(packed, "r:gz") as tar:
-                tar.extractall(target, filter="data")
+                for member in tar:
+                    _extract(tar, member, target)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
         raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """One file or folder, without its owner and permissions. The filters of tarfile are not in Debian 12's Python.
+
+    Raises TarError for what is neither, or leads out.
+    """
+    path = target / member.name.removeprefix("./")
+    if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
+        raise tarfile.ExtractError(f"{member.name} is no file or folder of its own")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    content = tar.extractfile(member)
+    assert content is not None  # it is a file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("wb") as file:
+        shutil.copyfileobj(content, file, COPY_BYTES)
 
 
 def _check_room(packed: Path, target: Path, num_bytes: int) -> None:

@@ -10,12 +10,13 @@ A proxy may be given this port as an instance's management_port and metrics_port
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import aiohttp
 from aiohttp import web
 
-from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.registry import Registry
 
 TIMEOUT_S = 1.5
@@ -25,12 +26,15 @@ MAX_PAGE_BYTES = 4 << 20
 class SidePort:
     """For as long as the context lasts."""
 
-    def __init__(self, registry: Registry, name: str, port: int, *, host: str = "0.0.0.0") -> None:
-        """name: of the instance. port: 0 takes any free one."""
+    def __init__(
+        self, registry: Registry, name: str, port: int, is_running: Callable[[str], bool], *, host: str = "0.0.0.0"
+    ) -> None:
+        """name: of the instance. port: 0 takes any free one. is_running: whether its TorchServe is there."""
         self.is_draining = False
         self.port = port
         self._registry = registry
         self._name = name
+        self._is_running = is_running
         self._host = host
         app = web.Application()
         app.router.add_get("/live", self._live)
@@ -56,10 +60,9 @@ class SidePort:
         await self._client.close()
 
     async def _live(self, request: web.Request) -> web.Response:
-        """Also while a model loads, however long that takes; a load that fails ends the process."""
-        instance = self._registry.find(self._name)
-        is_live = instance is None or instance.started_at is None or instance.state is not InstanceState.DOWN
-        return _say(is_live, "live", "TorchServe does not answer, or its worker has died and is being started again")
+        """Also while a model loads, however long that takes; and while TorchServe starts its worker again."""
+        is_live = self._registry.find(self._name) is None or self._is_running(self._name)
+        return _say(is_live, "live", "TorchServe has ended, and is started again in a moment")
 
     async def _ready(self, request: web.Request) -> web.Response:
         instance = self._registry.find(self._name)

@@ -119,6 +119,11 @@ class Launcher:
         """Raise LaunchError unless there is an archive for each."""
         check_archives(self._settings.torchserve.model_store, launches)
 
+    def is_running(self, name: str) -> bool:
+        """True while there is a TorchServe of that name, whatever state it is in; not between two of its lives."""
+        process = self._processes.get(name)
+        return process is not None and process.returncode is None
+
     def begin(self, launch: Launch) -> asyncio.Future[None]:
         """Have an instance run from now on, until `end`; its name is one that does not run.
 

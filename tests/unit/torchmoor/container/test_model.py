@@ -76,6 +76,13 @@ def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
     assert (found.store / "chat.mar").is_symlink()
 
 
+def test_a_checkpoint_that_the_environment_names_counts_more(given: Path, find: Find) -> None:
+    """TGI's and LMI's containers are often told HF_MODEL_ID=/opt/ml/model; the handler reads such variables itself."""
+    make_checkpoint(given)
+
+    assert find({"HF_MODEL_ID": "/opt/ml/model"}).environment == {}
+
+
 def test_an_unpacked_archive_is_linked_under_its_own_name(given: Path, find: Find) -> None:
     """TorchServe knows a model by its manifest, whatever the folder is called."""
     make_archive(given)
@@ -192,13 +199,16 @@ def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -
         find()
 
 
-def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Find) -> None:
-    """A path that leads out of the folder is refused, not followed."""
-    (tmp_path / "evil").touch()
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "link"])
+def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Find, name: str) -> None:
+    """A path or a link that leads out of the folder is refused, not followed."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
     with tarfile.open(given / "model.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "evil", "../../evil")
+        member = tar.gettarinfo(tmp_path / "link") if name == "link" else tarfile.TarInfo(name)
+        member.name = name
+        tar.addfile(member)
 
-    with pytest.raises(ConfigError, match=r"model\.tar\.gz cannot be unpacked: "):
+    with pytest.raises(ConfigError, match=rf"model\.tar\.gz cannot be unpacked: {name} is no file or folder"):
         find()
 
 
