@@ -117,7 +117,7 @@ class Cluster:
         wait_until(
             lambda: self.is_ready(pod) or self._fail_if_ended(pod),
             f"{name} is ready",
-            deadline_s=min(patience_s, 240),
+            deadline_s=patience_s,
             interval_s=0.25,
         )
         pod.is_published = True

@@ -10,6 +10,7 @@ What is changed, and why:
   them undecoded and for everybody to read.
 * A claim's volume belongs to the pod's user: podman knows no fsGroup. An emptyDir has the pod's name in its own: podman
   would have all pods share one of the same name.
+* An instance that ends waits for proxies as long as this DNS server takes, and not for a cluster's.
 * Names are asked for at the test's DNS server. Images are those of this machine. A process that ends stays so: the test
   sees it, where a kubelet would start it again.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 from tests.kubernetes.manifests import Overlay, Workload
 
+SETTLE_S = "8"  # of an instance that ends: the test's DNS server has no cache of 30 s before it
 UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
 
 
@@ -37,6 +39,9 @@ def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, f
         for key in UNPLAYED:
             container.pop(key, None)
         container["imagePullPolicy"] = "Never"
+        for variable in container.get("env", ()):
+            if variable["name"] == "TORCHMOOR_SETTLE_S":
+                variable["value"] = SETTLE_S
     pod["dnsPolicy"] = "None"
     pod["dnsConfig"] = {"nameservers": [dns_server]}
     pod["hostname"] = name

@@ -17,7 +17,7 @@ from torchmoor.fleet.discovery_settings import DiscoverySettings
 # (docs/kubernetes.md says how), and here against what they refer to.
 FOREIGN_KINDS = {"ScaledObject", "PodMonitor"}
 OLDEST, NEWEST = "1.30", "1.37"
-COREDNS_TTL_S = 5  # for which its cache goes on naming a pod
+COREDNS_TTL_S = 30  # for which its cache goes on naming a pod, where it caches the cluster's own names
 ENDPOINTS_S = 2  # until the cluster's own books say that a pod ends
 SPARE_S = 10  # of a grace period, for a process to end that has nothing left to do
 
