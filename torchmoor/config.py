@@ -29,6 +29,7 @@ from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
     AccessSettings,
     AsyncQueueSettings,
+    ChatPageSettings,
     ContainerSettings,
     EndpointSettings,
     HealthSettings,
@@ -87,6 +88,7 @@ _GROUPS = {
     "objects": ObjectSettings,
     "notices": NoticeSettings,
     "observe": ObserveSettings,
+    "chat_page": ChatPageSettings,
 }
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),

@@ -31,6 +31,7 @@ from torchmoor.many import MANY, plan_many, read_container
 from torchmoor.replicas.fleet import ReplicaFleet, make_front
 from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import (
+    ChatPageSettings,
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
@@ -73,6 +74,7 @@ class UpOptions:
     async_inputs: tuple[Path, ...] = ()  # directories that InputLocation may name, beside the fleet's own
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    chat_page: ChatPageSettings = field(default_factory=ChatPageSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -104,6 +106,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         listen=options.listen,
         credentials=credentials,
         observe=options.observe,
+        chat_page=options.chat_page,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)

@@ -17,6 +17,7 @@ from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import make_note
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.chat_page.page import ChatPage
 from torchmoor.errors import ApiError, InternalFailure
 from torchmoor.fleet.operations import Operations
 from torchmoor.http.call import Call
@@ -50,6 +51,10 @@ class Api:
             ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
         )
         self._torchserve = TorchServeApi(gateway, pass_through)
+        settings = gateway.settings
+        self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
+        # A load balancer has no credentials, nor has a browser before it has the page that asks for them.
+        self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
 
     def note(self, name: bytes) -> Note:
         """What becomes of header fields of that name."""
@@ -69,13 +74,14 @@ class Api:
             return self._container.ping
         if self._models is not None and self._models.serves(path):
             return self._models.handle
-        return _refuse
+        page = None if self._page is None else self._page.find_handler(method, path)
+        return _refuse if page is None else page
 
     def handle(self, request: Request) -> Call | Reply:
         """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
         request_id = self._gateway.new_request_id()
         try:
-            if self._gate is not None and request.path != container.PING:  # a load balancer has no credentials
+            if self._gate is not None and request.path not in self._open_paths:
                 self._gate.admit(request)
             handler: Handler = request.line.handler
             decision = handler(request, request_id)
