@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from importlib.metadata import version
 from importlib.resources import files
 
 from torchmoor.api.replies import Handler, runtime_error, unknown_operation
@@ -52,7 +51,6 @@ class ChatPage:
                 self._handlers[path] = _File(file.read_bytes(), kind).handle
         self.open_paths = frozenset(self._handlers)
         told = {
-            "version": version("torchmoor"),
             # One with many models wants to be told which, and of what kind they are nobody knows here.
             "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
             "max_body_bytes": settings.limits.max_body_bytes,
