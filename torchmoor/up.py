@@ -22,6 +22,7 @@ from torchmoor.app import Proxy
 from torchmoor.async_folder import AsyncFolder
 from torchmoor.async_inference.request import Backlog
 from torchmoor.async_inference.settings import AsyncEndpointSettings
+from torchmoor.chat_page.page import PAGE
 from torchmoor.fleet.guard import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
@@ -141,6 +142,8 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
             starting.cancel()
         else:
             starting.result()
+            if settings.chat_page.is_on:
+                report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
             announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")

@@ -2,7 +2,7 @@
 
 import { BadPicture, LIMITS_IN_WORDS, makeSample, readPicture, SAMPLES } from "./pictures.js";
 import { $, announce, complain, say, showPicture } from "./view.js";
-import { plural } from "./words.js";
+import { number, plural } from "./words.js";
 
 const MAX_ROWS_PX = 160;
 
@@ -41,7 +41,7 @@ export class Composer {
 
   setLimits(maxPictures) {
     this.#maxPictures = maxPictures;
-    say($("limits"), `Drop or paste pictures anywhere: ${plural(maxPictures, "picture")} a session, ${LIMITS_IN_WORDS}.`);
+    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} a session, ${LIMITS_IN_WORDS}`);
   }
 
   show(session) {

@@ -170,7 +170,7 @@ function showExpiry() {
   $("expiry").hidden = !isOpen;
   if (!isOpen) return;
   $("expiry").classList.toggle("soon", leftS <= 120);
-  say($("expiry"), `On ${current.instance || current.endpoint}. This session expires in ${span(leftS)}.`);
+  say($("expiry"), `This session expires in ${span(leftS)}.`);
 }
 
 // Tokens

@@ -8,7 +8,7 @@ const MAX_FILE_BYTES = 64 << 20;
 const SENT_AS_THEY_ARE = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const QUALITY = 0.9;
 
-export const LIMITS_IN_WORDS = `up to ${bytes(MAX_FILE_BYTES)} each; what is wider or higher than ${MAX_SIDE} pixels, or longer than ${bytes(MAX_SENT_BYTES)}, is scaled down here first`;
+export const LIMITS_IN_WORDS = `up to ${bytes(MAX_FILE_BYTES)} each. Above ${MAX_SIDE} pixels or ${bytes(MAX_SENT_BYTES)} they are made smaller before they are sent.`;
 
 export class BadPicture extends Error {
   name = "BadPicture";

@@ -114,6 +114,8 @@ export class Log {
     part(element, "question").textContent = turn.question;
     part(element, "thumbs").append(...turn.pictures.map((picture) => showPicture(picture)));
     part(element, "receipt").open = !isNarrow.matches;
+    const before = this.#turns.get(session.turns.at(-2));
+    if (before) part(before, "receipt").open = false; // one at a time is enough; its summary stays
     this.#turns.set(turn, element);
     this.#append(session, element);
     if (session === this.#session) element.scrollIntoView({ block: "end" });
