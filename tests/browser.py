@@ -79,7 +79,9 @@ def open_tab(
     tab = Tab(context.new_page())
 
     def on_console(message: ConsoleMessage) -> None:
-        is_refusal = message.text.startswith("Failed to load resource") and any(each in message.text for each in refusals)
+        is_refusal = message.text.startswith("Failed to load resource") and any(
+            each in message.text for each in refusals
+        )
         if message.type in ("error", "warning") and not is_refusal:
             tab.complaints.append(message.text)
 
