@@ -263,8 +263,8 @@ def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
               const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
               const files = new DataTransfer();
               files.items.add(new File([bytes], `${kind}.png`, { type: "image/png" }));
-              const event = kind === "drop" ? new DragEvent(kind, { dataTransfer: files, bubbles: true, cancelable: true })
-                : new ClipboardEvent(kind, { clipboardData: files, bubbles: true, cancelable: true });
+              const how = { bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files };
+              const event = kind === "drop" ? new DragEvent(kind, how) : new ClipboardEvent(kind, how);
               document.querySelector("h1").dispatchEvent(event);
             }""",
             [kind, data],

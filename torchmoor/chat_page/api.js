@@ -51,7 +51,7 @@ async function send(path, options = {}) {
   const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+    answer = await fetch(path, { ...options, headers, cache: "no-store" });
   } catch (error) {
     throw error.name === "AbortError" ? error : new NetworkGone("The server cannot be reached.");
   }

@@ -17,6 +17,7 @@ let limits = null;
 
 const hooks = {
   onTurn(session, turn) {
+    if (!sessions.includes(session)) return; // it was closed meanwhile
     for (const each of session.turns.slice(-2)) log.update(session, each, remedyFor(session, each));
     tell(session, turn);
     refresh(session);
@@ -45,7 +46,7 @@ const hooks = {
 
 function remedyFor(session, turn) {
   if (turn.isRunning || turn !== session.turns.at(-1) || session.state === "closed") return null;
-  if (turn.failure?.remedy === "reopen") return { label: reopenWords(session), run: () => reopen(session) };
+  if (turn.failure?.remedy === "reopen") return { label: reopenWords(session), run: () => reopen(session, turn) };
   if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => session.askAgain(turn) };
   return null;
 }
@@ -58,7 +59,8 @@ function offerReopening(session, message) {
   session.offer = log.notice(session, message, "warn", { label: reopenWords(session), run: () => reopen(session) });
 }
 
-async function reopen(session) {
+// turn: the question that found it ended, which is asked in the new one; null if none has.
+async function reopen(session, turn = null) {
   session.offer?.remove();
   session.offer = null;
   const hadTurns = session.turns.some((turn) => turn.state === "done");
@@ -66,6 +68,7 @@ async function reopen(session) {
   await session.reopen();
   line.remove();
   if (session.state !== "open") return;
+  if (turn) session.askAgain(turn);
   const words = hadTurns ? "Opened again. The model has the pictures, but not what was said above." : "Opened again.";
   log.notice(session, words);
   announce(words);
@@ -148,16 +151,12 @@ async function close(session) {
   }
 }
 
-function ask(question, pictures) {
+async function ask(question, pictures) {
   const session = current;
+  if (session.state === "ended") await reopen(session);
   if (session.state === "ended") {
-    session.offer?.remove();
-    session.offer = null;
-    session.reopen().then(() => {
-      if (session.state === "open") session.ask(question, pictures);
-      else if (!session.running) session.draft = { text: question, pictures };
-      if (session === current) composer.show(session);
-    });
+    session.draft = { text: question, pictures };
+    if (session === current) composer.show(session);
     return;
   }
   announce("Asked.");

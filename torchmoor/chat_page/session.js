@@ -42,6 +42,7 @@ export class Turn {
 // onEnded(session), needToken(message) -> whether there is one now.
 export class Session {
   #id = null;
+  #opening = null;
   #batch = null; // pictures that are being sent, and the name of that request, until it is known what became of them
 
   constructor(endpoint, limits, hooks) {
@@ -62,7 +63,7 @@ export class Session {
   }
 
   get running() {
-    return this.turns.find((turn) => turn.isRunning) ?? null;
+    return this.#opening ?? this.turns.find((turn) => turn.isRunning) ?? null;
   }
 
   async ask(question, pictures) {
@@ -74,25 +75,26 @@ export class Session {
 
   // The same question once more: as the same request, unless it was somebody here who ended it.
   async askAgain(turn) {
+    if (this.running) return;
     turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
     await this.#run(turn);
   }
 
-  // A session like this one, with its pictures; a question that found it ended is asked in the new one.
+  // Another session at the server with the same pictures; if there is none, `onEnded` says why.
   async reopen() {
+    if (this.running) return;
     this.#forget();
-    const last = this.turns.at(-1);
-    if (last?.failure?.remedy === "reopen") {
-      await this.askAgain(last);
-      return;
-    }
-    const opening = new Turn("", []); // shown nowhere: what goes wrong is told with the next question
+    this.#opening = new Turn("", []); // it waits and is stopped like the turns, and is shown nowhere
+    this.hooks.onSession(this);
     try {
-      await this.#takeIn(opening);
+      await this.#takeIn(this.#opening);
     } catch (error) {
-      this.state = "ended";
-      this.hooks.onEnded(this, wordsFor(error));
+      if (this.state !== "closed") {
+        this.state = "ended";
+        this.hooks.onEnded(this, wordsFor(error));
+      }
     }
+    this.#opening = null;
     this.hooks.onSession(this);
   }
 
@@ -143,7 +145,8 @@ export class Session {
       this.#settle(turn, error);
     }
     turn.waiting = "";
-    this.hooks.onTurn(this, turn);
+    if (this.turns.includes(turn)) this.hooks.onTurn(this, turn);
+    else this.hooks.onSession(this);
   }
 
   #settle(turn, error) {
@@ -186,7 +189,9 @@ export class Session {
         if (this.#id === null) {
           const opened = await api.openSession(this.endpoint, urls, options);
           this.#id = opened.id;
-          Object.assign(this, { state: "open", instance: opened.instance, expiresAt: opened.expiresAt });
+          // A time that is past already tells of a wrong clock here, and nothing of the session.
+          const expiresAt = opened.expiresAt > Date.now() ? opened.expiresAt : null;
+          Object.assign(this, { state: "open", instance: opened.instance, expiresAt });
         } else {
           await api.addImages(this.endpoint, this.#id, urls, options);
         }
@@ -248,6 +253,7 @@ export class Session {
         await action();
         return;
       } catch (error) {
+        watching.abort();
         if (!(error instanceof api.Refused)) throw error;
         if (error.isDenied) {
           if (!(await this.hooks.needToken(error.message))) throw error;
