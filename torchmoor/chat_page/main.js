@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { Session } from "./session.js";
-import { $, alarm, announce, complain, Log, movedInWords, say, showSessions, switchButtonOf } from "./view.js";
+import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
 import { span } from "./words.js";
 
 const TICK_MS = 1000;
@@ -112,6 +112,7 @@ function show(session) {
   composer.show(session);
   if ($("endpoint").value !== session.endpoint) $("endpoint").value = session.endpoint;
   refresh(session);
+  reveal(session);
 }
 
 function refresh(session) {

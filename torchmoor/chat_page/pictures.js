@@ -90,7 +90,7 @@ export const SAMPLES = [
       pen.fillStyle = "red";
       disc(pen, 75, 80, 48);
       pen.fillStyle = "blue";
-      pen.fillRect(145, 130, 80, 80);
+      pen.fillRect(152, 152, 76, 76);
     },
     questions: ["What color is the circle?", "Where is the blue square?", "How many shapes are there?"],
   },

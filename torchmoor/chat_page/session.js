@@ -269,9 +269,10 @@ export class Session {
   }
 
   async #wait(turn, seconds, message) {
+    const why = message.replace(/\s*Try again later\.?$/, "").replace(/[^.!?]$/, "$&.");
     const until = performance.now() + seconds * 1000;
     for (let left = seconds; left > 0; left = (until - performance.now()) / 1000) {
-      this.#tellWaiting(turn, `${message} Trying again in ${span(left)}.`);
+      this.#tellWaiting(turn, `${why} Trying again in ${span(left)}.`);
       await pause(Math.min(1000, left * 1000), turn.controller.signal);
     }
     this.#tellWaiting(turn, "Trying again.");

@@ -131,6 +131,7 @@ export class Log {
       const state = stateInWords(turn);
       part(element, "state").hidden = !state;
       say(part(element, "state"), state);
+      part(element, "state").className = turn.waiting ? "notice warn" : "quiet";
       part(element, "moved").hidden = !turn.moved;
       say(part(element, "moved"), turn.moved ? movedInWords(turn) : "");
       part(element, "failure").hidden = !turn.failure;
@@ -199,6 +200,15 @@ export function showSessions(sessions, current, { onSwitch, onClose }) {
     part(element, "close").setAttribute("aria-label", `Close session: ${session.title}`);
   });
   for (const element of known.values()) element.remove();
+}
+
+// Where the list is a strip, brings a session's element into it.
+export function reveal(session) {
+  const [strip, element] = [$("sessions").parentElement, switchButtonOf(session)?.parentElement];
+  if (!element) return;
+  const [outer, inner] = [strip.getBoundingClientRect(), element.getBoundingClientRect()];
+  if (inner.left < outer.left) strip.scrollLeft += inner.left - outer.left;
+  else if (inner.right > outer.right) strip.scrollLeft += inner.right - outer.right;
 }
 
 function sessionInWords(session) {

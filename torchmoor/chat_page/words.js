@@ -2,7 +2,7 @@
 
 const REASONS = {
   session: "it holds this session",
-  "session-failover": "the session's own instance is away, and this one took over",
+  "session-failover": "the session's own instance is away",
   "session-room": "it has the most room for sessions",
   "least-outstanding-requests": "it has the fewest requests running",
   random: "by chance, as configured",
@@ -13,12 +13,12 @@ const REASONS = {
 };
 
 const TIERS = {
-  kv: "KV cache hit: only the new words were computed",
-  features: "the picture's features were still there, the keys and values computed again",
-  encoded: "the picture was encoded again from its stored bytes",
-  journal: "read back from the journal",
-  none: "nothing to reuse: all was new",
-  answer: "the recorded answer was sent again, nothing computed",
+  kv: "KV cache hit: only the new was computed",
+  features: "hit for the picture, not for the words",
+  encoded: "the picture was encoded again",
+  journal: "the picture was read from the journal",
+  none: "nothing to reuse",
+  answer: "hit for the whole answer, as recorded",
 };
 
 export const reasonInWords = (reason) => REASONS[reason] ?? reason;
@@ -60,11 +60,11 @@ export function receiptRows(receipt) {
   if (receipt.droppedTurns) add("Left out", `the oldest ${plural(receipt.droppedTurns, "turn")}, for room`);
   if (receipt.queueMs) add("Waited in line", duration(receipt.queueMs));
   if (receipt.ttftMs !== null) {
-    const atServer = receipt.serverTtftMs === null ? "" : `, ${duration(receipt.serverTtftMs)} at the server`;
+    const atServer = receipt.serverTtftMs === null ? "" : `, ${duration(receipt.serverTtftMs)} there`;
     add("First token", `${duration(receipt.ttftMs)} here${atServer}`);
   }
   if (receipt.numTokens) {
-    const speed = receipt.tokensPerS === null ? "" : `, ${number(receipt.tokensPerS)} tokens/s`;
+    const speed = receipt.tokensPerS === null ? "" : `, ${number(receipt.tokensPerS)}\u00a0tokens/s`;
     add("Answer", plural(receipt.numTokens, "token") + speed);
   }
   return rows;
