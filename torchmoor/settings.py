@@ -360,7 +360,7 @@ def _require_secret(secret: str, whose: str) -> None:
 class ChatPageSettings:
     """The page at /chat on the data plane, for people with a browser."""
 
-    is_on: bool = True
+    is_on: bool = True  # false: its paths are unknown operations
     max_pictures: int = 8  # that it takes in a session; what counts is the handler's session.max_images
 
     def __post_init__(self) -> None:

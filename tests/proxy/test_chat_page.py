@@ -254,6 +254,24 @@ def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) ->
 
 
 @pytest.mark.browser
+def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeChat, tab: Tab) -> None:
+    """Whoever presses Enter at once has not asked without it."""
+    page = tab.page
+    wait_ready(page)
+    page.evaluate("() => { Image.prototype.decode = () => new Promise((resolve) => (window.goOn = resolve)) }")
+    page.set_input_files("#file", picture_file("slow.png"))
+    page.get_by_role("textbox", name="Your question").fill("What is this?")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => Boolean(window.goOn)")
+    page.evaluate("() => goOn()")
+
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert len(chat.bodies[0]["images"]) == 1
+    assert chat.asked() == ["What is this?"]
+
+
+@pytest.mark.browser
 def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
     """Anywhere on the page."""
     page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()

@@ -91,10 +91,13 @@ export class Composer {
     return this.#reading;
   }
 
-  #submit() {
-    const { draft, running } = this.#session;
+  // Pictures that are being read still belong to the question that is sent after them.
+  async #submit() {
+    const session = this.#session;
+    await this.#reading;
+    const { draft, running } = session;
     const question = $("question").value.trim();
-    if (running) return;
+    if (running || session !== this.#session) return;
     if (!question) {
       complain(draft.pictures.length ? "Type a question about the pictures." : "Type a question.");
       $("question").focus();
