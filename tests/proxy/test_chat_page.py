@@ -67,7 +67,7 @@ def ask(page: Page, question: str) -> Locator:
 
 def wait_ready(page: Page) -> None:
     """Until it knows whom it can talk to."""
-    expect(page.locator("#composer[inert]")).to_have_count(0)
+    expect(page.locator("#frame[inert]")).to_have_count(0)
 
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
@@ -308,7 +308,7 @@ def test_words_of_models_people_and_files_are_never_markup(chat: FakeChat, tab: 
 
 @pytest.mark.browser
 def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
-    """One answers while another is looked at; each keeps what was typed; a closed one is closed at the server."""
+    """One answers while another is looked at; each keeps what was typed; all are closed at the server."""
     page, chat.gate = tab.page, Gate()
     first = ask(page, "First question")
     expect(first.locator(".text")).to_have_text("The")
@@ -330,6 +330,11 @@ def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
     assert chat.num_opened == 2
     sessions = [each.headers["x-amzn-sagemaker-session-id"] for each in chat.received]
     assert sessions[-1] == sessions[-2] != sessions[1]
+
+    page.goto("about:blank")
+    wait_until(lambda: len(chat.bodies) == 6, "the end of the other session, which the page tells as it goes")
+    assert chat.bodies[-1] == {"type": "close_session"}
+    assert chat.received[-1].headers["x-amzn-sagemaker-session-id"] == sessions[1]
 
 
 @pytest.mark.browser
@@ -570,7 +575,7 @@ def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("scheme", "size"), [("light", SMALL_PHONE), ("dark", DESKTOP), ("dark", SMALL_PHONE)])
+@pytest.mark.parametrize(("scheme", "size"), [("light", SMALL_PHONE), ("dark", DESKTOP)])
 def test_any_light_a_small_phone_and_both_directions(
     chat: FakeChat, browser: Browser, tmp_path: Path, scheme: str, size: tuple[int, int]
 ) -> None:

@@ -62,7 +62,7 @@ def chat_fleet(fleet: Fleet) -> Iterator[Fleet]:
 @pytest.fixture
 def tab(chat_fleet: Fleet, browser: Browser) -> Iterator[Tab]:
     with open_tab(browser, chat_fleet.runtime, refusals=REFUSALS) as opened:
-        expect(opened.page.locator("#composer[inert]")).to_have_count(0)
+        expect(opened.page.locator("#frame[inert]")).to_have_count(0)
         yield opened
 
 

@@ -67,6 +67,7 @@ export class Composer {
   // Files from anywhere; what is no picture is told.
   add(files) {
     const session = this.#session;
+    if (!session) return this.#reading; // nobody knows yet who could look at them
     complain("");
     this.#reading = this.#reading.then(async () => {
       const problems = [];
@@ -76,10 +77,10 @@ export class Composer {
           break;
         }
         try {
-          session.draft.pictures.push(await readPicture(file));
+          const picture = await readPicture(file);
+          session.draft.pictures.push(picture);
         } catch (error) {
-          if (!(error instanceof BadPicture)) throw error;
-          problems.push(error.message);
+          problems.push(error instanceof BadPicture ? error.message : `${file.name} cannot be read: ${error.message}`);
         }
       }
       if (session !== this.#session) return;

@@ -25,7 +25,8 @@ const hooks = {
   onSession: refresh,
   onReturned(session, turn, message) {
     log.forgetTurn(session, turn);
-    session.draft = { text: turn.question, pictures: turn.pictures };
+    const { draft } = session; // what was typed meanwhile
+    session.draft = { text: draft.text || turn.question, pictures: [...turn.pictures, ...draft.pictures] };
     if (session === current) composer.show(session);
     const words = `The pictures were not taken: ${message} Nothing was asked.`;
     if (session === current) complain(words);
@@ -102,6 +103,7 @@ function startSession() {
   const unused = sessions.find((session) => !session.turns.length && session.state === "new");
   if (unused && unused.endpoint === $("endpoint").value) return show(unused);
   const session = new Session($("endpoint").value, limits, hooks);
+  if (unused) session.draft = unused.draft;
   sessions = [session, ...sessions.filter((each) => each !== unused)];
   return show(session);
 }
@@ -238,7 +240,7 @@ async function begin() {
     complain("This server has no model to chat with here: only endpoints of one model can be chosen.");
     return;
   }
-  $("composer").inert = false;
+  $("frame").inert = false;
   startSession();
   setInterval(() => {
     for (const session of sessions) session.tick(Date.now());

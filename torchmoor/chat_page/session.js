@@ -91,7 +91,7 @@ export class Session {
     } catch (error) {
       if (this.state !== "closed") {
         this.state = "ended";
-        this.hooks.onEnded(this, wordsFor(error));
+        this.hooks.onEnded(this, error.name === "AbortError" ? "It was not opened again." : wordsFor(error));
       }
     }
     this.#opening = null;
