@@ -13,7 +13,7 @@ const REASONS = {
 };
 
 const TIERS = {
-  kv: "KV cache hit: only the new was computed",
+  kv: "KV cache hit",
   features: "hit for the picture, not for the words",
   encoded: "the picture was encoded again",
   journal: "the picture was read from the journal",
@@ -59,14 +59,10 @@ export function receiptRows(receipt) {
   if (receipt.rebuiltEvents) add("Rebuilt", `${plural(receipt.rebuiltEvents, "event")} from the journal`);
   if (receipt.droppedTurns) add("Left out", `the oldest ${plural(receipt.droppedTurns, "turn")}, for room`);
   if (receipt.queueMs) add("Waited in line", duration(receipt.queueMs));
-  if (receipt.ttftMs !== null) {
-    const atServer = receipt.serverTtftMs === null ? "" : `, ${duration(receipt.serverTtftMs)} there`;
-    add("First token", `${duration(receipt.ttftMs)} here${atServer}`);
-  }
-  if (receipt.numTokens) {
-    const speed = receipt.tokensPerS === null ? "" : `, ${number(receipt.tokensPerS)}\u00a0tokens/s`;
-    add("Answer", plural(receipt.numTokens, "token") + speed);
-  }
+  if (receipt.ttftMs !== null) add("First token", `after ${duration(receipt.ttftMs)}`);
+  if (receipt.serverTtftMs !== null) add("At the server", `after ${duration(receipt.serverTtftMs)}`);
+  if (receipt.numTokens) add("Answer", plural(receipt.numTokens, "token"));
+  if (receipt.tokensPerS !== null) add("Speed", `${number(receipt.tokensPerS)} tokens/s`);
   return rows;
 }
 
