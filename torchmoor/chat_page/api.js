@@ -81,6 +81,15 @@ function handlersWords(message) {
   }
 }
 
+// Reads an answer to its end, so that its connection is free for the next request.
+async function finish(answer) {
+  try {
+    await answer.arrayBuffer();
+  } catch (error) {
+    throw error instanceof TypeError ? new NetworkGone("The connection broke in the middle of the answer.") : error;
+  }
+}
+
 function invoke(endpoint, sessionId, body, { signal, invocationId, keepalive = false } = {}) {
   return send(`endpoints/${encodeURIComponent(endpoint)}/invocations`, {
     method: "POST",
@@ -115,16 +124,16 @@ export async function openSession(endpoint, images, options) {
   if (!id) throw new Refused("This endpoint answers, but opens no sessions.", "", answer.status, null);
   const expires = attributes.map((each) => each.trim()).find((each) => each.startsWith("Expires="));
   const expiresAt = expires ? Date.parse(expires.slice("Expires=".length)) : Number.NaN;
-  await answer.arrayBuffer(); // to its end, so that the connection is free for the next request
+  await finish(answer);
   return { id, expiresAt: Number.isNaN(expiresAt) ? null : expiresAt, instance: answer.headers.get("x-torchmoor-instance") };
 }
 
 export async function addImages(endpoint, sessionId, images, options) {
-  await (await invoke(endpoint, sessionId, { type: "add_images", images }, options)).arrayBuffer();
+  await finish(await invoke(endpoint, sessionId, { type: "add_images", images }, options));
 }
 
 export async function closeSession(endpoint, sessionId, options) {
-  await (await invoke(endpoint, sessionId, { type: "close_session" }, options)).arrayBuffer();
+  await finish(await invoke(endpoint, sessionId, { type: "close_session" }, options));
 }
 
 // Asks, and gives {receipt} first and then what `readAnswer` yields.

@@ -318,7 +318,7 @@ function pause(ms, signal) {
 
 function wordsFor(error) {
   if (error instanceof AnswerBroken && error.code === "StreamBroken") {
-    return "The instance was lost in the middle of the answer. What came is not the whole of it, and was not recorded.";
+    return "The instance was lost in the middle of the answer: this is not the whole of it.";
   }
   if (error instanceof api.NetworkGone) return `${error.message} Check the network, and that the server runs.`;
   if (error instanceof api.Refused || error instanceof AnswerBroken || error instanceof BadPicture) return error.message;
