@@ -10,6 +10,8 @@ from torchmoor.api.checked import CheckedReply
 from torchmoor.api.container import ContainerApi
 from torchmoor.api.container_models import ContainerModelsApi
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.metrics import PATH as METRICS
+from torchmoor.api.metrics import MetricsApi
 from torchmoor.api.openai import OpenAIApi, openai_error
 from torchmoor.api.passthrough import PassThrough
 from torchmoor.api.replies import Handler, refusal, runtime_error, unknown_operation
@@ -55,6 +57,7 @@ class Api:
         self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
         # A load balancer has no credentials, nor has a browser before it has the page that asks for them.
         self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
+        self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     def note(self, name: bytes) -> Note:
         """What becomes of header fields of that name."""
@@ -72,6 +75,8 @@ class Api:
             return self._container.invoke
         if path == container.PING and method in _LOOKING:
             return self._container.ping
+        if self.metrics is not None and path == METRICS and method == b"GET":
+            return self.metrics.handle
         if self._models is not None and self._models.serves(path):
             return self._models.handle
         page = None if self._page is None else self._page.find_handler(method, path)
