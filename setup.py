@@ -32,6 +32,7 @@ setup(
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
     package_data={
         "torchmoor": ["py.typed"],
+        "torchmoor.chat_page": ["*.html", "*.css", "*.js"],
         "torchmoor.dashboard": ["*.html", "*.css", "*.js"],
         "torchmoor.fleet": ["*.xml"],
     },

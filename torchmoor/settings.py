@@ -359,6 +359,17 @@ def _require_secret(secret: str, whose: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPageSettings:
+    """The page at /chat on the data plane, for people with a browser."""
+
+    is_on: bool = True  # false: its paths are unknown operations
+    max_pictures: int = 8  # that it takes in a session; what counts is the handler's session.max_images
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "chat_page")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncQueueSettings:
     """How much the queue of asynchronous requests holds, for how long, and how long it may take."""
 
@@ -393,6 +404,7 @@ class ProxySettings:
     objects: ObjectSettings = field(default_factory=ObjectSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    chat_page: ChatPageSettings = field(default_factory=ChatPageSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
     AccessSettings,
+    ChatPageSettings,
     ContainerSettings,
     Credentials,
     EndpointSettings,
@@ -93,6 +94,7 @@ class Stage:
         access: AccessSettings | None = None,
         credentials: Credentials | None = None,
         observe: ObserveSettings | None = None,
+        chat_page: ChatPageSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
         async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
@@ -125,6 +127,7 @@ class Stage:
             container=container or ContainerSettings(),
             **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
+            chat_page=chat_page or ChatPageSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)

@@ -16,7 +16,7 @@ from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ChatPageSettings, ListenSettings, ObserveSettings
 from torchmoor.up import JOURNAL_URL, UpOptions, run
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -177,6 +177,7 @@ STORE = "model_store"
 @click.option(
     "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
 )
+@click.option("--no-chat-page", is_flag=True, help="Without the page for people at /chat (docs/chat-page.md).")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
@@ -209,6 +210,7 @@ def up(
     processes: int,
     access_log: str,
     traces_url: str,
+    no_chat_page: bool,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -267,6 +269,7 @@ def up(
         heap_mib=heap_mib,
         models=models,
         observe=observe,
+        chat_page=ChatPageSettings(is_on=not no_chat_page),
     )
     try:
         uvloop.run(run(options, report_progress, click.echo))
