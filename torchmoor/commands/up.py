@@ -12,7 +12,6 @@ import uvloop
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
 from torchmoor.commands.options import DEFAULT_ENDPOINT
 from torchmoor.commands.progress import report_progress
-from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
@@ -231,22 +230,17 @@ def up(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    try:
-        scaling = _make_scaling(
-            instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold
-        )
-        listen = ListenSettings(
-            host=host,
-            port=port,
-            admin_host=admin_host,
-            admin_port=admin_port,
-            tls_certificate=tls_cert,
-            tls_key=tls_key,
-            processes=processes,
-        )
-        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
+    scaling = _make_scaling(instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold)
+    listen = ListenSettings(
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        processes=processes,
+    )
+    observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     options = UpOptions(
         endpoints=endpoints,
         num_instances=1 if instances is None else instances,
@@ -272,8 +266,6 @@ def up(
         uvloop.run(run(options, report_progress, click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _make_scaling(
