@@ -57,13 +57,13 @@ class Dashboard:
         """refresh: brings the numbers up to date, where that takes asking other processes."""
         self._refresh = refresh
         self._registry = registry
-        self._statuses = InstanceStatuses(registry, operations)
+        self.statuses = InstanceStatuses(registry, operations)
         self._started_at = time.monotonic()
         self._histories = [VariantHistory(each, self._started_at) for each in traffic]
         self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Dashboard:
-        await self._statuses.__aenter__()
+        await self.statuses.__aenter__()
         self._sampling = asyncio.create_task(self._sample())
         return self
 
@@ -74,7 +74,7 @@ class Dashboard:
         self._sampling.cancel()
         with suppress(asyncio.CancelledError):
             await self._sampling
-        await self._statuses.__aexit__(kind, error, trace)
+        await self.statuses.__aexit__(kind, error, trace)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """The page's addresses."""
@@ -95,7 +95,7 @@ class Dashboard:
                 logger.exception("a sample for the dashboard failed")
 
     async def _show(self, request: web.Request) -> web.Response:
-        await asyncio.gather(self._statuses.refresh(), self._refresh())
+        await asyncio.gather(self.statuses.refresh(), self._refresh())
         return web.json_response(self.describe(), headers=HEADERS)
 
     def describe(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Dashboard:
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "variants": [self._describe_variant(history) for history in self._histories],
             "instances": [
-                {**describe_instance(instance, self._registry), "status": self._statuses.find(instance.name)}
+                {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
                 for instance in self._registry.instances()
             ],
         }
