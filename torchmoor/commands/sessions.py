@@ -53,6 +53,9 @@ def list_(
 
 def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterator[str]:
     """A table for people."""
+    for instance in found["instances"]:
+        if not instance["answered"]:
+            yield f"{instance['instance']} does not say which sessions it has."
     if not found["sessions"]:
         yield "No session is open."
         return
@@ -63,9 +66,9 @@ def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterato
             row["instance"],
             row["tier"] or "",
             in_bytes(row["bytes"]),
-            str(row["turns"]),
-            f"{in_time(now - row['last_used_at'])} ago",
-            f"in {in_time(row['expires_at'] - now)}",
+            "" if row["turns"] is None else str(row["turns"]),
+            "" if row["last_used_at"] is None else f"{in_time(now - row['last_used_at'])} ago",
+            "" if row["expires_at"] is None else f"in {in_time(row['expires_at'] - now)}",
             "running" * bool(row["is_running"]) or "pinned" * bool(row["is_pinned"]),
         )
         for row in found["sessions"]
