@@ -10,8 +10,8 @@ class Sample:
     """One question and its answer, or why there was none. Times are seconds, by a clock that never goes back.
 
     began: when it was sent. token_times: when each part of the streamed answer came, of an answer in one piece none.
-    error: a kind of failure, of which there are few; None for an answer that is whole. was_asked: False of a failure that
-    kept a question from being sent.
+    error: a kind of failure, of which there are few; None for an answer that is whole. was_asked: False of a failure
+    that kept a question from being sent.
     """
 
     began: float

@@ -18,6 +18,8 @@ from torchmoor.settings import Credentials
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_ENDPOINT = "llava"
+CHECKOUT = Path(__file__).resolve().parents[2]
+STORE = "model_store"
 RUNTIME_URL = "TORCHMOOR_URL"
 ADMIN_URL = "TORCHMOOR_ADMIN_URL"
 TOKEN = "TORCHMOOR_TOKEN"
@@ -133,3 +135,8 @@ def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -
     else:
         for line in lines():
             click.echo(line)
+
+
+def default_store() -> Path:
+    """model_store/ here, or else in the checkout that this package runs from."""
+    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

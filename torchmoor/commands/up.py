@@ -10,16 +10,13 @@ import click
 import uvloop
 
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
-from torchmoor.commands.options import DEFAULT_ENDPOINT
+from torchmoor.commands.options import DEFAULT_ENDPOINT, default_store
 from torchmoor.commands.progress import report_progress
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
 from torchmoor.up import JOURNAL_URL, UpOptions, run
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-STORE = "model_store"
 
 
 @click.command()
@@ -247,7 +244,7 @@ def up(
         scaling=scaling,
         listen=listen,
         keys_file=keys_file,
-        model_store=(model_store or _default_store()).resolve(),
+        model_store=(model_store or default_store()).resolve(),
         run_dir=None if run_dir is None else run_dir.resolve(),
         journal=journal,
         strategy=strategy,
@@ -290,8 +287,3 @@ def _make_scaling(
         step=StepScaling(cooldown_s=min(scale_in_s, StepScaling().cooldown_s)),
         max_hold_s=max_hold_s,
     )
-
-
-def _default_store() -> Path:
-    """model_store/ here, or else in the checkout that this package runs from."""
-    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE
