@@ -1,453 +1,56 @@
-"""The command line. Parses and prints; what the commands do is elsewhere."""
+"""The command line's entry. It knows the commands by name and imports the one that is meant."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from pathlib import Path
+from collections.abc import Mapping
+from importlib import import_module
 
 import click
 
-from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
-from torchmoor.chat import ChatOptions
-from torchmoor.chat import run as run_chat
-from torchmoor.cli_async import async_group
-from torchmoor.errors import TorchmoorError
-from torchmoor.fleet.launcher import DEFAULT_CAPACITY
-from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
-from torchmoor.package import package as make_package
-from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.serve import check as check_config
-from torchmoor.serve import run as run_serve
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
-from torchmoor.up import DEFAULT_ENDPOINT, JOURNAL_URL, UpOptions
-from torchmoor.up import run as run_up
+# The first line of each command's help, here too, so that `torchmoor --help` need not import them all.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "async": (
+        "torchmoor.commands.async_:async_",
+        "Look after asynchronous requests: list them, see one, cancel one, fetch a result.",
+    ),
+    "chat": (
+        "torchmoor.commands.chat:chat",
+        "Talk about IMAGE, a file or an http(s) address, with streamed answers; without one, about anything.",
+    ),
+    "package": (
+        "torchmoor.commands.package:package",
+        "Make a model archive of DIRECTORY, a checkpoint as save_pretrained writes it, for an endpoint of many models.",
+    ),
+    "serve": (
+        "torchmoor.commands.serve:serve",
+        "Run the front proxy before TorchServe instances that run already, until Ctrl-C.",
+    ),
+    "up": (
+        "torchmoor.commands.up:up",
+        "Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.",
+    ),
+}
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-STORE = "model_store"
+
+class Commands(click.Group):
+    """Imports a command when it is asked for: all of them together take a second."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="torchmoor")
 def main() -> None:
     """Stateful, streaming multimodal chat on TorchServe behind the SageMaker runtime API."""
-
-
-main.add_command(async_group)
-
-
-@main.command()
-@click.option(
-    "--endpoint",
-    "endpoints",
-    multiple=True,
-    default=[DEFAULT_ENDPOINT],
-    show_default=True,
-    metavar="NAME",
-    help="An endpoint to serve: the name of an archive, without .mar. Repeatable.",
-)
-@click.option(
-    "--instances",
-    type=click.IntRange(0, 64),
-    help="TorchServe instances of each endpoint; where their number changes, at the start "
-    "(default: --min-instances, or 1).",
-)
-@click.option(
-    "--min-instances",
-    type=click.IntRange(0, 64),
-    help="Go down to this number when there is nothing to do, and up again when there is; 0 is allowed "
-    "(docs/autoscaling.md).",
-)
-@click.option(
-    "--max-instances",
-    type=click.IntRange(1, 64),
-    help="Go up to this number when there is much to do (default: --instances, or 1).",
-)
-@click.option(
-    "--backlog-per-instance",
-    default=TargetTracking().target,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="REQUESTS",
-    help="That wait or run; with more, there shall be more instances.",
-)
-@click.option(
-    "--scale-in-cooldown",
-    default=TargetTracking().scale_in_cooldown_s,
-    show_default=True,
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="For how long fewer instances must have been enough before one goes.",
-)
-@click.option(
-    "--max-hold",
-    default=ScalingSettings().max_hold_s,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="How long a request that finds no instance waits for one to start.",
-)
-@click.option("--port", default=8080, show_default=True, help="Port of the runtime API; 0 takes any free one.")
-@click.option("--admin-port", default=9080, show_default=True, help="Port of the admin plane; 0 takes any free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the runtime API.")
-@click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of the admin plane.")
-@click.option(
-    "--keys",
-    "keys_file",
-    metavar="FILE",
-    envvar=KEYS_FILE,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Access keys and tokens that requests must come with; docs/access.md has the form. "
-    f"Also read from {ACCESS_KEYS} and {TOKENS}.",
-)
-@click.option("--tls-cert", metavar="FILE", default="", help="The runtime API's certificate; SIGHUP reads it again.")
-@click.option("--tls-key", metavar="FILE", default="", help="Its private key.")
-@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
-@click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Where the .mar archives are.")
-@click.option(
-    "--run-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the instances' folders and logs go while they run (default: a temporary directory).",
-)
-@click.option(
-    "--journal",
-    metavar="URL",
-    envvar=JOURNAL_URL,
-    help="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
-    "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
-    f"runs). A URL with a password better comes in the environment, as {JOURNAL_URL}.",
-)
-@click.option(
-    "--allow-async-input",
-    "async_inputs",
-    multiple=True,
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory below which InputLocation may name files, as file:///a/path. Repeatable.",
-)
-@click.option(
-    "--max-body-mib",
-    default=DEFAULT_BODY_MIB,
-    show_default=True,
-    type=click.IntRange(1, 2047),
-    help="The longest request or answer of an instance. Asynchronous ones may have 1024.",
-)
-@click.option(
-    "--heap-mib",
-    default=DEFAULT_HEAP_MIB,
-    show_default=True,
-    type=click.IntRange(128),
-    help="Memory of an instance's JVM, through which every body passes, several times over.",
-)
-@click.option(
-    "--models",
-    metavar="DIR|S3URL",
-    default="",
-    help="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.",
-)
-@click.option(
-    "--strategy",
-    type=click.Choice(ROUTING_STRATEGIES),
-    default=ROUTING_STRATEGIES[0],
-    show_default=True,
-    help="How an instance is chosen for requests that belong to no session.",
-)
-@click.option(
-    "--capacity",
-    type=click.IntRange(1, 100_000),
-    help=f"Requests that an instance is sent at a time (default: {DEFAULT_CAPACITY}).",
-)
-@click.option(
-    "--late-binding",
-    is_flag=True,
-    help="Requests beyond the capacity wait at the proxy for whichever instance is free first, instead of being "
-    "refused; only as good as --capacity, which it needs (docs/routing.md).",
-)
-@click.option(
-    "--allow-image-host",
-    multiple=True,
-    metavar="HOST",
-    help="A host name, address or CIDR block that images may be fetched from although it is private. Repeatable.",
-)
-@click.option(
-    "--start-timeout",
-    default=180.0,
-    show_default=True,
-    type=click.FloatRange(min=1),
-    metavar="SECONDS",
-    help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
-)
-@click.option(
-    "--processes",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Proxy processes that share the port; one carries about 30,000 requests a second.",
-)
-@click.option(
-    "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."
-)
-@click.option(
-    "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
-)
-@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def up(
-    endpoints: tuple[str, ...],
-    instances: int | None,
-    min_instances: int | None,
-    max_instances: int | None,
-    backlog_per_instance: float,
-    scale_in_cooldown: float,
-    max_hold: float,
-    port: int,
-    admin_port: int,
-    host: str,
-    admin_host: str,
-    keys_file: Path | None,
-    tls_cert: str,
-    tls_key: str,
-    no_auth: bool,
-    model_store: Path | None,
-    run_dir: Path | None,
-    journal: str | None,
-    async_inputs: tuple[Path, ...],
-    max_body_mib: int,
-    heap_mib: int,
-    models: str,
-    strategy: str,
-    capacity: int | None,
-    late_binding: bool,
-    allow_image_host: tuple[str, ...],
-    start_timeout: float,
-    processes: int,
-    access_log: str,
-    traces_url: str,
-    log_level: str,
-) -> None:
-    """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
-
-    Progress goes to standard error. When all is ready, one line of JSON on standard output says where.
-
-    \b
-    Examples:
-      torchmoor up --instances 2
-      torchmoor up --endpoint llava --endpoint llm
-      torchmoor up --endpoint many --models ./models
-      torchmoor up --min-instances 0 --max-instances 2    none while nobody asks anything
-      torchmoor up --port 0 --admin-port 0        any free ports; the JSON line has them
-      torchmoor up --allow-image-host 127.0.0.1   images may come from a web server on this machine
-      torchmoor up --capacity 8 --late-binding    one queue before all instances
-      torchmoor up --host 0.0.0.0 --keys keys.txt --tls-cert cert.pem --tls-key key.pem
-    """
-    import uvloop
-
-    if late_binding and capacity is None:
-        raise click.UsageError("--late-binding needs --capacity: how many requests an instance does at full speed")
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    try:
-        scaling = _make_scaling(
-            instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold
-        )
-        listen = ListenSettings(
-            host=host,
-            port=port,
-            admin_host=admin_host,
-            admin_port=admin_port,
-            tls_certificate=tls_cert,
-            tls_key=tls_key,
-            processes=processes,
-        )
-        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-    options = UpOptions(
-        endpoints=endpoints,
-        num_instances=1 if instances is None else instances,
-        scaling=scaling,
-        listen=listen,
-        keys_file=keys_file,
-        model_store=(model_store or _default_store()).resolve(),
-        run_dir=None if run_dir is None else run_dir.resolve(),
-        journal=journal,
-        strategy=strategy,
-        capacity=capacity or DEFAULT_CAPACITY,
-        is_late_binding=late_binding,
-        allowed_image_hosts=allow_image_host,
-        start_timeout_s=start_timeout,
-        is_open=no_auth,
-        async_inputs=tuple(folder.resolve() for folder in async_inputs),
-        max_body_mib=max_body_mib,
-        heap_mib=heap_mib,
-        models=models,
-        observe=observe,
-    )
-    try:
-        uvloop.run(run_up(options, _report_progress, click.echo))
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-
-
-@main.command()
-@click.option(
-    "--config",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Endpoints, instances and settings; docs/routing.md has an example.",
-)
-@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
-@click.option(
-    "--processes", type=click.IntRange(1, 64), help="Proxy processes that share the port (default: what the file says)."
-)
-@click.option("--check", is_flag=True, help="Say whether the file and all that it names can be served, and end.")
-@click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_level: str) -> None:
-    """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
-
-    One line of JSON on standard output says where it listens. Session ids are verified with the keys in
-    TORCHMOOR_SESSION_KEYS, which the instances must have too.
-
-    \b
-    Examples:
-      torchmoor serve --config torchmoor.yaml
-      torchmoor serve --config torchmoor.yaml --processes 4
-      torchmoor serve --config torchmoor.yaml --check    exit status 1 and the reason, if it would not start
-    """
-    import uvloop
-
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    try:
-        if check:
-            click.echo(check_config(config, processes=processes, is_open=no_auth, warn=_report_warning))
-            return
-        uvloop.run(
-            run_serve(config, processes=processes, is_open=no_auth, report=_report_progress, announce=click.echo)
-        )
-    except OSError as error:
-        raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _report_progress(line: str) -> None:
-    click.echo(f"torchmoor: {line}", err=True)
-
-
-def _report_warning(line: str) -> None:
-    click.echo(f"Warning: {line}", err=True)
-
-
-@main.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="NAME.tar.gz or NAME.mar (default: the directory's name with .tar.gz, here).",
-)
-@click.option("--allow-pickle", is_flag=True, help="Take pickled weights, too: they can run code when they are loaded.")
-def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
-    """Make a model archive of DIRECTORY, a checkpoint as save_pretrained writes it, for an endpoint of many models.
-
-    Only what serving needs goes in, so what was left out is listed. The same files give the same bytes.
-
-    \b
-    Examples:
-      torchmoor package ./minilm
-      torchmoor package ./minilm -o models/minilm-007.tar.gz
-    """
-    target = output or Path(f"{directory.resolve().name}.tar.gz")
-    bar = click.progressbar(length=1, label="torchmoor: packaging", file=sys.stderr)
-
-    def report(done: int, total: int) -> None:
-        bar.length = max(total, 1)
-        bar.update(done - bar.pos)
-
-    try:
-        with bar:
-            made = make_package(directory, target, allow_pickle=allow_pickle, report=report)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-    for name in made.left_out:
-        click.echo(f"torchmoor: left out {name}", err=True)
-    click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")
-
-
-def _make_scaling(
-    initial: int | None, least: int | None, most: int | None, target: float, scale_in_s: float, max_hold_s: float
-) -> ScalingSettings | None:
-    """The limits and policies for `up`; None if the number of instances stays. Raises ConfigError."""
-    if least is None and most is None:
-        if initial == 0:
-            raise click.UsageError("--instances 0 needs --min-instances 0, so that an instance is started when needed")
-        return None
-    if least is None:
-        least = 1 if initial is None else min(1, initial)
-    return ScalingSettings(
-        min_capacity=least,
-        max_capacity=max(1, least, initial or 0) if most is None else most,
-        initial_count=least if initial is None else initial,
-        tracking=TargetTracking(
-            target=target,
-            scale_in_cooldown_s=scale_in_s,
-            scale_out_cooldown_s=min(scale_in_s, TargetTracking().scale_out_cooldown_s),
-        ),
-        step=StepScaling(cooldown_s=min(scale_in_s, StepScaling().cooldown_s)),
-        max_hold_s=max_hold_s,
-    )
-
-
-def _default_store() -> Path:
-    """model_store/ here, or else in the checkout that this package runs from."""
-    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE
-
-
-@main.command()
-@click.argument("image", required=False)
-@click.option("--endpoint-url", default="http://127.0.0.1:8080", show_default=True, help="Where the proxy listens.")
-@click.option("--endpoint", default=DEFAULT_ENDPOINT, show_default=True, help="The endpoint's name.")
-@click.option(
-    "--ask", multiple=True, metavar="QUESTION", help="Ask this and end, instead of a conversation. Repeatable."
-)
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="Sample at this temperature; greedy without it.")
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each answer.")
-def chat(
-    image: str | None,
-    endpoint_url: str,
-    endpoint: str,
-    ask: tuple[str, ...],
-    max_new_tokens: int | None,
-    temperature: float | None,
-    as_json: bool,
-) -> None:
-    """Talk about IMAGE, a file or an http(s) address, with streamed answers; without one, about anything.
-
-    In the conversation, /image PATH adds a picture and /quit ends.
-
-    \b
-    Examples:
-      torchmoor chat picture.png
-      torchmoor chat --endpoint llm
-      torchmoor chat picture.png --ask "What color is the circle?" --ask "Where is it?"
-    """
-    parameters = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    options = ChatOptions(
-        image=image,
-        endpoint_url=endpoint_url,
-        endpoint=endpoint,
-        questions=ask,
-        parameters={name: value for name, value in parameters.items() if value is not None},
-        as_json=as_json,
-    )
-    try:
-        run_chat(options)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error

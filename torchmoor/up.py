@@ -47,7 +47,6 @@ JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 ALLOWED_HOSTS = "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS"
 DEVICE_FRACTION = "TORCHMOOR_HANDLER_SESSION_DEVICE_FRACTION"
 USABLE_FRACTION = 0.85  # of a GPU, for all instances on it together; what the handlers take when they are alone
-DEFAULT_ENDPOINT = "llava"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

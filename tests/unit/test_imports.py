@@ -22,10 +22,13 @@ NEVER = [
     ("handlers.models", {"handlers.journal", "ts", "handlers.chat", "handlers.engine", "handlers.adapter"}),
     ("torchmoor.routing", {"socket", "asyncio", "time", "datetime", "pathlib", "os", "io", "aiohttp", "httptools"}),
     ("torchmoor.http", {"torchmoor.routing", "torchmoor.fleet", "torchmoor.api", "torchmoor.app", "aiohttp"}),
-    ("torchmoor.fleet", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli", "torchmoor.http"}),
-    ("torchmoor.api", {"torchmoor.app", "torchmoor.admin", "torchmoor.cli", "aiohttp", "asyncio"}),
+    ("torchmoor.fleet", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.commands", "torchmoor.http"}),
+    ("torchmoor.api", {"torchmoor.app", "torchmoor.admin", "torchmoor.commands", "aiohttp", "asyncio"}),
     ("torchmoor.clients", {"torchmoor.api", "torchmoor.fleet", "torchmoor.http", "torchmoor.app", "aiohttp"}),
-    ("torchmoor.async_inference", {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli"}),
+    (
+        "torchmoor.async_inference",
+        {"torchmoor.api", "torchmoor.app", "torchmoor.admin", "torchmoor.cli", "torchmoor.commands"},
+    ),
     ("torchmoor.settings", {"torchmoor.api", "torchmoor.fleet", "torchmoor.http", "torchmoor.routing"}),
 ]
 # Packages that may import only the standard library, these, and themselves.

@@ -20,7 +20,7 @@ from torchmoor.errors import TorchmoorError
 @click.option("--admin-url", default="http://127.0.0.1:9080", show_default=True, help="Where the admin plane listens.")
 @click.option("--token", envvar=ADMIN_TOKEN, default="", help=f"The admin plane's token; better as {ADMIN_TOKEN}.")
 @click.pass_context
-def async_group(context: click.Context, admin_url: str, token: str) -> None:
+def async_(context: click.Context, admin_url: str, token: str) -> None:
     """Look after asynchronous requests: list them, see one, cancel one, fetch a result.
 
     \b
@@ -49,7 +49,7 @@ def _show(
 _json_option = click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 
 
-@async_group.command("list")
+@async_.command("list")
 @click.option("--endpoint", metavar="NAME", help="The endpoint; may be left out where there is one.")
 @click.option("--state", type=click.Choice([each.value for each in State], case_sensitive=False), help="Only these.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
@@ -60,7 +60,7 @@ def list_(requests: AsyncRequests, endpoint: str | None, state: str | None, limi
     _show(lambda: requests.list(endpoint, state, limit), describe_list, as_json)
 
 
-@async_group.command()
+@async_.command()
 @click.argument("inference_id")
 @_json_option
 @click.pass_obj
@@ -69,7 +69,7 @@ def status(requests: AsyncRequests, inference_id: str, as_json: bool) -> None:
     _show(lambda: requests.status(inference_id), describe_status, as_json)
 
 
-@async_group.command()
+@async_.command()
 @click.argument("inference_id")
 @_json_option
 @click.pass_obj
@@ -78,7 +78,7 @@ def cancel(requests: AsyncRequests, inference_id: str, as_json: bool) -> None:
     _show(lambda: requests.cancel(inference_id), lambda found: [f"{found['inference_id']}: {found['state']}"], as_json)
 
 
-@async_group.command()
+@async_.command()
 @click.argument("inference_id")
 @click.option(
     "-o",

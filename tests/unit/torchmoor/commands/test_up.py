@@ -1,4 +1,4 @@
-"""The command line: help, and errors that a person can act on."""
+"""`torchmoor up`: errors that a person can act on."""
 
 import socket
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor import cli
-from torchmoor.chat import ChatError, ChatOptions
 from torchmoor.cli import main
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.up import UpOptions
@@ -15,29 +13,6 @@ from torchmoor.up import UpOptions
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
-
-
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("serve", "-h")])
-def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
-    """-h and --help alike."""
-    result = invoke(*arguments)
-
-    assert result.exit_code == 0
-    assert "Usage:" in result.stdout
-
-
-@pytest.mark.parametrize("command", ["up", "chat"])
-def test_help_shows_examples(command: str) -> None:
-    """The fastest way to learn a command is a line to copy."""
-    assert f"torchmoor {command} " in invoke(command, "--help").stdout.partition("Examples:")[2]
-
-
-def test_the_version_is_told() -> None:
-    """For a bug report."""
-    result = invoke("--version")
-
-    assert result.exit_code == 0
-    assert "0.1.0" in result.stdout
 
 
 @pytest.mark.parametrize("plane", ["--port", "--admin-port"])
@@ -89,7 +64,7 @@ def test_numbers_of_instances_follow_from_one_another(
     async def take(options: UpOptions, *_: object) -> None:
         given.append(options)
 
-    monkeypatch.setattr(cli, "run_up", take)
+    monkeypatch.setattr("torchmoor.commands.up.run", take)
 
     assert invoke("up", *arguments).exit_code == 0
 
@@ -105,7 +80,7 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
     async def take(options: UpOptions, *_: object) -> None:
         given.append(options)
 
-    monkeypatch.setattr(cli, "run_up", take)
+    monkeypatch.setattr("torchmoor.commands.up.run", take)
 
     assert invoke("up", "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9").exit_code == 0
 
@@ -184,31 +159,3 @@ def test_session_keys_that_cannot_be_read_are_an_error(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert "k0" in result.stderr
     assert "not-hexadecimal" not in result.stderr
-
-
-def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the generation parameters that were given are sent."""
-    seen: list[ChatOptions] = []
-    monkeypatch.setattr("torchmoor.cli.run_chat", seen.append)
-
-    result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--json")
-
-    assert result.exit_code == 0
-    (options,) = seen
-    assert options.questions == ("one", "two")
-    assert options.parameters == {"max_new_tokens": 9}
-    assert options.as_json
-
-
-def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What went wrong, without a stack trace."""
-
-    def fail(options: ChatOptions) -> None:
-        raise ChatError("the session has expired")
-
-    monkeypatch.setattr("torchmoor.cli.run_chat", fail)
-
-    result = invoke("chat", "a.png")
-
-    assert result.exit_code == 1
-    assert result.stderr == "Error: the session has expired\n"

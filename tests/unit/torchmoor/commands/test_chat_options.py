@@ -1,0 +1,39 @@
+"""`torchmoor chat`: what it makes of its options."""
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torchmoor.chat import ChatError, ChatOptions
+from torchmoor.cli import main
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the generation parameters that were given are sent."""
+    seen: list[ChatOptions] = []
+    monkeypatch.setattr("torchmoor.commands.chat.run", seen.append)
+
+    result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--json")
+
+    assert result.exit_code == 0
+    (options,) = seen
+    assert options.questions == ("one", "two")
+    assert options.parameters == {"max_new_tokens": 9}
+    assert options.as_json
+
+
+def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went wrong, without a stack trace."""
+
+    def fail(options: ChatOptions) -> None:
+        raise ChatError("the session has expired")
+
+    monkeypatch.setattr("torchmoor.commands.chat.run", fail)
+
+    result = invoke("chat", "a.png")
+
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the session has expired\n"

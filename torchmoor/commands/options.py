@@ -1,0 +1,3 @@
+"""Options that several commands have, and their defaults."""
+
+DEFAULT_ENDPOINT = "llava"
