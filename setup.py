@@ -32,7 +32,7 @@ setup(
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
     package_data={
         "torchmoor": ["py.typed"],
-        "torchmoor.dashboard": ["*.html", "*.css", "*.js"],
+        "torchmoor.dashboard": ["static/*"],
         "torchmoor.fleet": ["log4j2.xml"],
     },
     install_requires=GROUPS["proxy"],

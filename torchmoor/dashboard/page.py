@@ -106,6 +106,8 @@ class Dashboard:
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
+            "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
+            "autoscaling": describe_scaling(self._registry),
             "variants": [self._describe_variant(history) for history in self._histories],
             "instances": [
                 {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
@@ -132,6 +134,13 @@ class Dashboard:
             "retries": metrics.retries,
             "in_flight": sum(instance.outstanding for instance in members),
             "waiting": history.traffic.num_waiting,
+            "waiting_turns": dict(history.traffic.waiting_turns),
+            "asynchronous": {
+                "processed": metrics.async_processed,
+                "failed": metrics.async_failures,
+                "expired": metrics.async_expired,
+                "cancelled": metrics.async_cancelled,
+            },
             **history.describe(),
         }
 
@@ -146,6 +155,8 @@ def describe_scaling(registry: Registry) -> list[dict[str, Any]]:
             "max_capacity": scaling.max_capacity,
             "desired": scaling.initial_count if variant.scale is None else variant.scale.desired,
             "backlog": 0 if variant.scale is None else variant.scale.backlog,
+            "running": len(list(variant.pool.members)),
+            "why": "" if variant.scale is None else variant.scale.why,
             "last_start_s": _rounded(variant.last_start_s),
         }
         for endpoint in registry.endpoints()
