@@ -121,6 +121,7 @@ def doctor(
         admin_url=admin_url,
         admin_token=os.environ.get(ADMIN_TOKEN, "") or read_file(keys_file).admin_token,
         is_admin_named=not _is_default(context, "admin_url"),
+        configuration=configuration,
     )
     found = []
     for finding in examine(patient):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import quote
 
@@ -79,16 +79,16 @@ def _move(
     as_json: bool,
 ) -> None:
     rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
-    deadline, told = time.monotonic() + timeout_s, ""
+    deadline, told = monotonic() + timeout_s, ""
     while wait and not all(is_done(row) for row in rows.values()):
         late = [row for row in rows.values() if not is_done(row)]
         news = ", ".join(f"{row['name']} is {row['state']}, {_running(row)}" for row in late)
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             raise AdminError(f"not done within {timeout_s:g} s: {news}")
         if news != told:
             click.echo(f"Waiting: {news}", err=True)
         told = news
-        time.sleep(INTERVAL_S)
+        sleep(INTERVAL_S)
         found = {row["name"]: row for row in admin.get("/instances")["instances"]}
         if gone := [name for name in rows if name not in found]:
             raise AdminError(f"there is no instance {gone[0]!r} any more")

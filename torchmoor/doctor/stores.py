@@ -106,7 +106,7 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> 
     config = Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 1})
     client: Any = None
     try:
-        client = boto3.client("s3", endpoint_url=endpoint_url, config=config)
+        client = boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)
         answer = client.head_bucket(Bucket=bucket)
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
