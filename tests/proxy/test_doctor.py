@@ -75,15 +75,14 @@ def silent() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def write_config(folder: Path, **more: Any) -> Path:
+def write_config(folder: Path, *, asynchronous: dict[str, Any] | None = None, **more: Any) -> Path:
     variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
+    endpoint: dict[str, Any] = {"EndpointConfigName": "chat", "ProductionVariants": variants}
+    if asynchronous is not None:
+        endpoint["AsyncInferenceConfig"] = asynchronous
     config = {
-        "Endpoints": [
-            {
-                "EndpointName": "llava",
-                "EndpointConfig": {"EndpointConfigName": "chat", "ProductionVariants": variants},
-            }
-        ],
+        "Endpoints": [{"EndpointName": "llava", "EndpointConfig": endpoint}],
+        "Instances": [{"name": "a", "port": 9}],
         "listen": {"port": 0, "admin_port": 0},
         **more,
     }
@@ -105,6 +104,23 @@ def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
         "down": "warning",
         "lost": "problem",
     }
+
+
+def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
+    """A server that is away, a directory that nobody can write; the queue's password is in no finding."""
+    path = write_config(
+        tmp_path,
+        asynchronous={"OutputConfig": {}},
+        async_inference={"queue": "redis://me:secret@127.0.0.1:9/0", "output_root": "file:///proc/results"},
+        objects={"output_directories": ["/proc/results"]},
+    )
+
+    result, found = examine("--config", str(path))
+
+    assert result.exit_code == 1
+    assert "127.0.0.1:9/0 does not answer" in found["queue"][0]["found"]
+    assert "/proc cannot be written" in found["results"][0]["found"]
+    assert "secret" not in result.stdout
 
 
 def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:

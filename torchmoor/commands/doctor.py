@@ -103,9 +103,9 @@ def doctor(
         model_store = model_store or Path(configuration.launch.model_store)
         if _is_default(context, "instances"):
             instances = 0
-        if _is_default(context, "admin_url"):
+        if admin_port and _is_default(context, "admin_url"):
             admin_url = f"http://{admin_host}:{admin_port}"
-        if _is_default(context, "url"):
+        if port and _is_default(context, "url"):
             url = f"http://{host}:{port}"
     patient = Patient(
         endpoints=endpoints,

@@ -34,12 +34,14 @@ def check_asynchronous(patient: Patient) -> Iterator[Finding]:
     """Queue and results of asynchronous requests, where a configuration file names them."""
     if patient.configuration is None:
         return
-    settings = patient.configuration.proxy.async_inference
-    if settings is None:
+    settings, objects = patient.configuration.proxy.async_inference, patient.configuration.proxy.objects
+    endpoints = [endpoint.async_inference for endpoint in patient.configuration.proxy.endpoints]
+    used = [each for each in endpoints if each is not None]
+    if not used:
         return
-    objects = patient.configuration.proxy.objects
     yield from check_store("queue", settings.queue)
-    yield from check_store("objects", settings.output_root, endpoint_url=objects.s3_endpoint_url or None)
+    for path in dict.fromkeys(each.output_path or settings.output_root for each in used):
+        yield from check_store("results", path, endpoint_url=objects.s3_endpoint_url or None)
 
 
 def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:

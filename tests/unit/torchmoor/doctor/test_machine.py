@@ -3,6 +3,7 @@
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,9 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip("only root may mount a tmpfs")
     try:
-        with (folder / "file").open("wb", buffering=0) as file:
-            while file.write(bytes(1 << 16)) == 1 << 16:  # the last one is cut short
-                pass
+        with (folder / "file").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
         yield folder
     finally:
         subprocess.run(["umount", folder], check=True)
