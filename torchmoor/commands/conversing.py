@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from torchmoor.access.credentials import CLIENT_TOKEN
 from torchmoor.clients.signing import Login
 from torchmoor.commands.options import (
-    TOKEN,
     endpoint_option,
     generation_options,
     keys_option,
@@ -58,4 +58,4 @@ def make_login(keys_file: Path | None) -> Login:
         return Login(keys={**keys, "aws_session_token": key.session_token} if key.session_token else keys)
     for token in credentials.tokens.values():
         return Login(token=token)
-    return Login(token=os.environ.get(TOKEN, ""))
+    return Login(token=os.environ.get(CLIENT_TOKEN, ""))

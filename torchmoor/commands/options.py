@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from torchmoor.access.credentials import ADMIN_TOKEN, KEYS_FILE, read_credentials
+from torchmoor.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 from torchmoor.clients.admin import AdminClient
 from torchmoor.settings import Credentials
 
@@ -22,7 +22,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 STORE = "model_store"
 RUNTIME_URL = "TORCHMOOR_URL"
 ADMIN_URL = "TORCHMOOR_ADMIN_URL"
-TOKEN = "TORCHMOOR_TOKEN"
 DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
 DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
 
@@ -47,7 +46,7 @@ keys_option = click.option(
     show_envvar=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file of keys and tokens (docs/access.md); its first key or token is used. "
-    f"Without one {TOKEN} is, or what boto3 finds (AWS_ACCESS_KEY_ID, profiles).",
+    f"Without one {CLIENT_TOKEN} is, or what boto3 finds (AWS_ACCESS_KEY_ID, profiles).",
 )
 admin_url_option = click.option(
     "--admin-url",

@@ -57,17 +57,20 @@ def check_fleet(patient: Patient) -> Iterator[Finding]:
         yield problem("fleet", f"no instance is ready at {patient.admin_url}", "torchmoor instances shows how they are")
 
 
-def check_proxy_clock(patient: Patient) -> Iterator[Finding]:
-    """Requests to a proxy elsewhere are signed with this machine's time."""
-    try:
-        with urlopen(f"{patient.url.rstrip('/')}/ping", timeout=TIMEOUT_S) as answer:
-            date = answer.headers.get("Date")
-    except HTTPError as error:
-        with error:
-            date = error.headers.get("Date")
-    except (URLError, OSError, HTTPException, ValueError):
-        return
-    yield from check_clock(date, patient.url)
+def check_fleet_clock(patient: Patient) -> Iterator[Finding]:
+    """Requests to a proxy elsewhere are signed with this machine's time; the first answer with a date tells its own."""
+    for url in (f"{patient.admin_url.rstrip('/')}/healthz", f"{patient.url.rstrip('/')}/ping"):
+        try:
+            with urlopen(url, timeout=TIMEOUT_S) as answer:
+                date = answer.headers.get("Date")
+        except HTTPError as error:
+            with error:
+                date = error.headers.get("Date")
+        except (URLError, OSError, HTTPException, ValueError):
+            continue
+        if date is not None:
+            yield from check_clock(date, url)
+            return
 
 
 def check_named_instances(patient: Patient) -> Iterator[Finding]:

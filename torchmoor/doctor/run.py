@@ -24,7 +24,7 @@ CHECKS: tuple[Check, ...] = (
     stores.check_asynchronous,
     fleet.check_named_instances,
     fleet.check_fleet,
-    fleet.check_proxy_clock,
+    fleet.check_fleet_clock,
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
 from tests.unit.torchmoor.doctor.conftest import MakePatient
 from torchmoor.doctor.finding import Finding, Level
-from torchmoor.doctor.fleet import check_proxy_clock
+from torchmoor.doctor.fleet import check_fleet_clock
 from torchmoor.doctor.stores import check_clock, check_journal
 
 # boto3's client is closed, but what it left to urllib3 is noticed when it is collected.
@@ -125,8 +125,8 @@ def past_url() -> Iterator[str]:
 
 
 def test_a_wrong_clock_is_a_problem(make_patient: MakePatient, past_url: str) -> None:
-    """Every signature would be refused; told by any answer of the proxy, an error too."""
-    [finding] = check_proxy_clock(make_patient(url=past_url))
+    """Every signature would be refused; told by any answer, an error too."""
+    [finding] = check_fleet_clock(make_patient(url=past_url))
 
     assert finding.level is Level.PROBLEM
     assert "ahead of" in finding.found
