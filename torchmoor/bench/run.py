@@ -26,7 +26,7 @@ INTERVAL_S = 1.0
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The numbers. report: told every second how far it is. SIGINT ends the load early.
+    """The numbers. report: told every second how far it is. SIGINT ends the load early, a second one at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """
@@ -37,7 +37,15 @@ async def run(
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         await _check(http, signer, plan)
         load = Load(settings, Caller(http, signer, plan))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.stop)
+        working = asyncio.current_task()
+        assert working is not None
+
+        def interrupt() -> None:
+            if load.outcome.is_interrupted:
+                working.cancel()  # somebody does not want to wait for what runs
+            load.stop()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
         reporting = asyncio.create_task(_report(load.outcome, settings, report))
         try:
             outcome = await load.run()

@@ -88,5 +88,5 @@ def _explain(body: Any) -> str:
         reason = f" ({body['reason']})" if body.get("reason") else ""
         return f"{body.get('error', 'The request has ended.')} It is {body['state']}{reason}."
     if "error" not in body and "instances" in body:
-        return "; ".join(f"{row['instance']}: {row['error']}" for row in body["instances"])
+        return "; ".join(f"{row['instance']}: {row['error']}" for row in body["instances"] if "error" in row)
     return str(body["error"])

@@ -46,18 +46,20 @@ def ask(
         question = sys.stdin.read().strip()
     if not question:
         raise click.UsageError("the question is empty")
-    signal.signal(signal.SIGTERM, _interrupt)  # the session is closed then, too
-    run(
-        ChatOptions(
-            target=make_target(url, endpoint, keys_file, parameters),
-            images=images,
-            questions=(question,),
-            as_json=as_json,
-            session_id=session_id,
-            is_kept=keep,
-            system=system,
-        )
+    options = ChatOptions(
+        target=make_target(url, endpoint, keys_file, parameters),
+        images=images,
+        questions=(question,),
+        as_json=as_json,
+        session_id=session_id,
+        is_kept=keep,
+        system=system,
     )
+    before = signal.signal(signal.SIGTERM, _interrupt)  # the session is closed then, too
+    try:
+        run(options)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(*_: object) -> None:

@@ -94,8 +94,9 @@ def bench(
     An open loop (--rate) asks however long answers take: it finds what users of a given load wait for.
 
     TTFT is from sending to the first part of the answer, TPOT the time a token after that, ITL between parts, E2EL to
-    the last. Opening and closing sessions is part of the load, and not of these times. Ctrl-C ends early, with the
-    numbers so far. Other work on this machine is measured, too: give the load a machine of its own.
+    the last. Opening and closing sessions is part of the load, and not of these times. Other work on this machine is
+    measured, too: give the load a machine of its own. Ctrl-C ends early, with the numbers so far, when what runs has
+    ended; a second one at once.
 
     \b
     Examples:
@@ -132,7 +133,10 @@ def bench(
     def report(line: str) -> None:
         click.echo(f"\r{line:<79}" if is_terminal else line, nl=not is_terminal, err=True)
 
-    found = asyncio.run(run(plan, settings, make_login(keys_file), timeout, report))
+    try:
+        found = asyncio.run(run(plan, settings, make_login(keys_file), timeout, report))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     if is_terminal:
         click.echo(err=True)
     found = {

@@ -79,6 +79,9 @@ def _add(action: str, summary: str) -> None:
         path = f"/models/{quote(model)}/{action}"
         found = admin.post(path, query, timeout_s=ACTION_TIMEOUT_S)
         done = [row for row in found["instances"] if row["status"] == 200]
+        for row in found["instances"]:
+            if row["status"] not in (200, 404):  # where it was not is no failure
+                click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
         show(
             found,
             lambda: [f"{row['instance']}: {model} is in {row.get('tier') or 'no'} memory" for row in done],

@@ -127,7 +127,7 @@ def judge_torch(told: Mapping[str, object], driver: str | None) -> Iterator[Find
         yield warning(
             "gpu",
             f"there is a GPU (driver {driver}), but {name} is built for the CPU",
-            f"pip install torch=={version_said} --index-url https://download.pytorch.org/whl/cu130",
+            f"pip install --force-reinstall torch=={version_said}, without an index of CPU builds",
         )
     else:
         yield warning(
