@@ -109,11 +109,16 @@ class Load:
 
     async def _converse(self) -> None:
         number, self._num_begun = self._num_begun, self._num_begun + 1
+        samples: list[Sample] = []
+
+        def take(sample: Sample) -> None:
+            samples.append(sample)
+            self._take(sample)
+
         self.outcome.num_running += 1
         try:
-            before = self.outcome.num_failed
-            await self._caller.converse(number, self._may_ask, self._take)
-            if self.outcome.num_failed > before:
+            await self._caller.converse(number, self._may_ask, take)
+            if any(sample.error for sample in samples):
                 await asyncio.sleep(PAUSE_S)
         finally:
             self.outcome.num_running -= 1
