@@ -23,6 +23,7 @@ def examine(make_patient: MakePatient, url: str) -> list[Finding]:
     return list(check_journal(make_patient(journal=url)))
 
 
+@pytest.mark.redis
 def test_a_redis_that_answers_is_all_right(make_patient: MakePatient, redis_server: RedisServer) -> None:
     """Its password is in no finding."""
     [finding] = examine(make_patient, redis_server.url)
@@ -33,6 +34,7 @@ def test_a_redis_that_answers_is_all_right(make_patient: MakePatient, redis_serv
     assert redis_server.password not in finding.found
 
 
+@pytest.mark.redis
 def test_a_redis_with_another_password_is_a_problem(make_patient: MakePatient, redis_server: RedisServer) -> None:
     """Said as that, and not as a server that is away."""
     [finding] = examine(make_patient, f"redis://journal:wrong@{redis_server.address}/0")
@@ -62,6 +64,7 @@ def test_a_server_that_never_answers_is_a_problem_in_a_while(
     assert finding.level is Level.PROBLEM
 
 
+@pytest.mark.s3
 def test_a_bucket_is_looked_at_with_these_credentials(
     make_patient: MakePatient, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
