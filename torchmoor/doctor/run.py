@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from torchmoor.doctor import fleet, machine, places, software, stores
+from torchmoor.doctor import discovery, fleet, machine, places, software, stores
 from torchmoor.doctor.finding import Finding, Patient, ok, problem
 
 Check = Callable[[Patient], Iterator[Finding]]
@@ -23,6 +23,7 @@ CHECKS: tuple[Check, ...] = (
     stores.check_journal,
     stores.check_asynchronous,
     fleet.check_named_instances,
+    discovery.check_discovery,
     fleet.check_fleet,
     fleet.check_fleet_clock,
 )
