@@ -33,7 +33,7 @@ setup(
     package_data={
         "torchmoor": ["py.typed"],
         "torchmoor.chat_page": ["*.html", "*.css", "*.js"],
-        "torchmoor.dashboard": ["*.html", "*.css", "*.js"],
+        "torchmoor.dashboard": ["static/*"],
         "torchmoor.fleet": ["*.xml"],
     },
     install_requires=GROUPS["proxy"],

@@ -359,7 +359,7 @@ def test_endpoint_with_many_models_cannot_be_asynchronous(tmp_path: Path, make_s
 
 
 def command(stage: Stage, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["async", "--admin-url", stage.proxy.admin_url, *arguments])
+    return CliRunner().invoke(main, ["async", *arguments, "--admin-url", stage.proxy.admin_url])
 
 
 def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Pa
 
 def test_command_line_says_that_nobody_answers() -> None:
     """The address that was tried is in the message."""
-    result = CliRunner().invoke(main, ["async", "--admin-url", "http://127.0.0.1:9", "list"])
+    result = CliRunner().invoke(main, ["async", "list", "--admin-url", "http://127.0.0.1:9"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "no answer from the admin plane at http://127.0.0.1:9" in result.stderr
