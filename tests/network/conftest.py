@@ -14,7 +14,7 @@ import yaml
 from tests.network.hosts import Network, make_network, stop
 from tests.network.instance import KEY
 from tests.network.zone import PORT, SERVICE, Zone
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 USERS = 10
 ENDPOINT = {
@@ -85,9 +85,14 @@ class Proxy:
         """Of each instance that is ready."""
         return {row["name"]: row["host"] for row in self.look()["instances"] if row["state"] == "ready"}
 
-    def wait_for(self, *ready: str) -> None:
+    def wait_for(self, *ready: str, deadline_s: float = DEADLINE_S) -> None:
         """Until these are all that it knows, and ready."""
-        wait_until(lambda: self.states() == dict.fromkeys(ready, "ready"), f"{ready} alone are ready", interval_s=0.1)
+        wait_until(
+            lambda: self.states() == dict.fromkeys(ready, "ready"),
+            f"{ready} alone are ready",
+            deadline_s=deadline_s,
+            interval_s=0.1,
+        )
 
 
 class Load:

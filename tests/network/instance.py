@@ -21,7 +21,7 @@ from torchmoor.routing.sessions import session_mac
 
 KEY = b"a key of the tests of networks"
 TURN_S = 0.03
-STREAM_PIECES = 8
+STREAM_PIECES = 30  # so that there is always one under way
 
 
 async def main(name: str, port: int, journal: Path) -> None:

@@ -131,11 +131,11 @@ class Discovery:
             answer = await self._ask(settings)
         except DiscoveryError as error:
             return self._on_failure(entry, str(error))
-        targets = answer.targets
+        targets, hosts = answer.targets, answer.hosts[: settings.max_instances]
         if settings.record != "SRV":
             known = self._known(settings.dns_name).values()
             doubtful = {each.place.host for each in known if not each.is_serving}
-            targets = await entry.names.find_targets(answer.hosts, settings.port, doubtful=doubtful)
+            targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
         if source.error:
             logger.warning("discovery answers again dns_name=%s", settings.dns_name)
         source.answered_at, source.error = self._clock(), ""
@@ -144,7 +144,9 @@ class Discovery:
         plan = self._plan(entry, targets)
         entry.absences = plan.absences
         self._apply(settings, plan)
-        num_unnamed = len(set(answer.hosts) - {host for target in targets for host in target.hosts})
+        if len(hosts) < len(answer.hosts):
+            plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are named")
+        num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
         if num_unnamed:
             plan.notes.append(f"{num_unnamed} addresses have not said yet which instance is there")
         self._note(source, plan.notes)

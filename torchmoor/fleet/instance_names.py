@@ -18,7 +18,7 @@ from torchmoor.fleet.instance import INSTANCE_NAME, Instance
 from torchmoor.fleet.operations import OperationAnswer
 
 MAX_TRIES = 3  # of one that says something else
-MAX_QUESTIONS = 16  # at a time
+MAX_QUESTIONS = 64  # at a time
 TIMEOUT_S = 2.0
 
 # TorchServe's own words while there is no model, or no worker of it
