@@ -19,7 +19,7 @@ from torchmoor.access.exposure import is_loopback
 from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.cross_origin import find_foreign_page
-from torchmoor.dashboard.page import Dashboard, describe_instance, describe_scaling
+from torchmoor.dashboard.page import Dashboard, describe_discovery, describe_instance, describe_scaling
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
@@ -121,16 +121,24 @@ class AdminServer:
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        """The proxy's own numbers, then the instances'."""
+    async def make_metrics_page(self) -> bytes:
+        """The proxy's own numbers, then the instances', in Prometheus' text form."""
         await self._refresh()
-        body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
-        return web.json_response({"instances": rows, "autoscaling": describe_scaling(self._registry)})
+        return web.json_response(
+            {
+                "instances": rows,
+                "autoscaling": describe_scaling(self._registry),
+                "discovery": describe_discovery(self._registry),
+            }
+        )
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.
@@ -153,6 +161,9 @@ class AdminServer:
         if instance is None:
             return web.json_response({"error": f"There is no instance {name!r}; see GET /instances."}, status=404)
         if is_end and not self._registry.is_drained(name):
+            if self._registry.is_leaving(name):
+                error = f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
+                return web.json_response({"error": error}, status=409)
             return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
         move(name)
         await self._refresh()

@@ -13,6 +13,7 @@ from torchmoor.admin import AdminServer
 from torchmoor.admin_async import AsyncAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.api.metrics import MetricsApi
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
@@ -21,6 +22,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
 from torchmoor.metrics import MetricsCollector
+from torchmoor.metrics_pages import MetricsPages
 from torchmoor.model_metrics import ModelMetricsCollector
 from torchmoor.settings import Credentials, ListenSettings, ProxySettings
 
@@ -82,6 +84,10 @@ class Proxy(DataPlane):
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
+            if self._settings.container.shows_metrics:
+                pages = MetricsPages(admin.make_metrics_page)
+                stack.push_async_callback(pages.stop)
+                self.api.metrics = MetricsApi(self.gateway, pages.try_start)
             await self.listen(stack, port=listen.port)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)

@@ -128,9 +128,9 @@ class HealthChecker:
         assert self._client is not None
         try:
             if instance.management_port is None:
-                async with self._client.get(f"http://{instance.host}:{instance.port}/ping") as answer:
+                async with self._client.get(f"{instance.url()}/ping") as answer:
                     return answer.status == 200
-            url = f"http://{instance.host}:{instance.management_port}/models/{instance.model}"
+            url = f"{instance.url(instance.management_port)}/models/{instance.model}"
             async with self._client.get(url) as answer:
                 return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
         except aiohttp.ClientConnectorError as error:

@@ -57,6 +57,10 @@ class ReplicaFleet:
             raise ConfigError(f"listen.processes must be 1 with more than {MAX_VARIANTS} variants")
         if settings.container.serves_models:
             raise ConfigError("listen.processes must be 1 where a platform loads models: one process knows which")
+        if settings.container.shows_metrics:
+            raise ConfigError(
+                "listen.processes must be 1 with container.shows_metrics: the admin plane has the metrics"
+            )
         listen = settings.listen
         make_tls(listen.tls_certificate, listen.tls_key)  # each process reads it; here only to refuse it at once
         self.admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
