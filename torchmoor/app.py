@@ -81,6 +81,7 @@ class Proxy(DataPlane):
                 token=token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
+                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port

@@ -127,8 +127,10 @@ class Configuration:
         ]
 
 
-def read_file(path: Path, *, session_keys: str) -> Configuration:
-    """Read and check a file. session_keys: as in TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
+def read_file(path: Path, *, session_keys: str, queue: str = "") -> Configuration:
+    """Read and check a file. session_keys: as in TORCHMOOR_SESSION_KEYS. queue: in the place of async_inference.queue,
+    as a URL with a password is in no file that others may read. Raises ConfigError.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -137,15 +139,15 @@ def read_file(path: Path, *, session_keys: str) -> Configuration:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
-        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys)
+        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys, queue=queue)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def parse(content: object, *, session_keys: str = "") -> Configuration:
-    """Check a file's content. Raises ConfigError."""
+def parse(content: object, *, session_keys: str = "", queue: str = "") -> Configuration:
+    """Check a file's content; see read_file. Raises ConfigError."""
     root = read_mapping(content, "the file", _KEYS_OF_FILE)
     entries = read_list(root.get("Endpoints"), "Endpoints")
     endpoints = tuple(_read_endpoint(entry, f"Endpoints[{number}]") for number, entry in enumerate(entries))
@@ -157,11 +159,14 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
     account_id = root.get("account_id", "000000000000")
     if not isinstance(account_id, str):
         raise ConfigError(f"account_id must be text (put it in quotes), not {account_id!r}")
+    groups: dict[str, Any] = {name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()}
+    if queue:
+        groups["async_inference"] = replace(groups["async_inference"], queue=queue)
     proxy = ProxySettings(
         endpoints=endpoints,
         sessions=SessionSettings.parse(session_keys, are_journaled=are_journaled),
         account_id=account_id,
-        **{name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()},  # type: ignore[arg-type]
+        **groups,
     )
     instances: tuple[InstanceSettings, ...] = ()
     if "Instances" in root or not ("Autoscaling" in root or "Discovery" in root):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torchmoor.access.credentials import read_credentials
+from torchmoor.access.credentials import ASYNC_QUEUE, read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.config import Configuration, read_file
 from torchmoor.errors import ConfigError
@@ -114,7 +114,8 @@ def make_launcher(
 
 def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     """What a file and its keys say, checked together. Raises ConfigError."""
-    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
+    keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
+    configuration = read_file(path, session_keys=keys, queue=queue)
     keys_file = configuration.proxy.access.keys_file
     credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
     listen = configuration.proxy.listen

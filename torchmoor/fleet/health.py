@@ -69,6 +69,10 @@ class HealthChecker:
         """True while an answer to a probe is awaited."""
         return bool(self._probing)
 
+    def has_asked_all(self) -> bool:
+        """True if every instance has been probed at least once."""
+        return all(instance.name in self._unanswered for instance in self._registry.instances())
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:

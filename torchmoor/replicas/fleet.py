@@ -118,6 +118,7 @@ class ReplicaFleet:
                 token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
+                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
