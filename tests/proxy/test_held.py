@@ -67,7 +67,7 @@ class Zero:
         """The status of a GET."""
         url = self.stage.proxy.admin_url if admin else self.stage.proxy.runtime_url
         try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
+            with urllib.request.urlopen(url + path, timeout=60) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -98,7 +98,7 @@ def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[...,
     assert zero.wakes == 1
     zero.come()
 
-    asking.join(15)
+    asking.join(60)
     assert answers == [200]
 
 
@@ -254,7 +254,7 @@ def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
     zero = Zero(make_stage)
     zero.begin()
 
-    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=10) as answer:
+    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=60) as answer:
         described = json.load(answer)
 
     assert described["EndpointStatus"] == "InService"

@@ -30,7 +30,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
     """The instance that a test drains; serving as before when the test is over."""
     name = "llava-1"
     yield name
-    requests.post(f"{fleet.admin}/instances/{name}/resume", timeout=10)  # refused if the test has done it
+    requests.post(f"{fleet.admin}/instances/{name}/resume", timeout=60)  # refused if the test has done it
     wait_until(
         lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet as it was"
     )
