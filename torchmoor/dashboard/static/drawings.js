@@ -58,9 +58,6 @@ export function drawHistogram(box, told, what) {
   told.counts.forEach((count, at) => {
     const height = count ? Math.max(1.5, (count / most) * 74) : 0;
     draw(svg, "rect", { x: at * width + 1, y: 106 - height, width: width - 2, height });
-    if (count) {
-      draw(svg, "text", { x: (at + 0.5) * width, y: 102 - height, "text-anchor": "middle" }, short(count));
-    }
     if (at % every === 0) {
       draw(svg, "text", { x: (at + 0.5) * width, y: 121, "text-anchor": "middle" }, bounds[at]);
     }
@@ -73,6 +70,10 @@ export function drawHistogram(box, told, what) {
     draw(svg, "line", { x1: x, y1: 16, x2: x, y2: 106, class: "mark" });
     const anchor = areClose && which === 0 ? "end" : areClose || x < 14 ? "start" : x > 286 ? "end" : "middle";
     draw(svg, "text", { x: Math.max(0, x), y: 11, "text-anchor": anchor, class: "mark" }, name);
+  });
+  told.counts.forEach((count, at) => {
+    const y = 102 - Math.max(1.5, (count / most) * 74);
+    if (count) draw(svg, "text", { x: (at + 0.5) * width, y, "text-anchor": "middle", class: "count" }, short(count));
   });
 }
 

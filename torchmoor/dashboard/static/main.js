@@ -38,23 +38,22 @@ function tellLost(text) {
 }
 
 async function ask() {
-  let answer;
+  let told;
   try {
-    answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    const answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (!answer.ok) {
+      tellLost(answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; what is shown is old.`);
+      return RETRY_MS;
+    }
+    told = await answer.json();
   } catch (error) {
     const since = lastAnswer ? ` since ${lastAnswer.toLocaleTimeString("en-GB")}` : "";
     tellLost(`The proxy does not answer${since}; what is shown is old. Is it running? (${error.message})`);
     return RETRY_MS;
   }
-  if (!answer.ok) {
-    const what = answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; what is shown is old.`;
-    tellLost(what);
-    return RETRY_MS;
-  }
-  const told = await answer.json();
-  show(told);
-  tellLost("");
   lastAnswer = new Date();
+  tellLost("");
+  show(told);
   return 1000 * told.interval_s;
 }
 

@@ -18,11 +18,16 @@ export class Table {
     this.head = root.querySelector("thead tr");
     this.body = root.querySelector("tbody");
     this.pages = root.querySelector('[data-is="pages"]');
+    this.panel = root.querySelector(".wide");
     this.#makeHead();
     this.#makePages();
+    // On a phone the rows are drawn as cards; the roles say that it is a table still.
+    root.querySelector("table").setAttribute("role", "table");
+    for (const group of root.querySelectorAll("thead, tbody")) group.setAttribute("role", "rowgroup");
+    this.head.setAttribute("role", "row");
   }
 
-  // The facts of what is shown, beside the number: `more`.
+  // Draw these rows.
   show(rows) {
     this.rows = rows;
     this.#draw();
@@ -35,7 +40,8 @@ export class Table {
 
   #makeHead() {
     for (const [at, column] of this.columns.entries()) {
-      const cell = make("th", "", { scope: "col", ...(column.is === "figure" ? { class: "figure" } : {}) });
+      const cell = make("th", "", { scope: "col", role: "columnheader" });
+      if (column.is === "figure" || !column.value) cell.className = column.value ? "figure" : "plain";
       if (column.value) {
         const button = make("button", column.title, { type: "button" });
         button.onclick = () => this.#sortBy(at);
@@ -110,13 +116,15 @@ export class Table {
     this.previous.disabled = this.start === 0;
     this.next.disabled = end >= this.rows.length;
     this.previous.hidden = this.next.hidden = isWhole;
+    this.panel.hidden = !this.rows.length;
   }
 
   #makeRow() {
-    const element = make("tr");
+    const element = make("tr", "", { role: "row" });
     for (const column of this.columns) {
       const name = column.is === "name" ? "th" : "td";
-      const cell = make(name, "", column.is === "name" ? { scope: "row" } : column.is ? { class: column.is } : {});
+      const isName = column.is === "name";
+      const cell = make(name, "", isName ? { scope: "row", role: "rowheader" } : { role: "cell", class: column.is ?? "" });
       if (column.is !== "name" && column.is !== "actions") cell.dataset.title = column.title;
       element.append(cell);
     }
