@@ -60,7 +60,7 @@ export async function act({ title, text, yes, subject, path, done }) {
     if (!answer.ok) {
       const failed = (told.instances ?? []).find((each) => each.status !== 200);
       const said = told.error ?? failed?.error ?? (told.state ? `it is ${told.state} already.` : `status ${answer.status}.`);
-      throw new Error(`${said} ${HINTS[answer.status] ?? ""}`.trim());
+      throw new Error(`${said.replace(/[.\s]*$/, ".")} ${HINTS[answer.status] ?? ""}`.trim());
     }
     complain("");
     announce(done(told));

@@ -1,6 +1,7 @@
 // How things are in a sentence, and what somebody should look at.
 
 import { $, keep, make, say, setAttribute, setClass } from "./dom.js";
+import { describeBacklog } from "./queue.js";
 import { describeOpen } from "./sessions.js";
 import { count, last, number, span } from "./words.js";
 
@@ -11,7 +12,7 @@ function sentence(told, ready) {
   const running = told.variants.reduce((sum, each) => sum + each.in_flight, 0);
   const rate = told.variants.reduce((sum, each) => sum + (last(each.series.requests_per_s) ?? 0), 0);
   const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : "nothing waits";
-  return `${number(ready)} of ${count(told.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(told)} open.`;
+  return `${number(ready)} of ${count(told.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(told)} open.${describeBacklog()}`;
 }
 
 // What needs attention, the worst first: text, where to look, how bad.

@@ -11,6 +11,7 @@ const LIMIT = 200;
 const STATES = { WAITING: "warn", RUNNING: "good", DECIDED: "good", COMPLETED: "", FAILED: "bad", CANCELLED: "", EXPIRED: "bad" };
 const OPEN = ["WAITING", "RUNNING"];
 let counts = {}; // of each endpoint since the start of the proxy
+let toBeDone = 0; // of the endpoint that is shown
 
 function cancel(row) {
   const isRunning = row.state === "RUNNING";
@@ -83,9 +84,10 @@ function show(told) {
   ];
   const most = Math.max(1, ...lines.map(([, each]) => each));
   fillBars($("queue-lines"), lines.map(([label, each]) => ({ label, text: number(each), part: each / most })));
+  toBeDone = told.waiting + told.running;
   const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[told.endpoint] ?? {};
   const oldest = told.oldest_age_s ? `the oldest is ${span(told.oldest_age_s)} old` : "nothing is to be done";
-  say($("queue-facts"), `${count(told.waiting + told.running, "request")} to be done, ${oldest} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
+  say($("queue-facts"), `${count(toBeDone, "request")} to be done, ${oldest} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
   table.show(told.requests);
 }
 
@@ -108,6 +110,8 @@ export function pollQueue(told) {
   $("queue-endpoint-label").hidden = endpoints.length < 2;
   feed.poll();
 }
+
+export const describeBacklog = () => (toBeDone ? ` ${count(toBeDone, "asynchronous request")} to be done.` : "");
 
 function onFilter() {
   table.toStart();

@@ -139,10 +139,10 @@ export const text = (write) => (cell, row) => say(cell, write(row));
 export function badge(write) {
   return (cell, row) => {
     if (!cell.firstElementChild) cell.append(make("span"), " ", make("span", "", { class: "quiet" }));
-    const { word, kind = "", more = "" } = write(row);
+    const { word, kind, more = "" } = write(row);
     const [first, second] = cell.children;
     say(first, word);
-    setAttribute(first, "class", word ? `badge ${kind}` : "");
+    setAttribute(first, "class", word ? `badge ${kind || "plain"}` : "");
     say(second, more);
   };
 }
