@@ -74,7 +74,7 @@ _USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncI
 _USED_OF_VARIANT = frozenset(
     ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
 )
-_GROUPS = {
+GROUPS = {
     "listen": ListenSettings,
     "limits": LimitSettings,
     "timeouts": TimeoutSettings,
@@ -100,7 +100,7 @@ _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
     *("late_binding", "kv_aware", "multi_model"),
 }
-_KEYS_OF_FILE = {"Endpoints", "Instances", "Autoscaling", "launcher", "sessions", "account_id", *_GROUPS}
+_KEYS_OF_FILE = {"Endpoints", "Instances", "Autoscaling", "launcher", "sessions", "account_id", *GROUPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def parse(content: object, *, session_keys: str = "") -> Configuration:
         endpoints=endpoints,
         sessions=SessionSettings.parse(session_keys, are_journaled=are_journaled),
         account_id=account_id,
-        **{name: read_group(kind, root.get(name, {}), name) for name, kind in _GROUPS.items()},  # type: ignore[arg-type]
+        **{name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()},  # type: ignore[arg-type]
     )
     instances: dict[str, InstanceSettings] = {}
     has_none = "Autoscaling" in root and "Instances" not in root

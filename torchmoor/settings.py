@@ -50,7 +50,7 @@ class ListenSettings:
     tls_key: str = ""  # PEM file without a password
     admin_tls_certificate: str = ""  # the admin plane's own; "": it is plain HTTP
     admin_tls_key: str = ""
-    processes: int = 1  # that share the data plane's port; one carries about 30,000 requests a second
+    processes: int = 1  # that share the data plane's port; one carries about 10,000 requests a second
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.conftest import ROOT, Fleet, run_fleet
 from tests.torchserve.test_sdk_clients import require_clients
 
 pytestmark = pytest.mark.torchserve
 README = ROOT / "README.md"
 RUNTIME_API = ROOT / "docs" / "runtime-api.md"
 CLIENTS = ROOT / "docs" / "clients.md"
+OWN_MODEL = ROOT / "docs" / "own-model.md"
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -96,3 +97,18 @@ def test_python_of_the_clients_works(fleet: Fleet) -> None:
     assert answers[1] == "The circle is redThe circle is red."
     assert "circle" in answers[2]
     assert waited == streamed + "\n"
+
+
+def test_handler_of_ones_own_is_served_as_the_page_says(tmp_path: Path) -> None:
+    """One file that knows nothing of this project, with sessions that stay with their instance."""
+    archive, _ = next(block for block in blocks(OWN_MODEL, "bash") if "archiver" in block).split("torchmoor up")
+    program = Path(sys.executable).with_name("torch-model-archiver")
+    archive = archive.replace("torch-model-archiver", str(program)).replace("my_store", str(tmp_path / "store"))
+    subprocess.run(["bash", "-euc", archive], cwd=ROOT, check=True, timeout=60)
+    options = ("--model-store", str(tmp_path / "store"), "--endpoint", "notes", "--instances", "2")
+
+    with run_fleet(*options, run_dir=tmp_path / "run", log=tmp_path / "log") as notes:
+        found, closed = run(notes, sys.executable, *blocks(OWN_MODEL, "python")).splitlines()
+
+    assert found == "{'found': ['the door is green']}"
+    assert closed.startswith("notes-")

@@ -169,7 +169,7 @@ STORE = "model_store"
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
-    help="Proxy processes that share the port; one carries about 30,000 requests a second.",
+    help="Proxy processes that share the port; one carries about 10,000 requests a second.",
 )
 @click.option(
     "--access-log", metavar="FILE", default="", help="One line of JSON for each request goes there; or to stderr."

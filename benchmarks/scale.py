@@ -1,0 +1,176 @@
+"""What do 1,000 instances and 1,000,000 open sessions cost? `make bench NAME=scale`
+
+No such fleet is at hand, so its parts are measured apart, each with the project's own code:
+
+    choosing   1,000,000 sessions are opened through 8 proxies that know nothing of each other, over 1,000 instances
+               that tell their free room every 50 s; then a minute of questions, in the middle of which 50 instances
+               are lost in the same moment, and later come back. Ids, registry and chooser are the real ones, the
+               instances and the clock are simulated.
+    counting   requests without a session, in a closed loop: what it costs that each proxy counts for itself
+    journal    round trips and bytes of real conversations, at a real Valkey and a real SeaweedFS
+
+What to expect: a session costs a proxy no memory (its id says all); only the sessions of lost instances move, and they
+spread; all proxies agree where to; nothing that a session's usual turn does grows with the number of instances.
+
+    sessions_most_vs_mean      sessions of the fullest instance / of an average one, after the openings
+    turns_unserved             questions for which there was no instance; must be 0
+    proxies_disagree           questions that two proxies would have sent to different instances; must be 0
+    strays                     questions of unharmed sessions that were sent elsewhere; must be 0
+    moved_most_vs_mean         moved sessions' questions at the survivor with most of them / at an average one
+    p99_lost_vs_before         P99 of a turn while instances are gone / before
+    proxy_bytes_a_session      memory that a proxy keeps for a session that it has routed
+    id_mint_us, id_verify_us, choose_turn_us, choose_failover_us, choose_opening_us     processor time
+    counts_apart_p99           P99 of the closed loop with 8 proxies / with one
+    redis_trips_a_turn, redis_bytes_a_session, s3_requests_a_turn, s3_bytes_a_session   beside the picture
+"""
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import asdict
+from time import thread_time
+from typing import Any
+
+from report import parse_options, print_report
+from scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
+from scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
+
+from handlers.chat.session_id import SessionIds
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.routing.sessions import verify
+
+LARGE = Plan(num_instances=1_000, num_sessions=1_000_000)
+SMALL = Plan(num_instances=100, num_sessions=30_000, room=450, slots=24, num_lost=5, status_interval_s=5.0)
+USERS_PER_INSTANCE, SLOTS = 4, 4  # of the closed loop: as busy as the instances can be
+
+
+def main() -> None:
+    options = parse_options(__doc__, quick="100 instances, 30,000 sessions", rounds=1)
+    plan = SMALL if options.quick else LARGE
+    fleet = Fleet(plan, seed=1)
+    print(f"opening {plan.num_sessions:,} sessions on {plan.num_instances:,} instances", flush=True)
+    fleet.open_sessions()
+    times = time_choices(fleet)
+    num_bytes = bytes_a_session(fleet)
+    print("counting apart", flush=True)
+    apart = counts_apart(fleet, num_requests=60_000 if options.quick else 400_000)
+    print(f"{plan.duration_s:.0f} s of questions", flush=True)
+    outcome = fleet.run()
+    print("journals", flush=True)
+    num_chats = 3 if options.quick else 20
+    costs = [measure_redis(num_chats), measure_s3(num_chats)]
+    redis, s3 = costs
+    before, lost = outcome.phases["before"], outcome.phases["lost"]
+    survivors = plan.num_instances - plan.num_lost
+    ratios: dict[str, Any] = {
+        "sessions_most_vs_mean": max(outcome.sessions.values()) / (plan.num_sessions / plan.num_instances),
+        "turns_unserved": sum(phase.num_unserved for phase in outcome.phases.values()),
+        "proxies_disagree": outcome.num_disagreements,
+        "strays": outcome.num_strays,
+        "moved_most_vs_mean": max(outcome.moved.values()) / (outcome.moved.total() / survivors),
+        "p99_lost_vs_before": lost.percentile(0.99) / before.percentile(0.99),
+        "proxy_bytes_a_session": num_bytes,
+        **times,
+        "counts_apart_p99": apart,
+        "redis_trips_a_turn": redis.turn,
+        "redis_bytes_a_session": redis.session_bytes,
+        "s3_requests_a_turn": s3.turn,
+        "s3_bytes_a_session": s3.session_bytes,
+    }
+    print_report(
+        "scale",
+        rows_of(plan, outcome, costs),
+        ratios,
+        save=options.save,
+        plan=asdict(plan),
+        turns_a_session=NUM_TURNS,
+        journals=[asdict(cost) for cost in costs],
+    )
+
+
+def time_choices(fleet: Fleet) -> dict[str, float]:
+    """Processor time of what one proxy does for a request, in microseconds; nothing of it is kept."""
+    proxy, ids = fleet.proxies[0], fleet.ids[:: max(1, len(fleet.ids) // 20_000)]
+    minter = SessionIds(KEYS, "llava-0")
+    gone = [name for name in fleet.servers if int(name.rpartition("-")[2]) % 20 == 0]
+    orphans = [text for text, home in zip(fleet.ids, fleet.homes, strict=True) if home in gone][:2_000]
+    micros = {
+        "id_mint_us": _micros(len(ids), lambda at: minter.mint(EXPIRES_AT, ENDPOINT, "")),
+        "id_verify_us": _micros(len(ids), lambda at: verify(ids[at], KEYS, endpoint=ENDPOINT)),
+        "choose_turn_us": _micros(len(ids), lambda at: proxy.choose(ids[at])),
+    }
+    fleet.set_state(gone, InstanceState.DOWN)
+    micros["choose_failover_us"] = _micros(len(orphans), lambda at: proxy.choose(orphans[at]))
+    fleet.set_state(gone, InstanceState.READY)
+    micros["choose_opening_us"] = _micros(2_000, lambda at: proxy.open())
+    fleet.tell_rooms()
+    return micros
+
+
+def _micros(number: int, do: Callable[[int], object]) -> float:
+    began = thread_time()
+    for at in range(number):
+        do(at)
+    return (thread_time() - began) / number * 1e6
+
+
+def bytes_a_session(fleet: Fleet) -> float:
+    """What a proxy's memory grows by when it routes turns of sessions that it has not seen, for each of them."""
+    proxy, ids = fleet.proxies[-1], fleet.ids[:: max(1, len(fleet.ids) // 20_000)]
+    tracemalloc.start()
+    try:
+        for text in ids[:100]:
+            proxy.choose(text)
+        before, _ = tracemalloc.get_traced_memory()
+        for text in ids:
+            proxy.choose(text)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) / len(ids)
+
+
+def counts_apart(fleet: Fleet, *, num_requests: int) -> float:
+    """P99 of requests without a session through all proxies, over that through one."""
+    users = USERS_PER_INSTANCE * fleet.plan.num_instances
+    one, apart = (
+        fleet.ask_closed_loop(num_proxies=number, num_users=users, slots=SLOTS, num_requests=num_requests)
+        for number in (1, fleet.plan.num_proxies)
+    )
+    return apart.percentile(0.99) / one.percentile(0.99)
+
+
+def rows_of(plan: Plan, outcome: Outcome, costs: list[JournalCost]) -> list[dict[str, Any]]:
+    """A row for each part of the minute, then one for each journal as the whole fleet would use it."""
+    rows: list[dict[str, Any]] = []
+    for name, phase in outcome.phases.items():
+        rows.append(
+            {
+                "part": {"before": "all there", "lost": f"{plan.num_lost} instances gone", "back": "they are back"}[
+                    name
+                ],
+                "turns": len(phase.delays_s),
+                "p50_s": phase.percentile(0.5),
+                "p99_s": phase.percentile(0.99),
+                "rebuilt": phase.num_rebuilt,
+                "operations_per_s": None,
+                "gb": None,
+            }
+        )
+    turns_per_s = plan.num_sessions / (plan.think_s + plan.turn_s)
+    for cost in costs:
+        rows.append(
+            {
+                "part": f"journal in {cost.store}",
+                "turns": None,
+                "p50_s": None,
+                "p99_s": None,
+                "rebuilt": None,
+                "operations_per_s": cost.turn * turns_per_s,
+                "gb": cost.session_bytes * plan.num_sessions / 1e9,
+            }
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

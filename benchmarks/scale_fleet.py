@@ -1,0 +1,368 @@
+"""A large fleet for benchmarks/scale.py: the project's own choosing, with instances that only count.
+
+Each proxy has its own registry and chooser, and knows nothing of the others, as on several hosts. What is simulated is
+the instances' work and the clock: nothing waits, nothing is sent.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from routing_simulation import Run, service_time
+
+from handlers.chat.session_id import SessionIds
+from torchmoor.api.chooser import Chooser
+from torchmoor.fleet.instance import Instance, InstanceState, Lease
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.slow_start import share_after
+from torchmoor.routing.sessions import SessionId, verify
+from torchmoor.routing.strategy import FIRST_ATTEMPT
+from torchmoor.settings import EndpointSettings, VariantSettings
+
+ENDPOINT = "llava"
+KEYS = {"k0": bytes(range(32))}
+EXPIRES_AT = 2_000_000_000
+SLOW_START_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How large the fleet is and what it does.
+
+    room: sessions that an instance takes. slots: turns that it works on at a time; more wait there. think_s: between
+    an answer and the session's next question, mean. turn_s, rebuild_s: an instance's time for a turn, mean, and how
+    much longer it takes where the session has to be built again. num_lost instances are gone from lost_at_s to
+    back_at_s, all in the same moment.
+    """
+
+    num_instances: int
+    num_sessions: int
+    num_proxies: int = 8
+    room: int = 1500
+    slots: int = 48
+    openings_s: float = 300.0
+    status_interval_s: float = 50.0  # 1,000 instances, 20 of them asked in a second (HealthSettings.max_status_per_s)
+    duration_s: float = 60.0
+    think_s: float = 60.0
+    turn_s: float = 1.0
+    rebuild_s: float = 0.5
+    num_lost: int = 50
+    lost_at_s: float = 20.0
+    back_at_s: float = 40.0
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What a proxy chooses for (torchmoor.api.applicant)."""
+
+    session: SessionId | None = None
+    opens_session: bool = False
+    target_model: str | None = None
+    route_request = FIRST_ATTEMPT
+    wait_ends_at: float = 0.0
+    principal: bytes = b""
+    opening: bytes = b""
+    body_bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Server:
+    """The one instance behind every proxy's own counts: its sessions, and the turns that it works on or that wait."""
+
+    name: str
+    num_sessions: int = 0
+    num_running: int = 0
+    life: int = 0  # another one after each loss: what it held before is gone
+    waiting: list["Turn"] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """One question. delay_s: the time that its instance needs; the rest until its end it has waited."""
+
+    session: int
+    asked_at: float
+    delay_s: float
+    server: Server
+    life: int
+    lease: Lease
+
+
+class Proxy:
+    """One front proxy's view of the fleet."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        settings = EndpointSettings(name=ENDPOINT, variants=(VariantSettings(model=ENDPOINT),))
+        self.registry = Registry([settings])
+        variant = self.registry.endpoints()[0].variants[0]
+        self.chooser = Chooser(variant, Random(seed), binds_late=False, are_journaled=True)
+        self.instances: dict[str, Instance] = {}
+        names = [f"llava-{number}" for number in range(plan.num_instances)]
+        Random(seed).shuffle(names)  # each proxy has met them in an order of its own
+        for name in names:
+            instance = Instance(
+                name=name, endpoint=ENDPOINT, model=ENDPOINT, port=1, capacity=1000, state=InstanceState.READY
+            )
+            instance.session_room = plan.room
+            self.instances[name] = instance
+            self.registry.add(instance)
+
+    def choose(self, text: str) -> Instance | None:
+        """Where a session's turn goes, its id having been verified."""
+        session = verify(text, KEYS, endpoint=ENDPOINT)
+        assert session is not None
+        choice = self.chooser.choose(Request(session=session))
+        return None if choice is None else choice.instance
+
+    def open(self) -> Instance | None:
+        """Where a new session goes."""
+        request = Request(opens_session=True)
+        choice = self.chooser.choose(request)
+        if choice is None:
+            return None
+        self.chooser.on_sent(request, choice.instance)
+        return choice.instance
+
+
+@dataclass(slots=True)
+class Phase:
+    """Turns that were asked in one part of the time."""
+
+    delays_s: list[float] = field(default_factory=list)
+    num_rebuilt: int = 0
+    num_unserved: int = 0
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(self.delays_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """sessions: how many each instance has when all are open. moved: by instance, how many sessions whose own instance
+    was lost were asked for there; strays: sessions of instances that were not lost, and that went elsewhere."""
+
+    sessions: Counter[str]
+    phases: dict[str, Phase]
+    moved: Counter[str]
+    num_strays: int
+    num_disagreements: int
+
+
+class Fleet:
+    """Proxies, instances and sessions."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan = plan
+        self.rng = Random(seed)
+        self.proxies = [Proxy(plan, seed + number) for number in range(plan.num_proxies)]
+        self.servers = {f"llava-{number}": Server(f"llava-{number}") for number in range(plan.num_instances)}
+        self._minters = {name: SessionIds(KEYS, name, random_bytes=self.rng.randbytes) for name in self.servers}
+        self.ids: list[str] = []
+        self.homes: list[str] = []  # the instance that each id names
+
+    def open_sessions(self) -> None:
+        """Open all of them, evenly over `openings_s`; each instance tells its room in its own turn."""
+        plan = self.plan
+        names = list(self.servers)
+        told = 0
+        for number in range(plan.num_sessions):
+            now = plan.openings_s * number / plan.num_sessions
+            due = int(now / plan.status_interval_s * len(names))
+            while told < due:
+                server = self.servers[names[told % len(names)]]
+                for proxy in self.proxies:
+                    proxy.instances[server.name].session_room = plan.room - server.num_sessions
+                told += 1
+            instance = self.proxies[number % plan.num_proxies].open()
+            if instance is None:
+                raise SystemExit("the fleet has no room for so many sessions")
+            self.servers[instance.name].num_sessions += 1
+            self.homes.append(instance.name)
+            self.ids.append(self._minters[instance.name].mint(EXPIRES_AT, ENDPOINT, "").text)
+
+    def ask_closed_loop(self, *, num_proxies: int, num_users: int, slots: int, num_requests: int) -> Run:
+        """Requests without a session, of users who send their next one as soon as the last is answered.
+
+        Each user has a proxy of their own among the first `num_proxies`. The first tenth is warming up.
+        """
+        ends: list[tuple[float, int, int, float, Server, Lease]] = []
+        waiting: dict[str, deque[tuple[float, int, float, Lease]]] = {name: deque() for name in self.servers}
+        running: Counter[str] = Counter()
+        latencies: list[float] = []
+        rng, now, number = Random(1), 0.0, 0
+
+        def start(server: Server, asked_at: float, user: int, service_s: float, lease: Lease) -> None:
+            nonlocal number
+            number += 1
+            heapq.heappush(ends, (now + service_s, number, user, asked_at, server, lease))
+
+        def ask(user: int) -> None:
+            choice = self.proxies[user % num_proxies].chooser.choose(Request())
+            assert choice is not None
+            server, service_s = self.servers[choice.instance.name], service_time(rng, 1.0)
+            lease = choice.instance.lease()
+            if running[server.name] < slots:
+                running[server.name] += 1
+                start(server, now, user, service_s, lease)
+            else:
+                waiting[server.name].append((now, user, service_s, lease))
+
+        for user in range(num_users):
+            ask(user)
+        while len(latencies) < num_requests:
+            now, _, user, asked_at, server, lease = heapq.heappop(ends)
+            latencies.append(now - asked_at)
+            lease.release()
+            if waiting[server.name]:
+                start(server, *waiting[server.name].popleft())
+            else:
+                running[server.name] -= 1
+            ask(user)
+        for *_, lease in ends:
+            lease.release()
+        for line in waiting.values():
+            for *_, lease in line:
+                lease.release()
+        return Run(latencies[num_requests // 10 :], num_requests / now)
+
+    def tell_rooms(self) -> None:
+        """Every instance tells every proxy its free room."""
+        for proxy in self.proxies:
+            for name, instance in proxy.instances.items():
+                instance.session_room = self.plan.room - self.servers[name].num_sessions
+
+    def set_state(self, names: Sequence[str], state: InstanceState) -> None:
+        """What the probes of every proxy find."""
+        for proxy in self.proxies:
+            for name in names:
+                proxy.registry.set_state(name, state)
+
+    def set_share(self, names: Sequence[str], share: float) -> None:
+        """How much of the usual instances get that have come back."""
+        for proxy in self.proxies:
+            for name in names:
+                proxy.instances[name].share = share
+                proxy.registry.refresh(proxy.instances[name])
+
+    def run(self) -> Outcome:
+        """A minute of questions, in the middle of which instances are lost."""
+        return _Run(self).run()
+
+
+class _Run:
+    """The events of `Fleet.run`, by time."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.plan = fleet.plan
+        self.rng = fleet.rng
+        self.homes = homes = fleet.homes
+        self.outcome = Outcome(Counter(homes), {name: Phase() for name in ("before", "lost", "back")}, Counter(), 0, 0)
+        self.holders: list[tuple[str, int]] = [(home, 0) for home in homes]
+        self.lost = set(self.rng.sample(list(fleet.servers), self.plan.num_lost))
+        rate = 1 / self.plan.think_s
+        self.events: list[tuple[float, int, Turn | int]] = [
+            (self.rng.expovariate(rate), session, session) for session in range(len(homes))
+        ]
+        self.number = len(homes)
+        self.marks = self._marks()
+
+    def _marks(self) -> list[tuple[float, str, float]]:
+        """When instances go, when they come back, and their share from then on, the last first."""
+        plan = self.plan
+        marks = [(plan.lost_at_s, "lost", 0.0), (plan.back_at_s, "back", 0.0)]
+        marks += [(plan.back_at_s + step, "share", float(step)) for step in range(1, int(SLOW_START_S) + 1)]
+        return marks[::-1]
+
+    def run(self) -> Outcome:
+        heapq.heapify(self.events)
+        now = 0.0
+        while self.events:
+            now, _, what = heapq.heappop(self.events)
+            if now > self.plan.duration_s:
+                break
+            while self.marks and self.marks[-1][0] <= now:
+                self._change(*self.marks.pop())
+            if isinstance(what, Turn):
+                self._end(now, what)
+            else:
+                self._ask(now, what, now)
+        return self.outcome
+
+    def _push(self, when: float, what: "Turn | int") -> None:
+        self.number += 1
+        heapq.heappush(self.events, (when, self.number, what))
+
+    def _change(self, now: float, kind: str, elapsed_s: float) -> None:
+        names = sorted(self.lost)
+        if kind == "lost":
+            self.fleet.set_state(names, InstanceState.DOWN)
+            for name in names:
+                server = self.fleet.servers[name]
+                server.life += 1
+                server.num_running = 0
+                waiting, server.waiting = server.waiting, []
+                for turn in waiting:
+                    self._again(now, turn)
+            return
+        if kind == "back":
+            self.fleet.set_share(names, share_after(0.0, duration_s=SLOW_START_S, least=0.1))
+            self.fleet.set_state(names, InstanceState.READY)
+            return
+        self.fleet.set_share(names, share_after(elapsed_s, duration_s=SLOW_START_S, least=0.1))
+
+    def _phase(self, asked_at: float) -> Phase:
+        plan = self.plan
+        name = "before" if asked_at < plan.lost_at_s else "lost" if asked_at < plan.back_at_s else "back"
+        return self.outcome.phases[name]
+
+    def _ask(self, now: float, session: int, asked_at: float) -> None:
+        phase = self._phase(asked_at)
+        text = self.fleet.ids[session]
+        proxy = self.fleet.proxies[self.rng.randrange(self.plan.num_proxies)]
+        instance = proxy.choose(text)
+        if instance is None:
+            phase.num_unserved += 1
+            return
+        server = self.fleet.servers[instance.name]
+        home = self.homes[session]
+        if instance.name != home:
+            if home in self.lost:
+                self.outcome.moved[instance.name] += 1
+            else:
+                self.outcome.num_strays += 1
+            other = self.fleet.proxies[self.rng.randrange(self.plan.num_proxies)].choose(text)
+            self.outcome.num_disagreements += other is None or other.name != instance.name
+        delay_s = service_time(self.rng, self.plan.turn_s)
+        if self.holders[session] != (server.name, server.life):
+            self.holders[session] = (server.name, server.life)
+            phase.num_rebuilt += 1
+            delay_s += self.plan.rebuild_s
+        turn = Turn(session, asked_at, delay_s, server, server.life, instance.lease())
+        if server.num_running < self.plan.slots:
+            server.num_running += 1
+            self._push(now + delay_s, turn)
+        else:
+            server.waiting.append(turn)
+
+    def _again(self, now: float, turn: Turn) -> None:
+        """Its instance is gone: the proxy asks another one."""
+        turn.lease.release()
+        self._ask(now, turn.session, turn.asked_at)
+
+    def _end(self, now: float, turn: Turn) -> None:
+        server = turn.server
+        if turn.life != server.life:
+            self._again(now, turn)
+            return
+        turn.lease.release()
+        self._phase(turn.asked_at).delays_s.append(now - turn.asked_at)
+        if server.waiting:
+            following = server.waiting.pop(0)
+            self._push(now + following.delay_s, following)
+        else:
+            server.num_running -= 1
+        self._push(now + self.rng.expovariate(1 / self.plan.think_s), turn.session)

@@ -1,0 +1,135 @@
+"""What a session costs its journal, counted at real servers: a Valkey and a SeaweedFS, behind a real TorchServe.
+
+Conversations are held over HTTP as users hold them; the servers are asked before and after what they have done.
+"""
+
+import os
+import re
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from failover_load import SAMPLES, make_conversations
+from fleet import running_fleet
+from report import ROOT
+
+from tests.servers import BUCKET, run_redis, run_s3
+
+NUM_TURNS = 4
+PREFIX = "bench"
+_REQUEST = re.compile(rb"(?:GET|HEAD|PUT|POST|DELETE) /[^ ]* HTTP/1\.1\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCost:
+    """Round trips to the store for an opening, a turn and a close; bytes of a session of NUM_TURNS turns there beside
+    its picture's own."""
+
+    store: str
+    opening: float
+    turn: float
+    close: float
+    session_bytes: float
+
+
+def measure_redis(num_sessions: int) -> JournalCost:
+    """Scripts that Valkey has run, and the memory of the keys by its own word."""
+    with tempfile.TemporaryDirectory() as folder, run_redis(Path(folder)) as server, server.client() as client:
+
+        def count() -> int:
+            stats: Any = client.info("commandstats")
+            return int(stats.get("cmdstat_eval", {}).get("calls", 0))
+
+        def kept() -> int:
+            keys = [key for key in client.scan_iter(count=1000) if b":claim:" not in key]
+            return sum(int(client.memory_usage(key, samples=0) or 0) for key in keys)
+
+        return _measure("Redis or Valkey", server.url, num_sessions, count, kept)
+
+
+def measure_s3(num_sessions: int) -> JournalCost:
+    """Requests on the wire to SeaweedFS, and the bytes of the objects."""
+    with tempfile.TemporaryDirectory() as folder, run_s3(Path(folder)) as server:
+        wire = CountingWire(server.port)
+
+        def kept() -> int:
+            pages = (
+                server.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{PREFIX}/sessions/")
+            )
+            return sum(item["Size"] for page in pages for item in page.get("Contents", []))
+
+        environment = {**server.environment, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{wire.port}"}
+        with wire, _environment(environment):
+            return _measure("S3", f"s3://{BUCKET}/{PREFIX}", num_sessions, lambda: wire.num_requests, kept)
+
+
+def _measure(store: str, url: str, num_sessions: int, count: Callable[[], int], kept: Callable[[], int]) -> JournalCost:
+    with running_fleet(ROOT / "models" / "tiny-llava", arguments=("--journal", url)) as fleet:
+        chats = make_conversations(fleet.runtime, num_sessions)
+        counts = [count()]
+        for chat in chats:
+            chat.open()
+        counts.append(count())
+        for chat in chats:
+            for _ in range(NUM_TURNS):
+                asked = chat.ask()
+                if asked.failure:
+                    raise SystemExit(f"a turn failed: {asked}")
+        counts.append(count())
+        session_bytes = kept() - sum((SAMPLES / chat.image).stat().st_size for chat in chats)
+        for chat in chats:
+            chat.close()
+        counts.append(count())
+    opening, turns, close = ((after - before) / num_sessions for before, after in pairwise(counts))
+    return JournalCost(store, opening, turns / NUM_TURNS, close, session_bytes / num_sessions)
+
+
+class CountingWire:
+    """Stands between HTTP clients and a server, and counts the requests that begin."""
+
+    def __init__(self, port: int) -> None:
+        self.num_requests = 0
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+
+    def __enter__(self) -> "CountingWire":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target), timeout=60)
+                for source, sink in ((client, server), (server, client)):
+                    is_request = source is client
+                    threading.Thread(target=self._pass_on, args=(source, sink, is_request), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, is_request: bool) -> None:
+        with source, sink, suppress(OSError):
+            while data := source.recv(1 << 16):
+                if is_request and _REQUEST.match(data):  # a client writes its next head when it has the last answer
+                    self.num_requests += 1
+                sink.sendall(data)
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables of this process, and of those that it starts meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,145 @@
+"""Writes docs/configuration.md from the settings classes themselves: every group, key, default and comment.
+
+python scripts/make_reference.py            writes it
+python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
+"""
+
+import argparse
+import ast
+import inspect
+import sys
+import textwrap
+import tokenize
+from dataclasses import MISSING, Field, fields
+from io import StringIO
+from pathlib import Path
+
+from handlers.settings import ENV_PREFIX, HandlerSettings
+from torchmoor.config import GROUPS, InstanceSettings
+from torchmoor.scaling_settings import LaunchSettings
+from torchmoor.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+
+INTRODUCTION = """# Configuration reference
+
+Made from the settings classes by `python scripts/make_reference.py`; do not edit it. Unknown keys and values out of
+range are refused with the key's name and what it should be; `torchmoor serve --config FILE --check` tries a file.
+
+* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` sets what matters by flags.
+* [The handlers' settings](#the-handlers-settings), in an archive or in an instance's environment.
+"""
+PROXY = """## The proxy's file
+
+YAML. Beside the groups below it has `Endpoints` and `Instances` ([routing.md](routing.md) has an example),
+`Autoscaling` ([autoscaling.md](autoscaling.md)), `sessions: {are_journaled: true}` where the instances share a journal,
+and `account_id`, which is named in "Endpoint ... of account ... not found.". `EndpointConfig` is what boto3's
+`create_endpoint_config` takes, and is checked by botocore's own validator.
+"""
+HANDLERS = f"""## The handlers' settings
+
+The group `handler:` of an archive's model-config, or the environment of the instance, which is stronger:
+`{ENV_PREFIX}SESSION_TTL_S=600` is `handler.session.ttl_s`. Of several items in the environment, commas stand between
+them.
+"""
+
+
+def make_page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, PROXY]
+    parts += [make_group(f"`{name}`", kind) for name, kind in GROUPS.items()]
+    parts += [
+        make_group("An entry of `Instances`", InstanceSettings),
+        make_group("`launcher`", LaunchSettings),
+        make_group("`late_binding` of an endpoint", LateBindingSettings),
+        make_group("`kv_aware` of an endpoint", KvAwareSettings),
+        make_group("`multi_model` of an endpoint", MultiModelSettings),
+        HANDLERS,
+    ]
+    parts += [make_group(f"`handler.{field.name}`", _class_of(field)) for field in fields(HandlerSettings)]
+    return "\n".join(parts)
+
+
+def make_group(title: str, kind: type) -> str:
+    """One settings class as a table."""
+    comments = read_comments(kind)
+    lines = [f"### {title}", ""]
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
+        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
+    lines += ["| key | default | |", "|---|---|---|"]
+    for field in fields(kind):
+        default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
+        comment = comments.get(field.name, "").replace("|", r"\|")
+        lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
+    return "\n".join([*lines, ""])
+
+
+def read_comments(kind: type) -> dict[str, str]:
+    """What is written beside each field: behind it and below, or, if nothing is behind it, above."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    texts = {
+        token.start[0]: token.string.lstrip("# ").rstrip()
+        for token in tokenize.generate_tokens(StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    comments: dict[str, str] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        first, last = node.lineno, node.end_lineno or node.lineno
+        own = [number for number in range(first, last + 1) if number in texts]
+        if own:
+            while last + 1 in texts and source.splitlines()[last].lstrip().startswith("#"):
+                last += 1
+                own.append(last)
+        else:
+            while first - 1 in texts and source.splitlines()[first - 2].lstrip().startswith("#"):
+                first -= 1
+                own.insert(0, first)
+        comments[node.target.id] = " ".join(texts.pop(number) for number in own)
+    return comments
+
+
+def _class_of(field: "Field[object]") -> type:
+    assert isinstance(field.default_factory, type)
+    return field.default_factory
+
+
+def _has_no_default(field: "Field[object]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _default_of(field: "Field[object]") -> object:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _show(value: object) -> str:
+    """A default as YAML has it; large numbers of bytes with their unit."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() if value >= 1 << 20 and value % (1 << 20) == 0:
+            return f"{value} ({value >> 30} GiB)" if value % (1 << 30) == 0 else f"{value} ({value >> 20} MiB)"
+        case str():
+            return value or '""'
+        case tuple():
+            return f"[{', '.join(map(str, value))}]"
+    return str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
+    page = make_page()
+    if not parser.parse_args().check:
+        PAGE.write_text(page)
+    elif not PAGE.is_file() or PAGE.read_text() != page:
+        print(f"{PAGE} is not what the settings say; run python scripts/make_reference.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
