@@ -94,8 +94,13 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
     """What the page says that it did, the instance and the client of the session say too."""
     chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(3)]
     for chat in chats:
-        assert chat.ask("What color is the circle?")
+        for question in ("What color is the circle?", "Where is it?"):
+            assert chat.ask(question)
+            assert chat.stream(question)
     chat = chats[0]
+    submit = fleet.client().invoke_endpoint_async
+    done = submit(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')["InferenceId"]
+    failed = submit(EndpointName="llava", Body=b'{"type": "no such thing"}')["InferenceId"]
     name = hash_of(chat.id)
 
     def find() -> dict[str, Any]:
@@ -115,14 +120,16 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         assert find()["is_pinned"] is False
         expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("its session lives there")
 
+        expect(page.locator("#queue tr", has_text=done)).to_contain_text("completed")
+        expect(page.locator("#queue tr", has_text=failed)).to_contain_text("must be one of")
+
         for instance in fleet.instances():
             requests.post(f"{fleet.admin}/instances/{instance['name']}/drain", timeout=10)
-        waiting = fleet.client().invoke_endpoint_async(EndpointName="llava", Body=b"{}")["InferenceId"]
+        waiting = submit(EndpointName="llava", Body=b"{}")["InferenceId"]
         press(page, f"Cancel {waiting}", "Cancel it")
         expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
         expect(page.locator("#attention")).to_contain_text("is drained")
-        page.locator("#sessions-filter").fill("")
-        page.set_viewport_size({"width": 1180, "height": 900})
+        page.evaluate("document.activeElement.blur()")
         tab.save(tmp_path / "dashboard-lists.png")
 
         press(page, f"Close session {name}", "Close")

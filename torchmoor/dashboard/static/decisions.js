@@ -18,7 +18,7 @@ function outcomeOf(row) {
 }
 
 const table = new Table($("decisions-table"), {
-  words: "requests",
+  noun: "request",
   nothing: "No requests.",
   page: 15,
   key: (row) => row.request_id,

@@ -64,12 +64,11 @@ export function drawHistogram(box, told, what) {
   });
   draw(svg, "line", { x1: 0, y1: 106.5, x2: width * told.counts.length, y2: 106.5 });
   const places = [told.p50_ms, told.p99_ms].map((value) => placeOf(value, told.upper_ms) * width);
-  const areClose = places[1] - places[0] < 26;
+  const first = Math.min(264, Math.max(11, places[0]));
+  const labels = [first, Math.min(289, Math.max(first + 25, places[1]))];
   ["p50", "p99"].forEach((name, which) => {
-    const x = places[which];
-    draw(svg, "line", { x1: x, y1: 16, x2: x, y2: 106, class: "mark" });
-    const anchor = areClose && which === 0 ? "end" : areClose || x < 14 ? "start" : x > 286 ? "end" : "middle";
-    draw(svg, "text", { x: Math.max(0, x), y: 11, "text-anchor": anchor, class: "mark" }, name);
+    draw(svg, "line", { x1: places[which], y1: 16, x2: places[which], y2: 106, class: "mark" });
+    draw(svg, "text", { x: labels[which], y: 11, "text-anchor": "middle", class: "mark" }, name);
   });
   told.counts.forEach((count, at) => {
     const y = 102 - Math.max(1.5, (count / most) * 74);

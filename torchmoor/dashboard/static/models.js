@@ -72,7 +72,7 @@ function showName(cell, row) {
 }
 
 const table = new Table($("models-table"), {
-  words: "models",
+  noun: "model",
   nothing: "No such models.",
   key: (row) => JSON.stringify([row.instance, row.name, row.version ?? null, Boolean(row.retired)]),
   sort: { column: 2, isDown: false },

@@ -29,7 +29,7 @@ function cancel(row) {
 }
 
 const table = new Table($("queue-table"), {
-  words: "requests",
+  noun: "request",
   nothing: "No such requests.",
   page: 15,
   key: (row) => row.inference_id,
@@ -86,8 +86,8 @@ function show(told) {
   fillBars($("queue-lines"), lines.map(([label, each]) => ({ label, text: number(each), part: each / most })));
   toBeDone = told.waiting + told.running;
   const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[told.endpoint] ?? {};
-  const oldest = told.oldest_age_s ? `the oldest is ${span(told.oldest_age_s)} old` : "nothing is to be done";
-  say($("queue-facts"), `${count(toBeDone, "request")} to be done, ${oldest} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
+  const todo = toBeDone ? `${count(toBeDone, "request")} to be done, the oldest is ${span(told.oldest_age_s)} old` : "Nothing is to be done";
+  say($("queue-facts"), `${todo} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
   table.show(told.requests);
 }
 

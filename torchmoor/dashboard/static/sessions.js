@@ -37,7 +37,7 @@ function press(action, row) {
 }
 
 const table = new Table($("sessions-table"), {
-  words: "sessions",
+  noun: "session",
   nothing: "No sessions.",
   key: (row) => `${row.session} ${row.instance}`,
   sort: { column: 6, isDown: true },

@@ -2,16 +2,16 @@
 // While somebody points at its rows or is among them with the keyboard the order stays, so that no button moves away.
 
 import { $, keep, make, say, setAttribute } from "./dom.js";
-import { number } from "./words.js";
+import { count, number } from "./words.js";
 
 const PAGE = 25;
 
 export class Table {
-  // root: an element of the page with a <table> and an element for [data-is=pages]. columns: title, value(row) to sort
+  // root: an element of the page with a <table> and an element for [data-is=pages]. noun: what a row is. columns: title, value(row) to sort
   // by (none: it cannot be), fill(cell, row), and is: "name" (the row's own), "figure" or "actions". key(row): a text.
-  // sort: {column, isDown} at first. words: what the rows are, and what is said if there is none.
-  constructor(root, { columns, key, sort, words, nothing, page = PAGE, holdsOrder = true }) {
-    Object.assign(this, { root, columns, key, sort, words, nothing, page, holdsOrder });
+  // sort: {column, isDown} at first. nothing: what is said if there is no row.
+  constructor(root, { columns, key, sort, noun, nothing, page = PAGE, holdsOrder = true }) {
+    Object.assign(this, { root, columns, key, sort, noun, nothing, page, holdsOrder });
     this.rows = [];
     this.start = 0;
     this.order = [];
@@ -41,7 +41,7 @@ export class Table {
   #makeHead() {
     for (const [at, column] of this.columns.entries()) {
       const cell = make("th", "", { scope: "col", role: "columnheader" });
-      if (column.is === "figure" || !column.value) cell.className = column.value ? "figure" : "plain";
+      if (column.is === "figure" || !column.value) cell.className = column.value ? "figure" : "unsorted";
       if (column.value) {
         const button = make("button", column.title, { type: "button" });
         button.onclick = () => this.#sortBy(at);
@@ -55,8 +55,8 @@ export class Table {
 
   #makePages() {
     this.range = make("span");
-    this.previous = make("button", "Previous", { type: "button", "aria-label": `Previous ${this.words}` });
-    this.next = make("button", "Next", { type: "button", "aria-label": `Next ${this.words}` });
+    this.previous = make("button", "Previous", { type: "button", "aria-label": `Previous ${this.noun}s` });
+    this.next = make("button", "Next", { type: "button", "aria-label": `Next ${this.noun}s` });
     this.previous.onclick = () => this.#turn(-this.page);
     this.next.onclick = () => this.#turn(this.page);
     this.pages.append(this.range, this.previous, this.next);
@@ -111,7 +111,8 @@ export class Table {
     });
     const end = this.start + shown.length;
     const isWhole = shown.length === this.rows.length;
-    const range = isWhole ? `${number(end)} ${this.words}` : `${number(this.start + 1)} to ${number(end)} of ${number(this.rows.length)} ${this.words}`;
+    const all = count(this.rows.length, this.noun);
+    const range = isWhole ? all : `${number(this.start + 1)} to ${number(end)} of ${all}`;
     say(this.range, this.rows.length ? range : this.nothing);
     this.previous.disabled = this.start === 0;
     this.next.disabled = end >= this.rows.length;
