@@ -7,10 +7,10 @@ TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 # Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Those that say how they are run; the other files beside them are their parts.
-BENCHMARKS := $(basename $(notdir $(shell grep -l 'make bench NAME=' benchmarks/*.py)))
+BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients demo test test-gpu fuzz check bench archives clean
+.PHONY: help setup clients demo test test-gpu fuzz check bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -56,8 +56,10 @@ check: setup  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: setup archives  ## everything but the slow and the GPU tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+# Torch has one thread in each: the processes are as many as the cores.
+PYTEST_WORKERS ?= 2
+test: setup archives  ## everything but the slow and the GPU tests, in PYTEST_WORKERS processes; 0: in this one
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not gpu" $(ARGS)
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build
@@ -73,6 +75,9 @@ bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }
 	@test -n "$(filter $(NAME),$(BENCHMARKS))" || { echo "make: there is no benchmark $(NAME), but: $(BENCHMARKS)" >&2; exit 1; }
 	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
+
+report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one page against the goals: make report [FROM=docs/benchmarks]
+	@$(BIN)/python benchmarks/report_all.py $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
 	rm -rf $(VENV) .venv-clients model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

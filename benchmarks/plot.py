@@ -13,11 +13,38 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import median
+from textwrap import wrap
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-WIDTH, LABEL_WIDTH, VALUE_WIDTH, BAR_HEIGHT, TOP = 860, 250, 190, 24, 64
-OURS, BASELINE, GOAL = "#2563a8", "#9aa5b1", "#c2410c"
+# Colours by class, so that a picture follows the reader's choice of light or dark, in a file as in a page.
+STYLE = """
+.plot { font-family: system-ui, sans-serif; fill: #1f2933; stroke: none }
+.plot .paper { fill: #ffffff } .plot .note { fill: #52606d }
+.plot .ours { fill: #2563a8 } .plot .baseline { fill: #9aa5b1 }
+.plot .goal { stroke: #c2410c; stroke-width: 3 } .plot .spread { stroke: #1f2933 }
+@media (prefers-color-scheme: dark) {
+.plot { fill: #e4e7eb }
+.plot .paper { fill: #16191d } .plot .note { fill: #a7b1bc }
+.plot .ours { fill: #6ea8e8 } .plot .baseline { fill: #616e7c }
+.plot .goal { stroke: #fb923c } .plot .spread { stroke: #e4e7eb }
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes in the picture's own units. label_width: 0 puts a bar's label and value above it."""
+
+    width: int
+    label_width: int
+    value_width: int
+    bar_height: int
+    title_size: int
+
+
+WIDE = Layout(width=890, label_width=280, value_width=190, bar_height=24, title_size=16)
+NARROW = Layout(width=380, label_width=0, value_width=24, bar_height=46, title_size=15)  # for a phone
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,69 +67,86 @@ class Chart:
     bars: Sequence[Bar]
 
 
-def draw(chart: Chart) -> str:
-    """The chart as SVG."""
+def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
+    """The chart as SVG. style: empty within a page that has it."""
     longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
-    scale = (WIDTH - LABEL_WIDTH - VALUE_WIDTH) / longest
-    height = TOP + BAR_HEIGHT * len(chart.bars) + 34
+    scale = (layout.width - layout.label_width - layout.value_width) / longest
+    title = _lines(chart.title, layout, 9.0)
+    subtitle = _lines(chart.subtitle, layout, 7.5)
+    under = 24 + 20 * len(title)
+    top = under + 18 * len(subtitle)
+    legend = top + layout.bar_height * len(chart.bars) + 20
+    entries = _legend(layout, legend)
+    height = legend + 14 + (22 * 3 if layout.label_width == 0 else 0)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        _text(12, 24, chart.title, size=16, weight="bold"),
-        _text(12, 44, chart.subtitle, color="#52606d"),
+        f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" width="{layout.width}" height="{height}" '
+        f'viewBox="0 0 {layout.width} {height}" font-size="13" role="img" aria-label="{escape(chart.title)}">',
+        *([f"<style>{style}</style>"] if style else []),
+        f'<rect class="paper" width="{layout.width}" height="{height}"/>',
+        *(_text(12, 24 + 20 * row, line, size=layout.title_size, weight="bold") for row, line in enumerate(title)),
+        *(_text(12, under + 18 * row, line, kind="note") for row, line in enumerate(subtitle)),
     ]
     for row, bar in enumerate(chart.bars):
-        lines += _bar(bar, TOP + row * BAR_HEIGHT, scale)
-    legend = TOP + BAR_HEIGHT * len(chart.bars) + 20
-    lines += [
-        f'<rect x="12" y="{legend - 10}" width="12" height="12" fill="{OURS}"/>',
-        _text(30, legend, "torchmoor"),
-        f'<rect x="112" y="{legend - 10}" width="12" height="12" fill="{BASELINE}"/>',
-        _text(130, legend, "baseline"),
-        f'<line x1="206" x2="206" y1="{legend - 12}" y2="{legend + 3}" stroke="{GOAL}" stroke-width="3"/>',
-        _text(214, legend, "goal: the bar ends before it"),
-        f'<line x1="410" x2="434" y1="{legend - 4}" y2="{legend - 4}" stroke="black"/>',
-        _text(440, legend, "least to most of all rounds"),
-        "</svg>",
+        lines += _bar(bar, top + row * layout.bar_height, scale, layout)
+    return "\n".join([*lines, *entries, "</svg>"]) + "\n"
+
+
+def _lines(text: str, layout: Layout, per_character: float) -> list[str]:
+    """The text in lines that fit, where a character takes so much on average."""
+    return wrap(text, int((layout.width - 24) / per_character))
+
+
+def _legend(layout: Layout, y: float) -> list[str]:
+    """One line of four entries, or four lines."""
+    if layout.label_width:
+        places = [(12.0, y), (112.0, y), (206.0, y), (410.0, y)]
+    else:
+        places = [(12.0, y + 22 * number) for number in range(4)]
+    (ours_x, ours_y), (base_x, base_y), (goal_x, goal_y), (spread_x, spread_y) = places
+    return [
+        f'<rect class="ours" x="{ours_x}" y="{ours_y - 10}" width="12" height="12"/>',
+        _text(ours_x + 18, ours_y, "torchmoor"),
+        f'<rect class="baseline" x="{base_x}" y="{base_y - 10}" width="12" height="12"/>',
+        _text(base_x + 18, base_y, "baseline"),
+        f'<line class="goal" x1="{goal_x + 2}" x2="{goal_x + 2}" y1="{goal_y - 12}" y2="{goal_y + 3}"/>',
+        _text(goal_x + 10, goal_y, "goal: the bar ends before it"),
+        f'<line class="spread" x1="{spread_x}" x2="{spread_x + 24}" y1="{spread_y - 4}" y2="{spread_y - 4}"/>',
+        _text(spread_x + 30, spread_y, "least to most of all rounds"),
     ]
-    return "\n".join(lines) + "\n"
 
 
-def _bar(bar: Bar, y: float, scale: float) -> list[str]:
-    color = OURS if bar.is_ours else BASELINE
-    middle = y + BAR_HEIGHT / 2 - 2
-    end = LABEL_WIDTH + bar.value * scale
+def _bar(bar: Bar, y: float, scale: float, layout: Layout) -> list[str]:
+    start, thickness = (layout.label_width, 19) if layout.label_width else (12, 17)
+    if layout.label_width:
+        label = _text(start - 8, y + 14, bar.label, anchor="end")
+    else:
+        label = _text(start, y + 14, bar.label)
+        y += 20
+    middle, end = y + thickness / 2, start + bar.value * scale
     lines = [
-        _text(LABEL_WIDTH - 8, middle + 4, bar.label, anchor="end"),
-        f'<rect x="{LABEL_WIDTH}" y="{y:.1f}" width="{bar.value * scale:.1f}" height="{BAR_HEIGHT - 5}" '
-        f'fill="{color}"/>',
-        f'<line x1="{LABEL_WIDTH + bar.least * scale:.1f}" x2="{LABEL_WIDTH + bar.most * scale:.1f}" '
-        f'y1="{middle:.1f}" y2="{middle:.1f}" stroke="black"/>',
+        label,
+        f'<rect class="{"ours" if bar.is_ours else "baseline"}" x="{start}" y="{y:.1f}" '
+        f'width="{bar.value * scale:.1f}" height="{thickness}"/>',
+        f'<line class="spread" x1="{start + bar.least * scale:.1f}" x2="{start + bar.most * scale:.1f}" '
+        f'y1="{middle:.1f}" y2="{middle:.1f}"/>',
     ]
     if bar.goal is not None:
-        x = LABEL_WIDTH + bar.goal * scale
-        lines.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2:.1f}" y2="{y + BAR_HEIGHT - 3:.1f}" '
-            f'stroke="{GOAL}" stroke-width="3"/>'
-        )
+        x = start + bar.goal * scale
+        lines.append(f'<line class="goal" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 2:.1f}" y2="{y + thickness + 2:.1f}"/>')
         end = max(end, x)
-    lines.append(_text(max(end, LABEL_WIDTH + bar.most * scale) + 6, middle + 4, bar.text))
-    return lines
+    if layout.label_width:
+        value = _text(max(end, start + bar.most * scale) + 6, middle + 4, bar.text)
+    else:
+        value = _text(layout.width - 12, y - 6, bar.text, anchor="end")
+    return [*lines, value]
 
 
 def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    size: int = 13,
-    weight: str = "normal",
-    color: str = "black",
-    anchor: str = "start",
+    x: float, y: float, text: str, *, size: int = 13, weight: str = "normal", kind: str = "", anchor: str = "start"
 ) -> str:
+    name = f' class="{kind}"' if kind else ""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" fill="{color}" '
+        f'<text{name} x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" '
         f'text-anchor="{anchor}">{escape(text)}</text>'
     )
 

@@ -21,6 +21,7 @@ P99 is that of all rounds together: random's pile-ups are so rare that a round a
 it the least and the most of the rounds' own cuts, against random in the same round. `p99_cut_*` and
 `throughput_gain_*` are late_binding's.
 
+    make bench NAME=routing [QUICK=1]
     python benchmarks/routing.py [--quick] [--rounds 6] [--save]
 """
 

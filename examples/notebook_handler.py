@@ -24,7 +24,7 @@ class NotebookHandler:
         return [self.answer(row, number, context) for number, row in enumerate(rows)]
 
     def answer(self, row, number, context):
-        """One request: {"type": "start_session"}, {"type": "add", "note"}, {"type": "find", "word"} or close_session."""
+        """A request: {"type": "start_session"}, {"type": "add", "note"}, {"type": "find", "word"} or close_session."""
         context.set_response_content_type(number, "application/json")
         try:
             body = row.get("body") or row.get("data")

@@ -1,12 +1,36 @@
-"""Servers that tests of several folders share; each is started once, when the first test asks for it."""
+"""How tests are shared out among processes, and servers that tests of several folders share.
+
+Each such server is started once a process, when the first test asks for it. What takes long to start, a fleet of real
+TorchServe instances, is started in one process only: all tests that use it run there, one after the other.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
+from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 
+ROOT = Path(__file__).parents[1]
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
+
+
+class Groups(LoadScopeScheduling):
+    """A process gets a whole group at a time."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(ROOT / nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups:
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place_of(item.path))
 
 
 @pytest.fixture(scope="session")

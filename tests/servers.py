@@ -7,6 +7,7 @@ them a laptop skips what needs them; CI, where they are always installed, fails.
 import itertools
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -264,7 +265,7 @@ def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bo
 def free_ports(count: int, *, has_twin: bool = False) -> list[int]:
     """Ports nobody listens on, below the ephemeral ones. has_twin: the port + 10000, for gRPC, is free as well."""
     found: list[int] = []
-    start = 11_000 + os.getpid() % 9_000
+    start = random.SystemRandom().randrange(11_000, 20_000)  # far from where another process of the tests looks
     for port in itertools.count(start):
         if all(is_free(p) for p in ([port, port + 10_000] if has_twin else [port])):
             found.append(port)

@@ -1,9 +1,6 @@
-"""Asynchronous inference on real TorchServe, with boto3's own client: every request has its one end, whoever dies."""
+"""Asynchronous inference on real TorchServe, with boto3's own client."""
 
 import json
-import os
-import random
-import signal
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,15 +8,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import requests
 
-from tests.torchserve.conftest import Fleet, run_fleet
+from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import worker_pids
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 PATIENTLY = {"deadline_s": 120.0, "interval_s": 0.1}
-COLORS = ("red", "green", "blue")
-NUM_REQUESTS = 100
 
 
 def question(color: str) -> bytes:
@@ -84,39 +78,3 @@ def test_session_is_opened_and_asked_asynchronously(fleet: Fleet) -> None:
     )
 
     assert "red" in json.loads(answer["Body"].read())["response_text"]
-
-
-def test_nothing_is_lost_or_done_twice_whoever_is_killed(archives: Path, tmp_path: Path) -> None:
-    """kill -9 of TorchServe's worker and of `torchmoor up` itself, with all of its fleet, while requests run: each has
-    its one result, and none a failure. The next `up` in the same directory goes on."""
-    rng = random.Random(6)
-    run_dir, answers, colors = tmp_path / "run", [], []
-
-    with run_fleet(run_dir=run_dir, log=tmp_path / "first.log") as fleet:
-        for _ in range(NUM_REQUESTS):
-            colors.append(rng.choice(COLORS))
-            answers.append(submit(fleet, Body=question(colors[-1])))
-        _until_some(answers, 0.2)
-        for pid in worker_pids(run_dir, "llava-0"):
-            os.kill(pid, signal.SIGKILL)
-        _until_some(answers, 0.6)
-        fleet.process.kill()
-        fleet.process.wait(timeout=10)
-    with run_fleet(run_dir=run_dir, log=tmp_path / "second.log") as fleet:
-        for answer, color in zip(answers, colors, strict=True):
-            assert color in until_there(answer["OutputLocation"])
-        ids = [answer["InferenceId"] for answer in answers]
-        wait_until(lambda: all(state_of(fleet, each) == "COMPLETED" for each in ids), "all have ended", **PATIENTLY)
-
-    results = run_dir / "async/results"
-    assert len(list((results / "async-endpoint-outputs/llava").glob("*.out"))) == NUM_REQUESTS
-    assert not list((results / "async-endpoint-failures").rglob("*.out"))
-
-
-def _until_some(answers: list[dict[str, Any]], fraction: float) -> None:
-    """Some of the results are there, by no means all."""
-    wait_until(
-        lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
-        f"{fraction:.0%} of the results are there",
-        **PATIENTLY,
-    )

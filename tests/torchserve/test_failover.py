@@ -1,4 +1,4 @@
-"""One of three instances dies, or hangs, under load: what clients notice, on real TorchServe."""
+"""Workers and instances die, or hang, some of them under load: what clients notice, on real TorchServe."""
 
 import json
 import os
@@ -6,21 +6,43 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
-from tests.torchserve.conftest import run_fleet
+from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
-from tests.torchserve.test_faults import processes_below, ready_instances
+from tests.torchserve.test_faults import PATIENTLY, ask_until_answered, processes_below, ready_instances, worker_pids
 from tests.torchserve.test_sessions import Chat, open_session
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 QUESTION = "What color is the circle?"
 NUM_INSTANCES = 3
+
+
+@dataclass(frozen=True)
+class Three:
+    """A fleet of three instances, which the tests of this file break and it mends."""
+
+    fleet: Fleet
+    run_dir: Path
+    journal: Path
+
+
+@pytest.fixture(scope="module")
+def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
+    """After Ctrl-C no process and no file of it is left."""
+    folder = tmp_path_factory.mktemp("three")
+    run_dir, journal = folder / "run", folder / "journal"
+    arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
+    with run_fleet(*arguments, run_dir=run_dir, log=folder / "up.log") as fleet:
+        yield Three(fleet, run_dir, journal)
+    assert processes_below(run_dir) == []
+    assert not run_dir.exists()
 
 
 class Talk(threading.Thread):
@@ -106,36 +128,80 @@ def check(talks: list[Talk], journal: Path) -> None:
         assert (talk.failed_before_byte, talk.failed_after_byte[1:], talk.wrong) == ([], [], [])
 
 
-def test_killed_and_hanging_instances_lose_nothing(archives: Path, tmp_path: Path) -> None:
+def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
+    """kill -9 of a worker: its session goes on elsewhere under the same id and knows what was said; the worker comes
+    back under its name and serves the session again."""
+    fleet, run_dir = three.fleet, three.run_dir
+    names = ready_instances(fleet)
+    client = fleet.client()
+    chats = [open_session(client, image=data_url(draw("circle", "red"))) for _ in range(2)]
+    (victim,), (survivor,) = (fleet.holders(chat.id) for chat in chats)
+    assert victim != survivor
+    chats[0].ask(QUESTION)
+
+    for pid in worker_pids(run_dir, victim):
+        os.kill(pid, signal.SIGKILL)
+
+    assert "red" in chats[1].ask(QUESTION)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    open_session(client, image=data_url(draw("square", "blue"))).close()
+    wait_until(lambda: ready_instances(fleet) == names, "the worker is back", **PATIENTLY)
+    assert "red" in ask_until_answered(chats[0], QUESTION)
+    again = open_session(client, image=data_url(draw("square", "blue")))
+    assert "blue" in again.ask("What color is the square?")
+
+
+def test_hanging_worker_is_gone_around(three: Three) -> None:
+    """SIGSTOP of the Python worker behind a TorchServe that goes on saying it is READY: a turn that is sent there is
+    answered elsewhere, once the worker's silence is noticed; after SIGCONT the instance serves again."""
+    fleet = three.fleet
+    chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
+    assert "blue" in chat.ask("What color is the square?")
+    (hung,) = fleet.holders(chat.id)
+    workers = worker_pids(three.run_dir, hung)
+    assert workers
+
+    try:
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        assert "blue" in chat.ask("What color is the square?")
+        wait_until(lambda: hung not in ready_instances(fleet), "the hanging worker is noticed", **PATIENTLY)
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+
+    wait_until(lambda: hung in ready_instances(fleet), "the worker is back", **PATIENTLY)
+    assert "blue" in ask_until_answered(chat, "What color is the square?")
+
+
+def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
     """kill -9 of one TorchServe in the middle of conversations, then SIGSTOP of another: every session goes on, every
     acknowledged turn is recorded once, and requests fail only if some of their answer had come."""
-    run_dir, journal = tmp_path / "run", tmp_path / "journal"
-    arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
-    with run_fleet(*arguments, run_dir=run_dir, log=tmp_path / "up.log") as fleet:
-        names = sorted(ready_instances(fleet))
-        assert len(names) == NUM_INSTANCES
-        picture = data_url(draw("circle", "red"))
-        talks = [Talk(open_session(fleet.client(), image=picture), is_streamed=bool(number % 2)) for number in range(6)]
-        for talk in talks:
-            talk.start()
-        wait_until_all_answered(talks)
+    fleet, run_dir = three.fleet, three.run_dir
+    wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "all instances are ready", **PATIENTLY)
+    names = sorted(ready_instances(fleet))
+    picture = data_url(draw("circle", "red"))
+    talks = [Talk(open_session(fleet.client(), image=picture), is_streamed=bool(number % 2)) for number in range(6)]
+    for talk in talks:
+        talk.start()
+    wait_until_all_answered(talks)
 
-        os.kill(find_jvm(run_dir, names[0]), signal.SIGKILL)
-        wait_until(lambda: names[0] not in ready_instances(fleet), "the dead instance is noticed")
+    os.kill(find_jvm(run_dir, names[0]), signal.SIGKILL)
+    wait_until(lambda: names[0] not in ready_instances(fleet), "the dead instance is noticed")
+    wait_until_all_answered(talks)
+    hung = find_jvm(run_dir, names[1])
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        wait_until(lambda: names[1] not in ready_instances(fleet), "the hanging instance is noticed")
         wait_until_all_answered(talks)
-        hung = find_jvm(run_dir, names[1])
-        os.kill(hung, signal.SIGSTOP)
-        try:
-            wait_until(lambda: names[1] not in ready_instances(fleet), "the hanging instance is noticed")
-            wait_until_all_answered(talks)
-        finally:
-            os.kill(hung, signal.SIGCONT)
-            for talk in talks:
-                talk.is_stopped = True
+    finally:
+        os.kill(hung, signal.SIGCONT)
         for talk in talks:
-            talk.join(60)
-            assert not talk.is_alive()
-        check(talks, journal)
+            talk.is_stopped = True
+    for talk in talks:
+        talk.join(60)
+        assert not talk.is_alive()
+    check(talks, three.journal)
 
 
 def wait_until_all_answered(talks: list[Talk]) -> None:

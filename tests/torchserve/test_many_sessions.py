@@ -13,6 +13,8 @@ import requests
 
 from tests.torchserve.conftest import Fleet, run_fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.torchserve.test_faults import PATIENTLY, processes_below
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 NUM_CLIENTS = 16
@@ -46,12 +48,20 @@ class Caller:
         return answer.headers["X-Torchmoor-Cache-Tier"]
 
 
-@pytest.fixture
-def small_fleet(archives: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("small") / "run"
+
+
+@pytest.fixture(scope="module")
+def small_fleet(archives: Path, run_dir: Path) -> Iterator[Fleet]:
     """One instance with little memory for keys and values."""
-    monkeypatch.setenv("TORCHMOOR_HANDLER_SESSION_KV_BYTES", str(KV_BYTES))
-    monkeypatch.setenv("TORCHMOOR_HANDLER_SESSION_FEATURES_BYTES", str(1 << 19))  # of 13 pictures
-    with run_fleet("--instances", "1", run_dir=tmp_path / "run", log=tmp_path / "up.log") as fleet:
+    environment = {
+        "TORCHMOOR_HANDLER_SESSION_KV_BYTES": str(KV_BYTES),
+        "TORCHMOOR_HANDLER_SESSION_FEATURES_BYTES": str(1 << 19),  # of 13 pictures
+    }
+    log = run_dir.with_name("up.log")
+    with run_fleet("--instances", "1", run_dir=run_dir, log=log, environment=environment) as fleet:
         yield fleet
 
 
@@ -60,21 +70,37 @@ def test_many_sessions_are_open_at_once_and_all_answer_rightly(small_fleet: Flee
     """Each is asked about its picture, then a part of them again in any order, when most have lost their caches and
     many pictures their features."""
     caller = Caller(small_fleet)
+    before = small_fleet.status("llava-0")
     pictures = [data_url(draw(*subject)) for subject in SUBJECTS]
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
         subjects = [i % len(SUBJECTS) for i in range(num_sessions)]
         ids = list(clients.map(lambda subject: caller.open(pictures[subject]), subjects))
-        assert small_fleet.status("llava-0")["sessions"]["open"] == len(set(ids)) == num_sessions
+        open_sessions = small_fleet.status("llava-0")["sessions"]["open"]
+        assert open_sessions - before["sessions"]["open"] == len(set(ids)) == num_sessions
 
         list(clients.map(caller.ask, ids, subjects))
         again = random.Random(0).sample(range(num_sessions), num_sessions // 4)
         tiers = list(clients.map(lambda i: caller.ask(ids[i], subjects[i]), again))
 
     status = small_fleet.status("llava-0")
-    assert status["sessions"]["open"] == num_sessions
-    assert status["turns"]["finished"] == num_sessions + len(again)
+    assert status["sessions"]["open"] == open_sessions
+    assert status["turns"]["finished"] - before["turns"]["finished"] == num_sessions + len(again)
     assert status["turns"]["failed"] == 0
-    assert status["memory"]["kv_evicted"] > num_sessions // 2
+    assert status["memory"]["kv_evicted"] - before["memory"]["kv_evicted"] > num_sessions // 2
     assert status["memory"]["kv_bytes"] <= KV_BYTES
-    assert status["images"]["demoted"] > 0
+    assert status["images"]["demoted"] > before["images"]["demoted"]
     assert len(set(tiers) & {"features", "encoded"}) > 0, tiers
+
+
+def test_up_killed_with_9_takes_its_instances_along(small_fleet: Fleet, run_dir: Path) -> None:
+    """Even a supervisor that cannot clean up leaves no TorchServe behind; of its files, only asynchronous requests.
+
+    It is the last to use the fleet.
+    """
+    assert processes_below(run_dir)
+
+    small_fleet.process.kill()
+    small_fleet.process.wait(timeout=10)
+
+    wait_until(lambda: not processes_below(run_dir), "the fleet's processes are gone", **PATIENTLY)
+    assert [path.name for path in run_dir.iterdir()] == ["async"]

@@ -1,0 +1,186 @@
+"""Runs every benchmark, shortened, and draws one HTML page of what they found against the goals.
+
+    make report                         run all (some minutes each), then draw build/report/index.html
+    make report FROM=docs/benchmarks    draw what is kept there, without running anything
+
+One that fails does not stop the others; the page says what it said last. Results are kept beside the page, so that it
+can be drawn again from there.
+"""
+
+import argparse
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from goals import is_quick
+from page import Result, render
+
+BENCHMARKS = Path(__file__).resolve().parent
+ROOT = BENCHMARKS.parent
+
+
+def main() -> None:
+    options = parse()
+    folder: Path = options.output.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    names = options.names or known_benchmarks()
+    if options.source is not None:
+        results = read_results(options.source, names)
+    else:
+        results = []
+        for number, name in enumerate(names, 1):
+            say(f"{name}: {number} of {len(names)}")
+            results.append(run(name, timeout_s=options.timeout_s))
+            say(f"{name}: {results[-1].trouble or 'done'}")
+            keep(results[-1], folder)
+    options.output.write_text(render(results), encoding="utf-8")
+    for result in results:
+        if result.report is None:
+            say(f"no result of {result.name}: {result.trouble}")
+    print(options.output)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks")
+    parser.add_argument("--from", dest="source", type=Path, help="a folder of results; nothing is run")
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "report" / "index.html")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="of one benchmark (900)")
+    options = parser.parse_args()
+    if options.source is not None and not options.source.is_dir():
+        parser.error(f"{options.source} is not a folder; --from wants one with the NAME.json of benchmarks")
+    unknown = set(options.names) - set(known_benchmarks())
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}, but: {', '.join(known_benchmarks())}")
+    return options
+
+
+def known_benchmarks() -> list[str]:
+    """Those that say how they are run, as the Makefile finds them."""
+    files = BENCHMARKS.glob("*.py")
+    return sorted(path.stem for path in files if command_of(path.stem) in path.read_text(encoding="utf-8"))
+
+
+def question_of(name: str) -> str:
+    """The first sentence of what the benchmark says of itself."""
+    told = ast.get_docstring(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))) or name
+    return told.splitlines()[0].partition(" `make")[0]
+
+
+def command_of(name: str, *, quick: bool = False) -> str:
+    return f"make bench NAME={name}" + (" QUICK=1" if quick else "")
+
+
+def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
+    """Results kept as NAME.json; those that are not there are named, too."""
+    results = []
+    for name in names:
+        path = folder / f"{name}.json"
+        report: dict[str, Any] | None = None
+        trouble = f"there is no {path.name} in {folder}"
+        if path.is_file():
+            try:
+                report = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                trouble = f"{path.name} is not a result: {error}"
+        command = command_of(name, quick=report is not None and is_quick(report))
+        results.append(
+            Result(
+                name=name,
+                question=question_of(name),
+                command=command,
+                report=report,
+                trouble="" if report is not None else trouble,
+            )
+        )
+    return results
+
+
+def run(name: str, *, timeout_s: float) -> Result:
+    """Run one with --quick, passing on what it says; whatever it started ends with it."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(BENCHMARKS / f"{name}.py"), "--quick"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    lines: list[str] = []
+    timer = threading.Timer(timeout_s, _kill_group, (process.pid,))
+    timer.start()
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if not line.startswith("{"):
+                    say(f"  {lines[-1]}")
+            status = process.wait()
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+            _kill_group(process.pid)
+    report = find_report(name, lines) if status == 0 else None
+    if report is not None:
+        report["settings"]["quick"] = True
+    return Result(
+        name=name,
+        question=question_of(name),
+        command=command_of(name, quick=True),
+        report=report,
+        trouble="" if report is not None else _trouble(status, lines, timeout_s if is_late else None),
+        notes=[line for line in lines if "not installed" in line],
+    )
+
+
+def find_report(name: str, lines: Sequence[str]) -> dict[str, Any] | None:
+    """The last line that is the benchmark's report."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict) and found.get("benchmark") == name:
+                return found
+    return None
+
+
+def keep(result: Result, folder: Path) -> None:
+    """For `--from`; what an earlier run left there is no result of this one."""
+    path = folder / f"{result.name}.json"
+    if result.report is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(json.dumps(result.report, indent=1) + "\n", encoding="utf-8")
+
+
+def _trouble(status: int, lines: Sequence[str], timeout_s: float | None) -> str:
+    said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    if timeout_s is not None:
+        return f"it was stopped after {timeout_s:.0f} s; --timeout-s gives it more. It said last: {said}"
+    return f"it ended with {status}: {said}" if status else f"it ended without a report: {said}"
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""`make report`: what the benchmarks found, against the goals, as a page that people look at."""
+
+import dataclasses
+import importlib
+import json
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+KEPT = BENCHMARKS.parent / "docs" / "benchmarks"
+# Goals for which the kept runs have no figure: nothing measures the first, the others came after the kept run.
+WITHOUT_FIGURE = {
+    ("async_inference", "wake_vs_start"),
+    ("routing", "p99_gain_kept_2"),
+    ("routing", "p99_gain_kept_4"),
+}
+
+
+@pytest.fixture
+def report_all(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("report_all")
+
+
+@pytest.fixture
+def goals(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("goals")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with run_chromium() as running:
+        yield running
+
+
+def draw(report_all: Any, monkeypatch: pytest.MonkeyPatch, page: Path, *arguments: str) -> str:
+    monkeypatch.setattr("sys.argv", ["report_all.py", "--output", str(page), *arguments])
+    report_all.main()
+    return page.read_text(encoding="utf-8")
+
+
+def read_strictly(text: str) -> Element:
+    """The page as XML: every element is closed, every sign that means something is escaped, each id is there once."""
+    root = xml.etree.ElementTree.fromstring(text)
+    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
+    assert len(ids) == len(set(ids))
+    return root
+
+
+def rows_of(root: Element) -> dict[tuple[str, str], list[str]]:
+    """The cells of each ratio's row, by benchmark and ratio."""
+    return {
+        (section.attrib["id"], row.attrib["data-ratio"]): ["".join(cell.itertext()).strip() for cell in row]
+        for section in root.iter("section")
+        for row in section.iter("tr")
+        if "data-ratio" in row.attrib
+    }
+
+
+def test_page_has_every_ratio_and_every_goal(
+    report_all: Any, goals: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing that was measured and nothing that is wanted is left out, whether or not there is a result."""
+    kept = {path.stem: json.loads(path.read_text()) for path in KEPT.glob("*.json")}
+
+    rows = rows_of(read_strictly(draw(report_all, monkeypatch, tmp_path / "page.html", "--from", str(KEPT))))
+
+    assert kept
+    assert rows.keys() >= {(name, ratio) for name, report in kept.items() for ratio in report["ratios"]}
+    wanted = {(goal.benchmark, goal.ratio): goal for goal in goals.GOALS}
+    assert len(wanted) == len(goals.GOALS)
+    assert rows.keys() >= wanted.keys()
+    for (name, ratio), goal in wanted.items():
+        *_, limit, verdict = rows[name, ratio]
+        assert limit == goal.limit
+        figure = kept.get(name, {"ratios": {}})["ratios"].get(ratio)
+        assert ("not run" in verdict) is (figure is None), (name, ratio, verdict)
+        assert figure is not None or name not in kept or (name, ratio) in WITHOUT_FIGURE, "a goal of another name?"
+
+
+def test_page_says_how_each_figure_was_measured(
+    report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With which command, when, where, with which versions, and from which commit."""
+    kept = json.loads((KEPT / "engine.json").read_text())
+
+    root = read_strictly(draw(report_all, monkeypatch, tmp_path / "page.html", "--from", str(KEPT), "engine"))
+
+    (section,) = root.iter("section")
+    text = "".join(section.itertext())
+    told = ("make bench NAME=engine", kept["date"], kept["commit"], kept["machine"], kept["versions"]["torch"])
+    assert all(each in text for each in told)
+    assert "vllm" in text.lower()
+    assert [each for each in section.iter() if each.tag.endswith("svg")]
+
+
+def just_beyond(goal: Any) -> list[Any]:
+    """Values that barely miss it."""
+    if goal.wants is not None:
+        return [not goal.wants]
+    edges = [] if goal.most is None else [goal.most * (1 + 1e-9) + 1e-9]
+    return edges + ([] if goal.least is None else [goal.least * (1 - 1e-9) - 1e-9])
+
+
+def test_only_what_was_measured_and_is_within_its_goal_is_reached(goals: Any) -> None:
+    """At the limit it is; beyond it, without a figure, or without a run it is not."""
+    verdict = goals.Verdict
+    for goal in goals.GOALS:
+        edge = goal.wants if goal.wants is not None else goal.most if goal.most is not None else goal.least
+        expected = [(edge, verdict.REACHED), (None, verdict.NOT_RUN)]
+        expected += [(value, verdict.MISSED) for value in just_beyond(goal)]
+        for value, judged in expected:
+            assert goal.judge({"ratios": {goal.ratio: value}, "settings": {}}) is judged, (goal, value)
+        assert goal.judge({"ratios": {}, "settings": {}}) is verdict.NOT_RUN
+        assert goal.judge(None) is verdict.NOT_RUN
+
+
+def test_quick_run_says_nothing_of_what_it_is_too_small_for(goals: Any) -> None:
+    """Three hundred requests are neither ten thousand nor a failure to have them."""
+    (goal,) = [each for each in goals.GOALS if each.ratio == "submitted"]
+    report = {"ratios": {"submitted": 300}, "settings": {"quick": True}}
+
+    assert goal.judge(report) is goals.Verdict.NOT_RUN
+    assert dataclasses.replace(goal, needs_whole_run=False).judge(report) is goals.Verdict.MISSED
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE), ("dark", PHONE)])
+def test_page_is_readable_everywhere(
+    report_all: Any,
+    browser: Browser,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    scheme: str,
+    size: tuple[int, int],
+) -> None:
+    """Accessible in light and dark, without a word to the console, and no wider than a phone."""
+    page = tmp_path / "page.html"
+    draw(report_all, monkeypatch, page, "--from", str(KEPT))
+
+    with open_tab(browser, page.as_uri(), scheme=scheme, size=size) as tab:
+        tab.check_accessibility()
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        for plot in tab.page.locator("svg.plot:visible").all():
+            edges = plot.evaluate(
+                "svg => { const outer = svg.getBoundingClientRect();"
+                " return [...svg.querySelectorAll('text')].map(text => text.getBoundingClientRect())"
+                ".filter(box => box.left < outer.left - 1 || box.right > outer.right + 1).length }"
+            )
+            assert edges == 0, plot.get_attribute("aria-label")
+        assert tab.page.locator("svg.plot:visible").count() * 2 == tab.page.locator("svg.plot").count()
+        tab.save(tmp_path / "page.png")
+
+
+FINE = """
+print("round 1 of 1")
+about = {"date": "today", "commit": "c", "machine": "m", "versions": {"python": "3"}, "settings": {}}
+print(json.dumps({"benchmark": "fine", "rows": [], "ratios": {"x": 0.5}, **about}))
+"""
+
+
+@pytest.fixture
+def others(report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of other benchmarks: one that runs, one that lacks a tool, one that hangs; and a part of one."""
+    codes = {"fine": FINE, "needs": "raise SystemExit('needs: install wrk first')", "hangs": "time.sleep(600)"}
+    for name, code in codes.items():
+        says = f'"""What is {name}? `make bench NAME={name}`"""\n'
+        (tmp_path / f"{name}.py").write_text(f"{says}import json, time\n{code}\n")
+    (tmp_path / "part.py").write_text('"""Not a benchmark."""\n')
+    monkeypatch.setattr(report_all, "BENCHMARKS", tmp_path)
+    assert report_all.known_benchmarks() == sorted(codes)
+    return tmp_path
+
+
+def test_failing_benchmark_does_not_stop_the_others(
+    report_all: Any, others: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is run, its progress told, its result kept; who lacks a tool is named with what it said."""
+    page = others / "report" / "page.html"
+
+    text = draw(report_all, monkeypatch, page, "needs", "fine")
+
+    said = capsys.readouterr()
+    assert said.out.strip() == str(page)
+    assert "fine: 2 of 2" in said.err
+    assert "  round 1 of 1" in said.err
+    told = {section.attrib["id"]: "".join(section.itertext()) for section in read_strictly(text).iter("section")}
+    assert told.keys() == {"fine", "needs"}
+    assert "install wrk first" in told["needs"]
+    assert "No result" not in told["fine"]
+    assert "QUICK=1" in told["fine"]
+    again = draw(report_all, monkeypatch, others / "again.html", "--from", str(page.parent))
+    assert rows_of(read_strictly(again)) == rows_of(read_strictly(text)) == {("fine", "x"): ["x", "0.500"]}
+
+
+def test_hanging_benchmark_is_stopped(report_all: Any, others: Path) -> None:
+    """It ends at its time-out, and the page says how to give it more."""
+    result = report_all.run("hangs", timeout_s=1.0)
+
+    assert result.report is None
+    assert "stopped after 1 s; --timeout-s gives it more" in result.trouble
