@@ -68,6 +68,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         assert [i["state"] for i in fleet.instances() if i["name"] == drained] == ["draining"]
         assert chat.ask("What color is the circle?")
         tab.check_accessibility()
+        page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
         tab.save(tmp_path / "dashboard.png")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
@@ -129,7 +130,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         press(page, f"Cancel {waiting}", "Cancel it")
         expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
         expect(page.locator("#attention")).to_contain_text("is drained")
-        page.evaluate("document.activeElement.blur()")
+        page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
         tab.save(tmp_path / "dashboard-lists.png")
 
         press(page, f"Close session {name}", "Close")

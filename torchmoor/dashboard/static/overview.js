@@ -11,8 +11,10 @@ function sentence(told, ready) {
   const waiting = told.variants.reduce((sum, each) => sum + each.waiting, 0);
   const running = told.variants.reduce((sum, each) => sum + each.in_flight, 0);
   const rate = told.variants.reduce((sum, each) => sum + (last(each.series.requests_per_s) ?? 0), 0);
-  const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : "nothing waits";
-  return `${number(ready)} of ${count(told.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(told)} open.${describeBacklog()}`;
+  const backlog = describeBacklog();
+  const nothing = backlog ? "no client waits" : "nothing waits";
+  const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : nothing;
+  return `${number(ready)} of ${count(told.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(told)} open.${backlog}`;
 }
 
 // What needs attention, the worst first: text, where to look, how bad.
@@ -21,7 +23,7 @@ function problems(told) {
   for (const variant of told.variants) {
     const name = `${variant.endpoint} / ${variant.name}`;
     const add = (text, kind = "warn", to = "traffic-title") => found.push({ text, kind, to });
-    if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: its requests are refused.`, "bad", "instances-title");
+    if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
     const refused = lately(variant.series.errors_per_s);
     if (refused > 0.05 * Math.max(lately(variant.series.requests_per_s), 0.1)) {
       add(`${name}: ${number(refused, 1)} errors a second in the last ten seconds.`);
