@@ -4,7 +4,7 @@
 import { say } from "./dom.js";
 
 const POLL_SHARE = 20; // asking takes no more than a twentieth of the time,
-const MAX_PAUSE_MS = 30000; // but is not forgotten
+const MAX_PAUSE_MS = 15000; // but is not forgotten
 const TIMEOUT_MS = 15000;
 
 export class Feed {

@@ -25,6 +25,7 @@ function show(told) {
   showTraffic(told);
   showInstances(told, budgetsOf);
   showScaling(told);
+  if (document.hidden) return; // since the question was asked
   pollSessions(told);
   pollDecisions(told);
   pollQueue(told);
