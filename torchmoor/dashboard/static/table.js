@@ -92,7 +92,7 @@ export class Table {
     rows.sort((a, b) => {
       const [first, second] = [place(a), place(b)];
       if (first !== second) return first - second;
-      return way * compare(a.value, b.value) || a.key.localeCompare(b.key);
+      return way * compare(a.value, b.value) || a.key.localeCompare(b.key, "en", { numeric: true });
     });
     this.order = rows.map((each) => each.key);
     return rows;
