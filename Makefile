@@ -10,7 +10,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients demo test test-gpu fuzz check bench report archives clean
+.PHONY: help setup clients demo test test-image test-gpu fuzz check bench report archives clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 12
@@ -60,6 +60,10 @@ check: setup  ## ruff and mypy
 PYTEST_WORKERS ?= 2
 test: setup archives  ## everything but the slow and the GPU tests, in PYTEST_WORKERS processes; 0: in this one
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m "not slow and not gpu" $(ARGS)
+
+# Its slow tests are no part of `make test`.
+test-image: setup archives  ## the container's image, and a cluster's pods made of it: needs podman, as .ci/run installs it
+	$(BIN)/python -m pytest -m image $(ARGS)
 
 # setup installs the CPU build of torch; it leaves a CUDA build of the same version alone.
 test-gpu: setup  ## the GPU tests, on a machine with a GPU and torch's CUDA build

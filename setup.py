@@ -12,7 +12,7 @@ def read_groups(name: str) -> dict[str, list[str]]:
     """The pinned requirements of a file by its group comments."""
     groups: dict[str, list[str]] = {}
     for line in (HERE / name).read_text().splitlines():
-        if header := re.fullmatch(r"# \[(\w+)\]", line):
+        if header := re.fullmatch(r"# \[(\w+)\].*", line):
             groups[header[1]] = []
         elif requirement := line.partition("#")[0].strip():
             list(groups.values())[-1].append(requirement)
@@ -33,10 +33,10 @@ setup(
     package_data={
         "torchmoor": ["py.typed"],
         "torchmoor.dashboard": ["static/*"],
-        "torchmoor.fleet": ["log4j2.xml"],
+        "torchmoor.fleet": ["*.xml"],
     },
     install_requires=GROUPS["proxy"],
-    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "dev", "langchain")},
+    extras_require={name: GROUPS[name] for name in ("handlers", "otel", "image", "dev", "langchain")},
     entry_points={"console_scripts": ["torchmoor = torchmoor.cli:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

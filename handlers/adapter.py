@@ -126,6 +126,10 @@ class Pump:
                 num_cancelled = self._cancel_all(read_cancelled(incoming.body))
                 reply.finish(JSON, json.dumps({"cancelled": num_cancelled}).encode())
                 return
+            if operation == "in-flight":
+                num_in_flight = len(self._replies) - self._num_operations
+                reply.finish(JSON, json.dumps({"in_flight": num_in_flight}).encode())
+                return
             if is_full and not operation:
                 limit = self._settings.max_in_flight
                 raise Overloaded(f"{limit} requests are in flight already; try again later")

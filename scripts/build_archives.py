@@ -23,8 +23,10 @@ class Archive:
 
     name: str
     entry: str
+    config: str  # in handlers/configs
     checkpoint: str | None  # below the models directory
     made_by: str | None = None  # the script that makes the checkpoint, where it is not in the repository
+    is_usual: bool = True  # False: built only when it is asked for
 
     @property
     def entry_file(self) -> Path:
@@ -32,13 +34,14 @@ class Archive:
 
     @property
     def config_file(self) -> Path:
-        return ROOT / "handlers" / "configs" / f"{self.name}.yaml"
+        return ROOT / "handlers" / "configs" / self.config
 
 
 ARCHIVES = (
-    Archive("llava", "chat_entry.py", "tiny-llava"),
-    Archive("llm", "chat_entry.py", "smollm2", made_by="scripts/make_smollm2.py"),
-    Archive("many", "many_entry.py", None),
+    Archive("llava", "chat_entry.py", "chat.yaml", "tiny-llava"),
+    Archive("llm", "chat_entry.py", "chat.yaml", "smollm2", made_by="scripts/make_smollm2.py"),
+    Archive("many", "many_entry.py", "many.yaml", None),
+    Archive("chat", "chat_entry.py", "chat.yaml", None, is_usual=False),  # of a checkpoint that lies somewhere else
 )
 
 
@@ -100,7 +103,7 @@ def main() -> None:
     parser.add_argument("--model-store", type=Path, default=ROOT / "model_store", help="where the archives go")
     options = parser.parse_args()
     for archive in ARCHIVES:
-        if options.only is not None and archive.name not in options.only:
+        if not archive.is_usual if options.only is None else archive.name not in options.only:
             continue
         checkpoint = None if archive.checkpoint is None else (options.models_dir / archive.checkpoint).resolve()
         target = options.model_store / f"{archive.name}.mar"

@@ -15,7 +15,9 @@ from io import StringIO
 from pathlib import Path
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config import GROUPS, InstanceSettings
+from torchmoor.config import GROUPS
+from torchmoor.fleet.discovery_settings import DiscoverySettings
+from torchmoor.instance_config import InstanceSettings
 from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
 
@@ -31,7 +33,8 @@ range are refused with the key's name and what it should be; `torchmoor serve --
 """
 PROXY = """## The proxy's file
 
-YAML. Beside the groups below it has `Endpoints` and `Instances` ([routing.md](routing.md) has an example),
+YAML. Beside the groups below it has `Endpoints` and `Instances` ([routing.md](routing.md) has an example), `Discovery`
+([discovery.md](discovery.md)),
 `Autoscaling` ([autoscaling.md](autoscaling.md)), `sessions: {are_journaled: true}` where the instances share a journal,
 and `account_id`, which is named in "Endpoint ... of account ... not found.". `EndpointConfig` is what boto3's
 `create_endpoint_config` takes, and is checked by botocore's own validator.
@@ -50,6 +53,7 @@ def make_page() -> str:
     parts += [make_group(f"`{name}`", kind) for name, kind in GROUPS.items()]
     parts += [
         make_group("An entry of `Instances`", InstanceSettings),
+        make_group("An entry of `Discovery`", DiscoverySettings),
         make_group("`launcher`", LaunchSettings),
         make_group("`late_binding` of an endpoint", LateBindingSettings),
         make_group("`kv_aware` of an endpoint", KvAwareSettings),

@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,11 @@ def _policy_name(metric: str, endpoint: str, variant: str) -> str:
     return f"{metric}-{endpoint}-{variant}"
 
 
-def send(calls: Iterator[Call], region: str | None, endpoint_url: str | None, *, skips_missing: bool) -> list[str]:
-    """Send the requests; returns what was done. skips_missing: what is not there is none to be removed."""
-    clients = {
-        service: boto3.client(service, region_name=region, endpoint_url=endpoint_url, config=CONFIG)
-        for service in (AUTOSCALING, CLOUDWATCH)
-    }
+def send(calls: Iterable[Call], client_of: Callable[[str], Any], *, skips_missing: bool) -> list[str]:
+    """Send the requests, by a service's client; returns what was done.
+
+    skips_missing: what is not there is none to be removed.
+    """
     done: list[str] = []
     policy_arn = ""
     for call in calls:
@@ -142,7 +142,7 @@ def send(calls: Iterator[Call], region: str | None, endpoint_url: str | None, *,
         if call.operation == "put_metric_alarm":  # which policy it is for only that one's answer tells
             parameters = {**parameters, "AlarmActions": [policy_arn]}
         try:
-            answer = getattr(clients[call.service], call.operation)(**parameters)
+            answer = getattr(client_of(call.service), call.operation)(**parameters)
         except ClientError as error:
             if not skips_missing or not error.response["Error"]["Message"].startswith(MISSING):
                 raise
@@ -191,6 +191,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.config is None) is (options.endpoint is None):
         parser.error("give either --config or --endpoint")
+    aws = partial(boto3.client, region_name=options.region, endpoint_url=options.endpoint_url, config=CONFIG)
+    client_of = cache(aws)
     try:
         if options.config is not None:
             targets = read_file(options.config)
@@ -210,7 +212,7 @@ def main(arguments: list[str]) -> int:
                 for call in calls:
                     print(json.dumps({"service": call.service, "operation": call.operation, **call.parameters}))
                 continue
-            for line in send(calls, options.region, options.endpoint_url, skips_missing=options.delete):
+            for line in send(calls, client_of, skips_missing=options.delete):
                 print(f"{resource_of(endpoint, variant)}: {line}")
     except (ConfigError, ClientError, BotoCoreError) as error:
         print(f"error: {error}", file=sys.stderr)

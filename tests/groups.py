@@ -11,7 +11,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 FLEETS = ("fleet", "many")  # the fixtures of tests/torchserve that several files use
-SHORT = ("proxy", "fuzz", "unit")  # folders of short tests, which fill what the long ones leave
+SHORT = ("aws", "proxy", "fuzz", "unit")  # folders of short tests, which fill what the long ones leave
 
 
 @cache

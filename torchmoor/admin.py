@@ -21,7 +21,7 @@ from torchmoor.admin_decisions import DecisionsAdmin
 from torchmoor.admin_models import ModelsAdmin
 from torchmoor.admin_sessions import SessionsAdmin
 from torchmoor.cross_origin import find_foreign_page
-from torchmoor.dashboard.page import Dashboard, describe_instance, describe_scaling
+from torchmoor.dashboard.page import Dashboard, describe_discovery, describe_instance, describe_scaling
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
@@ -29,15 +29,19 @@ from torchmoor.host_metrics import HostCollector
 from torchmoor.metrics import MetricsCollector
 
 HEALTH = "/healthz"
+LIVE = "/livez"
+READY = "/readyz"
+PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 
 
 class AdminServer:
-    """Serves GET / (the dashboard), /healthz, /metrics, /instances and /models, POST /instances/NAME/drain and /resume,
-    what may be done to models (torchmoor.admin_models), sessions (torchmoor.admin_sessions), /decisions
-    (torchmoor.admin_decisions), and asynchronous requests (torchmoor.admin_async).
+    """Serves GET / (the dashboard), the probes /healthz, /livez and /readyz, /metrics, /instances and /models,
+    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin_models), sessions
+    (torchmoor.admin_sessions), /decisions (torchmoor.admin_decisions), and asynchronous requests
+    (torchmoor.admin_async).
 
-    With a token, all but /healthz (a prober has none) ask for it: as a bearer token, or as the password of any user,
-    which is how a browser can give it. A POST that a browser sends for a page of elsewhere is refused.
+    With a token, all but the probes ask for it: as a bearer token, or as the password of any user, which is how a
+    browser can give it. A POST that a browser sends for a page of elsewhere is refused.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class AdminServer:
         async_admin: AsyncAdmin | None = None,
         token: str = "",
         refresh: Callable[[], Awaitable[None]],
+        has_asked_all: Callable[[], bool],
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """async_admin: None if no endpoint takes asynchronous requests.
 
         refresh: brings what is shown up to date, where that takes asking other processes.
+        has_asked_all: whether each instance has been probed at least once.
         """
         self.port = port
         self._registry = registry
@@ -72,9 +78,12 @@ class AdminServer:
         self._host = host
         self._token = token.encode()
         self._refresh = refresh
+        self._has_asked_all = has_asked_all
         self._tls = tls
         app = web.Application(middlewares=[self._check_token if token else self._check_host])
         app.router.add_get(HEALTH, self._healthz)
+        app.router.add_get(LIVE, self._livez)
+        app.router.add_get(READY, self._readyz)
         app.router.add_get("/metrics", self._show_metrics)
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
@@ -102,7 +111,7 @@ class AdminServer:
 
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path != HEALTH and not hmac.compare_digest(_token_of(request), self._token):
+        if request.path not in PROBES and not hmac.compare_digest(_token_of(request), self._token):
             raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="torchmoor", charset="UTF-8"'})
         return await handler(request)
 
@@ -128,16 +137,37 @@ class AdminServer:
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
-    async def _show_metrics(self, request: web.Request) -> web.Response:
-        """The proxy's own numbers, then the instances'."""
+    async def _livez(self, request: web.Request) -> web.Response:
+        """200 while this process runs at all."""
+        return web.json_response({"ok": True})
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        """200 while it is known which instances there are and how they do, however few can serve.
+
+        For a balancer of several proxies: where no instance is ready, clients are told so by a proxy.
+        """
+        waits_for = [source.dns_name for source in self._registry.sources.values() if source.answered_at is None]
+        is_ready = not waits_for and self._has_asked_all()
+        return web.json_response({"ok": is_ready, "waits_for_dns": waits_for}, status=200 if is_ready else 503)
+
+    async def make_metrics_page(self) -> bytes:
+        """The proxy's own numbers, then the instances', in Prometheus' text form."""
         await self._refresh()
-        body = generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=await self.make_metrics_page(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _show_instances(self, request: web.Request) -> web.Response:
         await self._refresh()
         rows = [describe_instance(instance, self._registry) for instance in self._registry.instances()]
-        return web.json_response({"instances": rows, "autoscaling": describe_scaling(self._registry)})
+        return web.json_response(
+            {
+                "instances": rows,
+                "autoscaling": describe_scaling(self._registry),
+                "discovery": describe_discovery(self._registry),
+            }
+        )
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.
@@ -160,6 +190,9 @@ class AdminServer:
         if instance is None:
             return web.json_response({"error": f"There is no instance {name!r}; see GET /instances."}, status=404)
         if is_end and not self._registry.is_drained(name):
+            if self._registry.is_leaving(name):
+                error = f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
+                return web.json_response({"error": error}, status=409)
             return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
         move(name)
         await self._refresh()

@@ -17,6 +17,7 @@ from torchmoor.admin_models import ModelsAdmin
 from torchmoor.admin_sessions import SessionsAdmin
 from torchmoor.api.decisions import DecisionQuery
 from torchmoor.api.dispatcher import Dispatcher
+from torchmoor.api.metrics import MetricsApi
 from torchmoor.dashboard.page import Dashboard
 from torchmoor.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
 from torchmoor.fleet.health import HealthChecker
@@ -25,6 +26,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
 from torchmoor.metrics import MetricsCollector
+from torchmoor.metrics_pages import MetricsPages
 from torchmoor.model_metrics import ModelMetricsCollector
 from torchmoor.settings import Credentials, ListenSettings, ProxySettings
 
@@ -85,9 +87,14 @@ class Proxy(DataPlane):
                 token=token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
+                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
+            if self._settings.container.shows_metrics:
+                pages = MetricsPages(admin.make_metrics_page)
+                stack.push_async_callback(pages.stop)
+                self.api.metrics = MetricsApi(self.gateway, pages.try_start)
             await self.listen(stack, port=listen.port)
             self._stack = stack.pop_all()
         logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)

@@ -7,23 +7,25 @@ against botocore's own service model. What is ours is spelt as in `torchmoor.set
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import botocore.session
 import yaml
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
-from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings, Webhook
+from torchmoor.async_inference.object_settings import NoticeSettings, ObjectSettings
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.instance import INSTANCE_NAME, Instance
+from torchmoor.fleet.discovery_settings import DiscoverySettings
+from torchmoor.fleet.instance import Instance
+from torchmoor.groups import read_group, read_list, read_mapping
+from torchmoor.instance_config import InstanceSettings, read_discovery, read_instances
 from torchmoor.scaling_config import read_autoscaling
 from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
@@ -47,8 +49,6 @@ from torchmoor.settings import (
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -88,42 +88,11 @@ GROUPS = {
     "notices": NoticeSettings,
     "observe": ObserveSettings,
 }
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "text"),
-    "bool": ((bool,), "true or false"),
-    "tuple[str, ...]": ((list,), "a list of texts"),
-    "tuple[Webhook, ...]": ((list,), "a list of webhooks"),
-}
 _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
     *("late_binding", "kv_aware", "multi_model"),
 }
-_KEYS_OF_FILE = {"Endpoints", "Instances", "Autoscaling", "launcher", "sessions", "account_id", *GROUPS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSettings:
-    """One entry of Instances: a TorchServe that runs already."""
-
-    name: str
-    port: int
-    host: str = "127.0.0.1"
-    endpoint: str = ""  # may be left out where there is one
-    variant: str = ""  # may be left out where the endpoint has one
-    management_port: int = 0  # 0: the instance is probed by /ping only, which says yes before its model is loaded
-    metrics_port: int = 0  # 0: its metrics are not shown
-    capacity: int = 64
-
-    def __post_init__(self) -> None:
-        if len(self.name) > 63 or not INSTANCE_NAME.fullmatch(self.name):
-            raise ConfigError(f"Instances: name {self.name!r} must be of a-z, 0-9 and single hyphens, 63 at most")
-        for key, least in (("port", 1), ("management_port", 0), ("metrics_port", 0)):
-            if not least <= getattr(self, key) <= 65_535:
-                raise ConfigError(f"Instances: {key} of {self.name} must be a port, not {getattr(self, key)}")
-        if self.capacity < 1:
-            raise ConfigError(f"Instances: capacity of {self.name} must be positive, not {self.capacity}")
+_KEYS_OF_FILE = {"Endpoints", "Instances", "Discovery", "Autoscaling", "launcher", "sessions", "account_id", *GROUPS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +101,7 @@ class Configuration:
 
     proxy: ProxySettings
     instances: tuple[InstanceSettings, ...]
+    discovery: tuple[DiscoverySettings, ...]
     launch: LaunchSettings
 
     def make_instances(self) -> list[Instance]:
@@ -157,8 +127,10 @@ class Configuration:
         ]
 
 
-def read_file(path: Path, *, session_keys: str) -> Configuration:
-    """Read and check a file. session_keys: as in TORCHMOOR_SESSION_KEYS. Raises ConfigError."""
+def read_file(path: Path, *, session_keys: str, queue: str = "") -> Configuration:
+    """Read and check a file. session_keys: as in TORCHMOOR_SESSION_KEYS. queue: in the place of async_inference.queue,
+    as a URL with a password is in no file that others may read. Raises ConfigError.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
@@ -167,41 +139,41 @@ def read_file(path: Path, *, session_keys: str) -> Configuration:
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes")
     try:
-        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys)
+        return parse(yaml.load(text, _StrictLoader), session_keys=session_keys, queue=queue)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def parse(content: object, *, session_keys: str = "") -> Configuration:
-    """Check a file's content. Raises ConfigError."""
-    root = _mapping(content, "the file", _KEYS_OF_FILE)
-    entries = _sequence(root.get("Endpoints"), "Endpoints")
+def parse(content: object, *, session_keys: str = "", queue: str = "") -> Configuration:
+    """Check a file's content; see read_file. Raises ConfigError."""
+    root = read_mapping(content, "the file", _KEYS_OF_FILE)
+    entries = read_list(root.get("Endpoints"), "Endpoints")
     endpoints = tuple(_read_endpoint(entry, f"Endpoints[{number}]") for number, entry in enumerate(entries))
     endpoints = _with_scaling(endpoints, entries, root.get("Autoscaling"))
-    sessions = _mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
+    sessions = read_mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
     are_journaled = sessions.get("are_journaled", False)
     if not isinstance(are_journaled, bool):
         raise ConfigError(f"sessions.are_journaled must be true or false, not {are_journaled!r}")
     account_id = root.get("account_id", "000000000000")
     if not isinstance(account_id, str):
         raise ConfigError(f"account_id must be text (put it in quotes), not {account_id!r}")
+    groups: dict[str, Any] = {name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()}
+    if queue:
+        groups["async_inference"] = replace(groups["async_inference"], queue=queue)
     proxy = ProxySettings(
         endpoints=endpoints,
         sessions=SessionSettings.parse(session_keys, are_journaled=are_journaled),
         account_id=account_id,
-        **{name: read_group(kind, root.get(name, {}), name) for name, kind in GROUPS.items()},  # type: ignore[arg-type]
+        **groups,
     )
-    instances: dict[str, InstanceSettings] = {}
-    has_none = "Autoscaling" in root and "Instances" not in root
-    for number, entry in enumerate([] if has_none else _sequence(root.get("Instances"), "Instances")):
-        instance = _read_instance(entry, f"Instances[{number}]", endpoints)
-        if instance.name in instances:
-            raise ConfigError(f"Instances[{number}].name {instance.name!r} is given twice")
-        instances[instance.name] = instance
+    instances: tuple[InstanceSettings, ...] = ()
+    if "Instances" in root or not ("Autoscaling" in root or "Discovery" in root):
+        instances = read_instances(root.get("Instances"), endpoints)
+    discovery = read_discovery(root["Discovery"], endpoints) if "Discovery" in root else ()
     launch = read_group(LaunchSettings, root.get("launcher", {}), "launcher")
-    return Configuration(proxy=proxy, instances=tuple(instances.values()), launch=launch)
+    return Configuration(proxy=proxy, instances=instances, discovery=discovery, launch=launch)
 
 
 def _with_scaling(
@@ -233,7 +205,7 @@ def _with_scaling(
 
 
 def _read_endpoint(entry: object, where: str) -> EndpointSettings:
-    values = _mapping(entry, where, _KEYS_OF_ENDPOINT)
+    values = read_mapping(entry, where, _KEYS_OF_ENDPOINT)
     config = values.get("EndpointConfig")
     check_endpoint_config(config, f"{where}.EndpointConfig")
     assert isinstance(config, Mapping)  # just checked
@@ -263,7 +235,7 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
             if key in values:
                 raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
         return None
-    config = _mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
+    config = read_mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
     setting = config.get("ModelCacheSetting", "Enabled")
     if setting not in ("Enabled", "Disabled"):
         raise ConfigError(
@@ -275,7 +247,7 @@ def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettin
         )
     if setting == "Disabled":
         logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
-    group = dict(_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"}))
+    group = dict(read_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"}))
     return read_group(MultiModelSettings, {**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
 
 
@@ -322,25 +294,6 @@ def _read_variant(variant: Mapping[str, Any], where: str, kv_aware: KvAwareSetti
             prefix_length=prefix["PrefixLength"], concurrency_threshold=prefix["ConcurrencyThreshold"]
         ),
     )
-
-
-def _read_instance(entry: object, where: str, endpoints: Sequence[EndpointSettings]) -> InstanceSettings:
-    values = dict(_mapping(entry, where, {item.name for item in fields(InstanceSettings)}))
-    if len(endpoints) == 1:
-        values.setdefault("endpoint", endpoints[0].name)
-    variants = {endpoint.name: [variant.name for variant in endpoint.variants] for endpoint in endpoints}
-    scaled = {(e.name, variant.name) for e in endpoints for variant in e.variants if variant.scaling is not None}
-    name = values.get("endpoint")
-    if not isinstance(name, str) or name not in variants:
-        raise ConfigError(f"{where}.endpoint must be one of {', '.join(variants)}, not {name!r}")
-    if len(variants[name]) == 1:
-        values.setdefault("variant", variants[name][0])
-    if values.get("variant") not in variants[name]:
-        known = ", ".join(variants[name])
-        raise ConfigError(f"{where}.variant must be one of {known}, not {values.get('variant')!r}")
-    if (name, values["variant"]) in scaled:
-        raise ConfigError(f"{where}: variant {values['variant']} of {name} has Autoscaling, which starts its instances")
-    return read_group(InstanceSettings, values, where)
 
 
 def check_endpoint_config(config: object, where: str) -> None:
@@ -407,49 +360,6 @@ def _check_used(values: Mapping[str, Any], used: frozenset[str], unused: frozens
             logger.warning("without effect here key=%s.%s", where, key)
         elif key not in used:
             raise ConfigError(f"{where}.{key} is not supported: leave it out")
-
-
-def read_group(kind: type[T], value: object, where: str) -> T:
-    """A settings group from a mapping of its fields. Raises ConfigError for unknown keys and wrong types."""
-    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    values = _mapping(value, where, set(known))
-    for key, given in values.items():
-        types, expected = _TYPES[str(known[key].type)]
-        is_stray_bool = isinstance(given, bool) and bool not in types
-        if not isinstance(given, types) or is_stray_bool or given in (math.inf, -math.inf) or given != given:
-            raise ConfigError(f"{where}.{key} must be {expected}, not {given!r}")
-        if isinstance(given, list):
-            values = {**values, key: _read_items(str(known[key].type), given, f"{where}.{key}")}
-    try:
-        return kind(**values)
-    except TypeError as error:  # a field without a default
-        missing = [name for name in known if f"'{name}'" in str(error)]
-        raise ConfigError(f"{where}.{missing[0] if missing else '?'} is missing") from error
-
-
-def _read_items(kind: str, given: list[Any], where: str) -> tuple[Any, ...]:
-    """The items of a list by its declared type."""
-    if "Webhook" in kind:
-        return tuple(read_group(Webhook, each, f"{where}[{number}]") for number, each in enumerate(given))
-    for each in given:
-        if not isinstance(each, str):
-            raise ConfigError(f"{where} must be a list of texts, not {each!r}")
-    return tuple(given)
-
-
-def _mapping(value: object, where: str, known: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} must be keys and values, not {value!r}")
-    for key in value:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-    return value
-
-
-def _sequence(value: object, where: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where} must be a list of one or more, not {value!r}")
-    return value
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -36,7 +36,6 @@ from torchmoor.settings import Credentials, ProxySettings
 
 logger = logging.getLogger(__name__)
 
-STOP_GRACE_S = 5.0
 ERRAND_GRACE_S = 1.0
 
 
@@ -94,11 +93,12 @@ class DataPlane:
         self.async_inference = make_async_inference(
             settings, registry, self.gateway.dispatchers(), self.gateway if has_async_workers else None
         )
-        api = Api(self.gateway, self.operations, self.gate, self.async_inference)
-        self.server = HttpServer(api, means, self.sweeper, client_limits)
+        self.api = Api(self.gateway, self.operations, self.gate, self.async_inference)
+        self.server = HttpServer(self.api, means, self.sweeper, client_limits)
         self.observer: RequestObserver | None = None
         self._observe = settings.observe
         self._listen = listen
+        self._stop_grace_s = timeouts.stop_grace_s
         registry.listen(self._on_change)
 
     def on_need(self, wake: Callable[[], None]) -> None:
@@ -133,7 +133,7 @@ class DataPlane:
         """Take connections until the stack is closed; then what runs may end. is_shared: with other processes."""
         tls = None if self.tls is None else self.tls.context
         self.port = await self.server.start(self._listen.host, port, tls, is_shared=is_shared)
-        stack.push_async_callback(self.server.stop, grace_s=STOP_GRACE_S)
+        stack.push_async_callback(self.server.stop, grace_s=self._stop_grace_s)
 
     def take_credentials(self, credentials: Credentials) -> None:
         """Judge the requests to come by these."""

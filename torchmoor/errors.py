@@ -3,6 +3,7 @@
 TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
 |-- LaunchError          an instance cannot be started; the message says what to do
+|-- DiscoveryError       DNS has not answered
 |-- UnknownInstance      no instance of that name
 |-- NotDelivered         a notice of an asynchronous request's end was not taken
 |-- ObjectError          of asynchronous inference; its tree is in async_inference/object_store.py
@@ -46,6 +47,10 @@ class ConfigError(TorchmoorError):
 
 class LaunchError(TorchmoorError):
     """TorchServe cannot be started on this host; the message says what to do."""
+
+
+class DiscoveryError(TorchmoorError):
+    """DNS has not answered, or not what can be read."""
 
 
 class UnknownInstance(TorchmoorError):

@@ -7,6 +7,7 @@ endpoint and variant: both come from the configuration, so they are bounded.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -337,3 +338,22 @@ class MetricsCollector:
         yield ready
         yield breaker
         yield share
+        yield from discovery_metrics(self._registry)
+
+
+def discovery_metrics(registry: Registry) -> Iterator[Metric]:
+    """How the DNS names do that bring instances; nothing where there are none."""
+    labels = ["endpoint", "variant", "dns_name"]
+    discovered = GaugeMetricFamily("DiscoveredInstances", "Instances that a DNS name has brought.", labels=labels)
+    failures = CounterMetricFamily("DiscoveryFailures", "Questions for a DNS name without an answer.", labels=labels)
+    age = GaugeMetricFamily("DiscoveryAnswerAge", "Seconds since the last answer for a DNS name.", labels=labels)
+    counts = Counter(instance.source for instance in registry.instances())
+    for source in registry.sources.values():
+        where = [source.endpoint, source.variant, source.dns_name]
+        discovered.add_metric(where, counts[source.dns_name])
+        failures.add_metric(where, source.num_failures)
+        age_s = source.age_s()
+        if age_s is not None:
+            age.add_metric(where, age_s)
+    if registry.sources:
+        yield from (discovered, failures, age)

@@ -16,10 +16,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torchmoor.access.credentials import read_credentials
+from torchmoor.access.credentials import ASYNC_QUEUE, read_credentials
 from torchmoor.access.exposure import check_exposure
 from torchmoor.config import Configuration, read_file
 from torchmoor.errors import ConfigError
+from torchmoor.fleet.departures import Departures
+from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.guard import JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, check_archives
 from torchmoor.fleet.registry import Registry
@@ -60,7 +62,12 @@ async def run(
         proxy = make_front(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, processes=processes, is_open=is_open)
-        reloader = Reloader(configuration, read_again, registry, proxy)
+        departures = Departures(registry, proxy)
+        stack.callback(departures.stop)
+        are_journaled = settings.sessions.are_journaled
+        discovery = Discovery(configuration.discovery, registry, departures, are_journaled=are_journaled)
+        await stack.enter_async_context(discovery)
+        reloader = Reloader(configuration, read_again, registry, proxy, departures, discovery)
         loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
         where = {
             "ready": True,
@@ -82,7 +89,6 @@ async def run(
             else:
                 starting.result()
         await stopped
-        reloader.stop()
 
 
 def make_launcher(
@@ -108,7 +114,8 @@ def make_launcher(
 
 def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     """What a file and its keys say, checked together. Raises ConfigError."""
-    configuration = read_file(path, session_keys=os.environ.get(SESSION_KEYS, ""))
+    keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
+    configuration = read_file(path, session_keys=keys, queue=queue)
     keys_file = configuration.proxy.access.keys_file
     credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
     listen = configuration.proxy.listen
@@ -150,6 +157,7 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
             f"{SESSION_KEYS} is not set: a session will be known only to the process that saw it opened, and be served "
             "by its own instance only; give the proxy the instances' own keys"
         )
+    named = try_once(configuration.discovery, warn)
     found: dict[str, dict[str, list[str]]] = {}
     for endpoint in registry.endpoints():
         found[endpoint.name] = {}
@@ -157,9 +165,11 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
             names = [instance.name for instance in variant.pool.members] + [
                 launch.name for launch in launches if (launch.endpoint, launch.variant) == (endpoint.name, variant.name)
             ]
+            entries = [e for e in configuration.discovery if (e.endpoint, e.variant) == (endpoint.name, variant.name)]
+            names += [name for entry in entries for name in named[entry.dns_name]]
             found[endpoint.name][variant.name] = names
-            if not names and variant.settings.scaling is None:
-                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: add one to Instances")
+            if not names and not entries and variant.settings.scaling is None:
+                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: see Instances and Discovery")
     return json.dumps({"ok": True, "endpoints": found})
 
 

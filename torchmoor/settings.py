@@ -97,6 +97,7 @@ class TimeoutSettings:
     sweep_interval_s: float = 0.25  # how late a deadline may be noticed
     cancel_timeout_s: float = 5.0  # of an operation that cancels requests at an instance
     pool_idle_timeout_s: float = 60.0  # an unused connection to an instance is closed after this
+    stop_grace_s: float = 5.0  # for requests that run when the proxy is told to stop
 
     def __post_init__(self) -> None:
         _require_positive(self, "timeouts")
@@ -211,9 +212,10 @@ class MultiModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSettings:
-    """The operations on models of SageMaker's containers: /models, for the first endpoint."""
+    """What SageMaker asks of its containers: the operations on models, for the first endpoint; metrics."""
 
-    serves_models: bool = False  # AWS's SAGEMAKER_MULTI_MODEL
+    serves_models: bool = False  # /models: AWS's SAGEMAKER_MULTI_MODEL
+    shows_metrics: bool = False  # /metrics, the admin plane's page, on the data plane's port
     load_timeout_s: float = 360.0  # of a load, and of an unload
     page_size: int = 100  # models in one page of their list
     max_models: int = 10_000  # loaded at a time

@@ -130,7 +130,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
         HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=find_pending(proxy)) as fleet,
     ):
-        stopping = _stop_on_signals(launcher)
+        stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
         starting = asyncio.create_task(fleet.start())
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -194,7 +194,7 @@ def find_gpus(environ: Mapping[str, str]) -> list[str]:
     return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
 
 
-def _stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
+def stop_on_signals(launcher: Launcher) -> asyncio.Future[None]:
     """A future that ends with the first SIGINT or SIGTERM; the second kills the instances."""
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[None] = loop.create_future()

@@ -144,13 +144,14 @@ class FakeInstance:
     num_connections: int = 0
     num_open: int = 0
     port: int = 0
+    host: str | None = "127.0.0.1"  # None: every address
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
         """Listen on any free port."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20)
+        self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=1 << 20)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -381,11 +381,13 @@ def test_signed_requests_are_spread_by_the_body_they_begin_with(make_stage: Make
 
 
 def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
-    """For a scraper as a bearer token, for a browser as a password; the health check needs none."""
+    """For a scraper as a bearer token, for a browser as a password; probes need none."""
     stage = make_stage(credentials=Credentials(admin_token="admin-token-0123456789"))
     url = stage.proxy.admin_url
 
-    assert requests.get(f"{url}/healthz", timeout=10).status_code == 200
+    for path in ("/healthz", "/livez"):
+        assert requests.get(url + path, timeout=10).status_code == 200
+    assert requests.get(f"{url}/readyz", timeout=10).status_code in (200, 503)  # whether or not it has probed already
     for path in ("/instances", "/metrics", "/nothing"):
         answer = requests.get(url + path, timeout=10)
         assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")

@@ -422,3 +422,21 @@ def test_stopping_lets_running_exchanges_end(make_stage: Callable[..., Stage]) -
             gate.open()
 
             assert read_answer(busy).startswith(b"HTTP/1.1 200")
+
+
+def test_stopping_ends_with_its_grace() -> None:
+    """A platform kills what has not ended in its time, so an answer that takes too long is cut before that."""
+    gate = Gate()
+
+    async def endless(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+
+    with Stage(names=("a",), timeouts=TimeoutSettings(sweep_interval_s=0.02, stop_grace_s=0.05)) as stage:
+        stage.a.behave = endless
+        with stage.socket() as busy:
+            busy.sendall(POST)
+            gate.wait_reached()
+            stage.loop.call_soon_threadsafe(stage._stop.set)
+
+            assert busy.recv(1) == b""
+            gate.open()

@@ -13,6 +13,7 @@ import pytest
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.source import Source
 from torchmoor.settings import HealthSettings, LimitSettings, TimeoutSettings
 
 PATHS = ("/invocations", "/predictions/llava")
@@ -224,6 +225,22 @@ def test_admin_health_fails_without_an_instance(stage: Stage) -> None:
     status, body = admin(stage, "/healthz")
 
     assert (status, json.loads(body)["endpoints_without_instance"]) == (503, ["llava"])
+
+
+def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage) -> None:
+    """Ready are proxies that have asked DNS and each instance, also where none of them can serve; alive are all."""
+    for name in ("a", "b"):
+        set_state(stage, name, InstanceState.DOWN)
+    stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
+    source = Source("_inference._tcp.llava", "llava", "AllTraffic")
+
+    stage.proxy.registry.sources[source.dns_name] = source
+
+    status, body = admin(stage, "/readyz")
+    assert (status, json.loads(body)["waits_for_dns"]) == (503, ["_inference._tcp.llava"])
+    assert admin(stage, "/livez")[0] == 200
+    source.answered_at = 1.0
+    assert admin(stage, "/readyz")[0] == 200
 
 
 async def silent(request: Received, wire: Wire) -> None:

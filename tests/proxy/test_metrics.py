@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import requests
 from botocore.exceptions import ClientError
@@ -10,6 +12,7 @@ from prometheus_client.samples import Sample
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import refusing, streaming
+from torchmoor.settings import ContainerSettings
 
 # CONTRACT section 7, of endpoints with one model and without GPUs.
 NAMES = {
@@ -50,6 +53,18 @@ def test_page_has_every_metric_of_the_service(stage: Stage) -> None:
     assert found["process_cpu_seconds"]
     assert 0 < value(found, "MemoryUtilization", "MemoryUtilization") < 100
     assert value(found, "CPUUtilization", "CPUUtilization") >= 0
+
+
+def test_the_data_plane_shows_the_page_where_it_is_told_to(make_stage: Callable[..., Stage], stage: Stage) -> None:
+    """SageMaker scrapes the port that it sends requests to; elsewhere the page stays with the operators."""
+    container = make_stage(container=ContainerSettings(shows_metrics=True))
+
+    answer = requests.get(f"{container.proxy.runtime_url}/metrics", timeout=10)
+
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert {family.name for family in text_string_to_metric_families(answer.text)} >= NAMES
+    assert requests.post(f"{container.proxy.runtime_url}/metrics", timeout=10).status_code == 404
+    assert requests.get(f"{stage.proxy.runtime_url}/metrics", timeout=10).status_code == 404
 
 
 def test_first_chunk_is_split_into_the_models_time_and_ours(stage: Stage) -> None:

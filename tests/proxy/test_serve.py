@@ -163,7 +163,7 @@ def test_check_tells_what_would_be_served_and_what_is_probably_not_meant(
 
     assert json.loads(warned.stdout) == {"ok": True, "endpoints": {"chat": {"va": ["a"], "vb": []}}}
     assert "TORCHMOOR_SESSION_KEYS is not set: a session will be known only to the process" in warned.stderr
-    assert "variant vb of endpoint chat has no instance: add one to Instances" in warned.stderr
+    assert "variant vb of endpoint chat has no instance: see Instances and Discovery" in warned.stderr
     assert (good.exit_code, good.stderr) == (0, "")
     assert json.loads(good.stdout)["endpoints"] == {"chat": {"va": ["a"], "vb": ["b"]}}
 

@@ -13,7 +13,7 @@ from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 
 pytestmark = pytest.mark.torchserve
-MAX_IN_FLIGHT = 112  # handlers/configs/llava.yaml
+MAX_IN_FLIGHT = 112  # handlers/configs/chat.yaml
 
 
 class SlowPictures(ThreadingHTTPServer):

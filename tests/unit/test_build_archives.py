@@ -41,7 +41,7 @@ def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
 
     assert result.returncode == 0, result.stderr
     found = names(models.parent / "store" / "llava.mar")
-    assert {"chat_entry.py", "llava.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= found
+    assert {"chat_entry.py", "chat.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= found
     assert not [name for name in found if "samples" in name or "README" in name or "__pycache__" in name]
     assert "handlers/chat_entry.py" not in found
     assert {path.name for path in (models.parent / "store").iterdir()} == {"llava.mar", "many.mar"}

@@ -10,6 +10,8 @@ from torchmoor.api.checked import CheckedReply
 from torchmoor.api.container import ContainerApi
 from torchmoor.api.container_models import ContainerModelsApi
 from torchmoor.api.gateway import Gateway
+from torchmoor.api.metrics import PATH as METRICS
+from torchmoor.api.metrics import MetricsApi
 from torchmoor.api.openai import OpenAIApi, openai_error
 from torchmoor.api.passthrough import PassThrough
 from torchmoor.api.replies import Handler, refusal, runtime_error, unknown_operation
@@ -50,6 +52,7 @@ class Api:
             ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
         )
         self._torchserve = TorchServeApi(gateway, pass_through)
+        self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     def note(self, name: bytes) -> Note:
         """What becomes of header fields of that name."""
@@ -67,6 +70,8 @@ class Api:
             return self._container.invoke
         if path == container.PING and method in _LOOKING:
             return self._container.ping
+        if self.metrics is not None and path == METRICS and method == b"GET":
+            return self.metrics.handle
         if self._models is not None and self._models.serves(path):
             return self._models.handle
         return _refuse

@@ -23,7 +23,7 @@ class InstanceSlot:
     def __init__(self, slots: EndpointSlots, dispatcher: Dispatcher, instance: Instance) -> None:
         self.instance = instance.name
         self.variant = instance.variant
-        self.url = f"http://{instance.host}:{instance.port}{dispatcher.path.decode()}"
+        self.url = f"{instance.url()}{dispatcher.path.decode()}"
         self._slots = slots
         self._dispatcher = dispatcher
         self._instance = instance

@@ -292,13 +292,14 @@ class Invocation(Assignment):
         if loss is Loss.UNREACHABLE:
             self.gateway.report_unreachable(instance)
         else:
-            # A reset alone condemns nobody: it may be one worker, or one request. A probe will tell.
+            # A reset alone condemns nobody: it may be one worker, or one request; and a packet can get lost. A probe
+            # will tell.
             self.note_failure(is_dead=True)
-        is_safe = loss is Loss.UNREACHABLE or (self.is_repeatable and self._num_resets < MAX_RESETS)
-        if loss is Loss.RESET:
-            self._num_resets += 1
+        was_sent = loss is Loss.RESET
+        is_safe = not was_sent or (self.is_repeatable and self._num_resets < MAX_RESETS)
+        self._num_resets += was_sent
         if can_replay and is_safe:
-            other = self.find_other(is_counted=loss is not Loss.UNREACHABLE)
+            other = self.find_other(is_counted=was_sent)
             if other is not None:
                 return other
         return self.fail(ServiceUnavailable("The instance that was to answer is gone. Try again later."))

@@ -176,6 +176,7 @@ def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
         "metrics_port": instance.metrics_port,
         "state": instance.state.value,
         "is_drained": registry.is_drained(instance.name),
+        "is_leaving": registry.is_leaving(instance.name),
         "outstanding": instance.outstanding,
         "capacity": instance.capacity,
         "session_room": instance.session_room,
@@ -185,7 +186,25 @@ def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
         "starting_s": _starting_s(instance),
         "last_start_s": _rounded(registry.variant_of(instance).last_start_s),
         "idle_connections": len(instance.idle),
+        "source": instance.source or "static",
     }
+
+
+def describe_discovery(registry: Registry) -> list[dict[str, Any]]:
+    """The DNS names that bring instances, and how asking for them goes."""
+    return [
+        {
+            "dns_name": source.dns_name,
+            "endpoint": source.endpoint,
+            "variant": source.variant,
+            "listed": source.num_listed,
+            "answer_age_s": _rounded(source.age_s()),
+            "failures": source.num_failures,
+            "error": source.error,
+            "notes": list(source.notes),
+        }
+        for source in registry.sources.values()
+    ]
 
 
 def _answering(text: str, kind: str) -> Any:

@@ -69,6 +69,10 @@ class HealthChecker:
         """True while an answer to a probe is awaited."""
         return bool(self._probing)
 
+    def has_asked_all(self) -> bool:
+        """True if every instance has been probed at least once."""
+        return all(instance.name in self._unanswered for instance in self._registry.instances())
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -128,9 +132,9 @@ class HealthChecker:
         assert self._client is not None
         try:
             if instance.management_port is None:
-                async with self._client.get(f"http://{instance.host}:{instance.port}/ping") as answer:
+                async with self._client.get(f"{instance.url()}/ping") as answer:
                     return answer.status == 200
-            url = f"http://{instance.host}:{instance.management_port}/models/{instance.model}"
+            url = f"{instance.url(instance.management_port)}/models/{instance.model}"
             async with self._client.get(url) as answer:
                 return answer.status == 200 and _has_ready_worker(await answer.json(content_type=None))
         except aiohttp.ClientConnectorError as error:

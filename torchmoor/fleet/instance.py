@@ -74,6 +74,7 @@ class Instance:
     breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
     elsewhere: how many of the outstanding are other processes' of this host; 0 unless there are several.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
+    source: the DNS name that has brought it; empty where somebody has named it.
     started_at: when its process was started, in monotonic seconds; None where somebody else has done that.
     """
 
@@ -96,6 +97,7 @@ class Instance:
         "on_load",
         "idle",
         "started_at",
+        "source",
     )
 
     def __init__(
@@ -112,6 +114,7 @@ class Instance:
         capacity: int = 64,
         state: InstanceState = InstanceState.STARTING,
         started_at: float | None = None,
+        source: str = "",
     ) -> None:
         self.name = name
         self.endpoint = endpoint
@@ -131,6 +134,7 @@ class Instance:
         self.on_load: Callable[[Instance], None] = _ignore
         self.idle: list[Any] = []
         self.started_at = started_at
+        self.source = source
 
     @property
     def is_ready(self) -> bool:
@@ -139,6 +143,11 @@ class Instance:
             return False
         breaker = self.breaker.state
         return breaker is BreakerState.CLOSED or (breaker is BreakerState.HALF_OPEN and self.outstanding == 0)
+
+    def url(self, port: int | None = None) -> str:
+        """Where it listens, or listens at another of its ports, as a URL begins."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port if port is None else port}"
 
     @property
     def load(self) -> int:

@@ -16,18 +16,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import guard
 from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.ports import find_free_ports, is_free
+from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
+    LOOPBACK,
     PORTS_PER_INSTANCE,
     InstanceSpec,
     TorchServeSettings,
@@ -61,6 +63,7 @@ class LauncherSettings:
     max_backoff_s: float = 30.0
     stable_after_s: float = 300.0  # an instance that ran for so long starts with the shortest back-off again
     max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at a time: a start is bound by the CPU
+    ports: range = USUAL  # that instances may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Launch:
     archive: str
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
+    host: str = LOOPBACK  # the address of its inference port
+    port: int | None = None  # that port; None: any free one
 
 
 class Launcher:
@@ -113,6 +118,11 @@ class Launcher:
     def check(self, launches: Sequence[Launch]) -> None:
         """Raise LaunchError unless there is an archive for each."""
         check_archives(self._settings.torchserve.model_store, launches)
+
+    def is_running(self, name: str) -> bool:
+        """True while there is a TorchServe of that name, whatever state it is in; not between two of its lives."""
+        process = self._processes.get(name)
+        return process is not None and process.returncode is None
 
     def begin(self, launch: Launch) -> asyncio.Future[None]:
         """Have an instance run from now on, until `end`; its name is one that does not run.
@@ -163,11 +173,12 @@ class Launcher:
     async def _supervise(self, launch: Launch, first: asyncio.Future[None]) -> None:
         """Keep one instance running. The first start's outcome goes to `first`; later failures are tried again."""
         spec = self._plan(launch)
+        fixed = spec.ports
         backoff_s = self._settings.min_backoff_s
         while not self._is_stopping:
             began = asyncio.get_running_loop().time()
             try:
-                spec = self._with_free_ports(spec)
+                spec = self._with_free_ports(spec, fixed)
                 async with self._starting:
                     await self._start(spec)
                     await self._until_ready(spec)
@@ -200,17 +211,18 @@ class Launcher:
             variant=launch.variant,
             archive=launch.archive,
             folder=self._folder(launch.name),
-            ports=(),
+            ports=() if launch.port is None else (launch.port,),
             gpu=launch.gpu,
+            host=launch.host,
             environment=self._environment,
         )
 
-    @staticmethod
-    def _with_free_ports(spec: InstanceSpec) -> InstanceSpec:
+    def _with_free_ports(self, spec: InstanceSpec, fixed: tuple[int, ...]) -> InstanceSpec:
         """The same ports as before if they are free, so that nothing else has to learn new ones."""
-        if spec.ports and all(is_free(port) for port in spec.ports):
+        if len(spec.ports) == PORTS_PER_INSTANCE and all(is_free(port) for port in spec.ports):
             return spec
-        return dataclasses.replace(spec, ports=tuple(find_free_ports(PORTS_PER_INSTANCE)))
+        free = find_free_ports(PORTS_PER_INSTANCE - len(fixed), among=self._settings.ports)
+        return dataclasses.replace(spec, ports=(*fixed, *free))
 
     async def _start(self, spec: InstanceSpec) -> None:
         lock = await self._lock.take(self._report)
@@ -219,12 +231,12 @@ class Launcher:
         settings = self._settings.torchserve
         command = prepare(spec, settings)
         self._report(f"{spec.name} starting")
-        with (spec.folder / "console.log").open("ab") as console:
+        with _console(spec, settings) as console:
             self._processes[spec.name] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", guard.__file__, str(spec.folder), str(spec.pid_file)),
                 *(str(self._settings.stop_grace_s), *command),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=console,
+                stdout=console,  # None: our own
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=spec.folder / "work",
                 env=environment(spec, settings),
@@ -309,6 +321,11 @@ class Launcher:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         self._processes.pop(name, None)
+
+
+def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContextManager[BinaryIO | None]:
+    """Where what TorchServe writes before and beside its log goes; None: to our own standard output."""
+    return nullcontext() if settings.logs_to_console else (spec.folder / "console.log").open("ab")
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:

@@ -57,7 +57,7 @@ class Operations:
     ) -> OperationAnswer | None:
         """Have an operation done; None if there is no answer, or one that is too long."""
         assert self._client is not None
-        url = f"http://{instance.host}:{instance.port}/predictions/{instance.model}"
+        url = f"{instance.url()}/predictions/{instance.model}"
         headers = {
             "X-Torchmoor-Operation": operation,
             "X-Torchmoor-Timeout-Ms": str(int(timeout_s * 1000)),

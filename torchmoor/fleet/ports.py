@@ -7,25 +7,24 @@ import socket
 
 from torchmoor.errors import LaunchError
 
-LOWEST, HIGHEST = 12_000, 29_999
+USUAL = range(12_000, 30_000)
 
 
-def find_free_ports(number: int, rng: random.Random | None = None) -> list[int]:
+def find_free_ports(number: int, rng: random.Random | None = None, *, among: range = USUAL) -> list[int]:
     """Ports of loopback that nobody listens on now. Raises LaunchError if there are not enough.
 
     The start is random, so that two launchers at the same time seldom look at the same ports; one that loses the
     race sees its instance fail to bind.
     """
-    size = HIGHEST - LOWEST + 1
-    start = (rng or random.Random()).randrange(size)
+    start = (rng or random.Random()).randrange(len(among))
     found: list[int] = []
-    for offset in range(size):
-        port = LOWEST + (start + offset) % size
+    for offset in range(len(among)):
+        port = among[(start + offset) % len(among)]
         if is_free(port):
             found.append(port)
             if len(found) == number:
                 return found
-    raise LaunchError(f"there are only {len(found)} free ports from {LOWEST} to {HIGHEST}, and {number} are needed")
+    raise LaunchError(f"there are only {len(found)} free ports from {among[0]} to {among[-1]}, and {number} are needed")
 
 
 def is_free(port: int) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.source import Source
 from torchmoor.routing.models import Placement
 from torchmoor.routing.pool import Pool
 from torchmoor.settings import EndpointSettings, MultiModelSettings, VariantSettings
@@ -108,13 +109,16 @@ def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
 class Registry:
     """All endpoints and instances. Endpoints are fixed at the start, instances come and go.
 
-    A drain belongs to the instance's name: it stays through crashes and restarts until the operator ends it.
+    A drain belongs to the instance's name: it stays through crashes and restarts until the operator ends it. An
+    instance that leaves (torchmoor.fleet.departures) is sent nothing new either, whatever the operator says.
     """
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
         self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
         self._instances: dict[str, Instance] = {}
         self._drained: set[str] = set()  # names that an operator has given: no more than there were instances
+        self._leaving: set[str] = set()
+        self.sources: dict[str, Source] = {}  # DNS names that bring instances
         self._listeners: list[Callable[[Instance], None]] = []
 
     def listen(self, listener: Callable[[Instance], None]) -> None:
@@ -171,6 +175,7 @@ class Registry:
         if instance.name in self._instances:
             self.remove(instance.name)
         self._instances[instance.name] = instance
+        self._leaving.discard(instance.name)
         instance.state = self._as_wished(instance, instance.state)
         endpoint.instances.append(instance)
         variant.pool.add(instance)
@@ -186,6 +191,7 @@ class Registry:
         endpoint = self._endpoints[instance.endpoint]
         endpoint.instances.remove(instance)
         self.variant_of(instance).pool.remove(instance)
+        self._leaving.discard(name)
         instance.close_idle()
         self._tell(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
@@ -230,9 +236,29 @@ class Registry:
         """True from a drain to its end, whatever the instance's state."""
         return name in self._drained
 
+    def send_off(self, name: str) -> None:
+        """Send an instance nothing new: it will be gone soon. Raises UnknownInstance."""
+        if name not in self._instances:
+            raise UnknownInstance(name)
+        self._leaving.add(name)
+        self.set_state(name, self._instances[name].state)
+
+    def call_back(self, name: str) -> None:
+        """It does not leave after all; an operator's drain stays. Raises UnknownInstance."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        self._leaving.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
+
+    def is_leaving(self, name: str) -> bool:
+        """True from send_off until it is gone or called back."""
+        return name in self._leaving
+
     def _as_wished(self, instance: Instance, state: InstanceState) -> InstanceState:
         """What a state is with the operator's word: a drained instance that could serve is draining."""
-        if state is InstanceState.READY and instance.name in self._drained:
+        if state is InstanceState.READY and (instance.name in self._drained or instance.name in self._leaving):
             return InstanceState.DRAINING
         return state
 

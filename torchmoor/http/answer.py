@@ -14,6 +14,7 @@ class Loss(Enum):
     """How an instance failed a request."""
 
     UNREACHABLE = "unreachable"  # no connection: the request was never sent
+    UNANSWERED = "unanswered"  # no connection in time: neither, but one lost packet is enough for it
     RESET = "reset"  # the connection ended, or what came was not HTTP
     TIMEOUT = "timeout"
 

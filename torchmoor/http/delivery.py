@@ -155,7 +155,7 @@ class Delivery:
             logger.debug("instance unreachable instance=%s error=%s", target.name, error)
             self._connecting = None
             self.client.resume_reading()
-            self._fail(Loss.UNREACHABLE)
+            self._fail(Loss.UNANSWERED if isinstance(error, TimeoutError) else Loss.UNREACHABLE)
             return
         self._connecting = None
         self.client.resume_reading()

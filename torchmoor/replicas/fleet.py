@@ -61,6 +61,10 @@ class ReplicaFleet:
             raise ConfigError(f"listen.processes must be 1 with more than {MAX_VARIANTS} variants")
         if settings.container.serves_models:
             raise ConfigError("listen.processes must be 1 where a platform loads models: one process knows which")
+        if settings.container.shows_metrics:
+            raise ConfigError(
+                "listen.processes must be 1 with container.shows_metrics: the admin plane has the metrics"
+            )
         listen = settings.listen
         make_tls(listen.tls_certificate, listen.tls_key)  # each process reads it; here only to refuse it at once
         self.admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
@@ -122,6 +126,7 @@ class ReplicaFleet:
                 token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
                 refresh=self.refresh,
+                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port

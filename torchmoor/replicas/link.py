@@ -94,7 +94,7 @@ def from_text(text: str) -> Any:
 
 _FACTS = (
     *("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port"),
-    *("capacity", "started_at"),  # the monotonic clock is the host's
+    *("capacity", "started_at", "source"),  # the monotonic clock is the host's
 )
 
 

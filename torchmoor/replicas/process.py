@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from torchmoor.data_plane import ERRAND_GRACE_S, STOP_GRACE_S
+from torchmoor.data_plane import ERRAND_GRACE_S
 from torchmoor.errors import LaunchError
 from torchmoor.replicas.link import Assignment, Link, Message, to_text
 from torchmoor.settings import Credentials
@@ -23,7 +23,7 @@ WATCH_S = 1.0
 MIN_BACKOFF_S = 0.5  # before a dead process is started again; doubled each time
 MAX_BACKOFF_S = 30.0
 STABLE_AFTER_S = 60.0  # one that ran for so long starts with the shortest back-off again
-STOP_TIMEOUT_S = STOP_GRACE_S + ERRAND_GRACE_S + 4.0
+STOP_SPARE_S = ERRAND_GRACE_S + 4.0  # to end in, beyond the grace of its requests
 
 
 class Listener(Protocol):
@@ -82,10 +82,10 @@ class Process:
         """Let what it does end, and end it."""
         self._is_stopping = True
         self.send("stop")
-        process = self._process
+        process, grace_s = self._process, self._assignment.settings.timeouts.stop_grace_s
         if process is not None:
             try:
-                await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+                await asyncio.wait_for(process.wait(), grace_s + STOP_SPARE_S)
             except TimeoutError:
                 logger.error("proxy process killed row=%d pid=%d", self.row, process.pid)
                 _kill(process)

@@ -111,7 +111,7 @@ def test_wrong_environment_is_named(name: str, value: str) -> None:
 
 def test_shipped_config_is_valid() -> None:
     """The archive's model-config has known settings, and room for more rows than the handler takes."""
-    path = Path(__file__).parents[3] / "handlers" / "configs" / "llava.yaml"
+    path = Path(__file__).parents[3] / "handlers" / "configs" / "chat.yaml"
     config = yaml.safe_load(path.read_text())
 
     loaded = load_settings(config["handler"], {})

@@ -785,3 +785,22 @@ def test_failures_are_logged_by_the_ids_of_proxy_and_client(
         "request failed request_id=r-1 inference_id=order-7forged=line code=InternalError status=500",
         "request failed request_id=r-2 inference_id=- code=InternalError status=500",
     ]
+
+
+def test_what_is_in_flight_is_told_without_those_who_ask(front: FrontEnd, service: FakeService) -> None:
+    """An instance that shall stop waits for it to be nothing; operations are no work."""
+    front.send("a", {})
+    front.send("b", {})
+    front.step()
+
+    front.send("q", {}, X_Torchmoor_Operation="in-flight")
+    front.send("r", {}, X_Torchmoor_Operation="status")
+    front.step()
+
+    assert json.loads(front.bodies["q"]) == {"in_flight": 2}
+    for reply in service.replies:
+        reply.finish({}, b"fine")
+    front.run()
+    front.send("s", {}, X_Torchmoor_Operation="in-flight")
+    front.step()
+    assert json.loads(front.bodies["s"]) == {"in_flight": 0}

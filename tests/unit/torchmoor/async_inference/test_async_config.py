@@ -84,6 +84,14 @@ def test_what_is_wrong_is_told_by_its_key(path: str, value: object, words: str) 
         parse(changed(path, value))
 
 
+def test_a_queue_with_a_password_comes_from_elsewhere() -> None:
+    """The environment's URL takes the place of the file's, or stands where the file has none."""
+    for own in ("", "sqlite:///a/file"):
+        configuration = parse(changed("async_inference.queue", own), queue="redis://:password@host/0")
+
+        assert configuration.proxy.async_inference.queue == "redis://:password@host/0"
+
+
 def test_include_without_topic_is_checked_by_name() -> None:
     """What botocore takes, the notices take."""
     content = changed(

@@ -7,7 +7,7 @@ import pytest
 
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import ports
-from torchmoor.fleet.ports import HIGHEST, LOWEST, find_free_ports, is_free
+from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
 
 EPHEMERAL = 32_768
 
@@ -17,7 +17,8 @@ def test_ports_are_different_free_and_below_the_ephemeral_range() -> None:
     found = find_free_ports(5)
 
     assert len(set(found)) == 5
-    assert all(LOWEST <= port <= HIGHEST < EPHEMERAL for port in found)
+    assert set(found) < set(USUAL)
+    assert max(USUAL) < EPHEMERAL
     assert all(is_free(port) for port in found)
 
 
@@ -45,7 +46,14 @@ def test_a_port_of_a_server_that_has_just_gone_is_free() -> None:
 
 def test_too_few_free_ports_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without free ports is told how many there are and how many are needed."""
-    monkeypatch.setattr(ports, "is_free", lambda port: port < LOWEST + 2)
+    monkeypatch.setattr(ports, "is_free", lambda port: port < USUAL[2])
 
     with pytest.raises(LaunchError, match=r"only 2 free ports .* 5 are needed"):
         find_free_ports(5)
+
+
+def test_ports_come_from_a_range_where_one_is_told() -> None:
+    """A platform that keeps ports for itself says which are left (SAGEMAKER_SAFE_PORT_RANGE)."""
+    safe = range(21_000, 21_200)
+
+    assert set(find_free_ports(5, among=safe)) < set(safe)

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Write new secrets into generated/ beside this script, for kubectl apply -k; once. They are shown to nobody: a client
+# gets the token or the key of its line in generated/keys.txt (docs/access.md).
+set -eu
+cd "$(dirname "$0")"
+umask 077
+mkdir generated || { echo "$PWD/generated exists: remove it first, if new secrets are meant" >&2; exit 1; }
+hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
+password=$(hex 24)
+admin=$(hex 24)
+printf 'k0:%s' "$(hex 32)" > generated/session-keys
+printf '%s' "$admin" > generated/admin-token
+cat > generated/keys.txt <<END
+key AKIA$(hex 8 | tr a-f A-F) $(hex 20)
+token client $(hex 20)
+admin $admin
+END
+cat > generated/users.conf <<END
+# Off, yet with its rights: older servers read their own file with them.
+user default off ~* &* +@all
+user torchmoor on >$password ~* &* +@all -@admin -@dangerous +info
+user probe on >probe resetkeys resetchannels -@all +ping
+END
+printf 'valkey://torchmoor:%s@valkey.torchmoor.svc.cluster.local:6379/0' "$password" > generated/journal
+printf 'valkey://torchmoor:%s@valkey.torchmoor.svc.cluster.local:6379/1' "$password" > generated/queue
+echo "wrote $PWD/generated"

@@ -1,0 +1,1 @@
+"""What deploy_sagemaker.py is made of."""

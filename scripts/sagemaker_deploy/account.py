@@ -1,0 +1,130 @@
+"""The one door to AWS: clients with time-outs, checked requests, and errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ProfileNotFound
+
+from scripts.register_autoscaling import Call, send
+from scripts.sagemaker_deploy.errors import DeployError
+from scripts.sagemaker_deploy.shapes import check
+
+CONFIG = Config(connect_timeout=10, read_timeout=60, retries={"mode": "standard", "max_attempts": 5})
+DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}  # an S3 HEAD has no other code
+RIGHTS = "docs/sagemaker.md lists the rights that a caller needs"
+
+
+class Account:
+    """An account of AWS in a region, as one of its users or roles."""
+
+    def __init__(self, region: str | None = None, profile: str | None = None, endpoint_url: str | None = None) -> None:
+        """endpoint_url: of a server that stands for AWS. Raises DeployError."""
+        try:
+            self._session = boto3.Session(region_name=region, profile_name=profile)
+        except ProfileNotFound as error:
+            raise DeployError(f"{error}: `aws configure list-profiles` lists those that there are") from error
+        if self._session.region_name is None:
+            raise DeployError("no region: give --region, or set AWS_REGION")
+        self.region: str = self._session.region_name
+        self._endpoint_url = endpoint_url
+        self._clients: dict[str, Any] = {}
+
+    def client(self, service: str) -> Any:
+        """A service's client, made once."""
+        if service not in self._clients:
+            self._clients[service] = self._session.client(service, endpoint_url=self._endpoint_url, config=CONFIG)
+        return self._clients[service]
+
+    @cached_property
+    def caller(self) -> str:
+        """The ARN of whoever calls. Raises DeployError."""
+        return str(self.ask("sts", "get_caller_identity")["Arn"])
+
+    def ask(self, service: str, operation: str, **parameters: Any) -> Any:
+        """Send one request. Raises DeployError, as AwsError if AWS refused it."""
+        try:
+            return getattr(self.client(service), operation)(**parameters)
+        except ClientError as error:
+            raise translate(error) from error
+        except BotoCoreError as error:
+            raise _unreachable(error) from error
+
+    def find(self, service: str, operation: str, **parameters: Any) -> Any | None:
+        """The answer, or None if there is no such thing. Raises DeployError."""
+        try:
+            return self.ask(service, operation, **parameters)
+        except AwsError as error:
+            if error.is_missing:
+                return None
+            raise
+
+    def send(self, call: Call) -> Any:
+        """Send a request that has been checked. Raises DeployError."""
+        check(call)
+        return self.ask(call.service, call.operation, **call.parameters)
+
+    def send_scaling(self, calls: Iterable[Call], *, skips_missing: bool = False) -> list[str]:
+        """Send requests of Application Auto Scaling and its alarm. Raises DeployError."""
+        try:
+            return send(calls, self.client, skips_missing=skips_missing)
+        except ClientError as error:
+            raise translate(error) from error
+        except BotoCoreError as error:
+            raise _unreachable(error) from error
+
+
+class AwsError(DeployError):
+    """AWS refused a request."""
+
+    def __init__(self, told: str, code: str, message: str) -> None:
+        super().__init__(told)
+        self.code = code
+        self.message = message
+
+    @property
+    def is_denied(self) -> bool:
+        return self.code in DENIED
+
+    @property
+    def is_missing(self) -> bool:
+        """SageMaker says so in its text alone."""
+        return (
+            self.code in ("404", "NoSuchEntity", "NoSuchKey", "NotFound")
+            or self.code.endswith(("NotFoundException", "NotFound"))
+            or (self.code == "ValidationException" and "could not find" in self.message.lower())
+        )
+
+
+def translate(error: ClientError) -> AwsError:
+    """An error of AWS's, with what can be done about it."""
+    code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
+    operation = error.operation_name
+    if code in DENIED:
+        advice = RIGHTS
+    elif code == "ResourceLimitExceeded":
+        advice = (
+            "a quota of this account is used up: take another --instance-type or fewer instances, end what is not "
+            "needed, or ask for more in Service Quotas, Amazon SageMaker, `<type> for endpoint usage`"
+        )
+    elif code in ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException"):
+        advice = "the credentials are not valid, or not any more: log in again"
+    elif "assume role" in message.lower():
+        advice = "the role's trust policy must let sagemaker.amazonaws.com do sts:AssumeRole"
+    elif "repository" in message.lower() or "image" in message.lower():
+        advice = "the image must lie in ECR in this region, and the role must be allowed to pull it"
+    else:
+        advice = ""
+    told = f"{operation} failed: {message} ({code})"
+    return AwsError(f"{told}\n  {advice}" if advice else told, code, message)
+
+
+def _unreachable(error: BotoCoreError) -> DeployError:
+    advice = ""
+    if isinstance(error, NoCredentialsError):
+        advice = "\n  give --profile, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return DeployError(f"{error}{advice}")

@@ -1,0 +1,15 @@
+"""What can go wrong, told in words that say what to do."""
+
+from __future__ import annotations
+
+
+class DeployError(Exception):
+    """Nothing can go on; the text is for a person."""
+
+
+class SettingsError(DeployError):
+    """A flag or the file says something that AWS, or this script, would refuse."""
+
+
+class EndpointFailed(DeployError):
+    """SageMaker gave up on an endpoint, or took an update back."""

@@ -1,0 +1,95 @@
+"""Waiting for an endpoint, telling how it goes, and why it did not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from scripts.sagemaker_deploy.account import Account, AwsError
+from scripts.sagemaker_deploy.errors import DeployError, EndpointFailed
+
+MOVING = {"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"}
+REPEAT_S = 60.0  # the same line again, so that nobody thinks that the script hangs
+NUM_LOG_LINES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """How somebody waits; a test moves the clock by hand."""
+
+    say: Callable[[str], None]
+    poll_s: float = 10.0
+    timeout_s: float = 3600.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def find_endpoint(account: Account, name: str) -> Any | None:
+    """DescribeEndpoint's answer, or None. Raises DeployError."""
+    return account.find("sagemaker", "describe_endpoint", EndpointName=name)
+
+
+def wait_settled(account: Account, name: str, watch: Watch) -> Any | None:
+    """The endpoint once it is neither made, changed nor deleted any more; None if it is gone. Raises DeployError."""
+    start = said_at = watch.clock()
+    said = ""
+    while True:
+        endpoint = find_endpoint(account, name)
+        now = watch.clock()
+        state = "gone" if endpoint is None else describe(endpoint)
+        if state != said or now - said_at >= REPEAT_S:
+            watch.say(f"[{now - start:5.0f} s] {name}: {state}")
+            said, said_at = state, now
+        if endpoint is None or endpoint["EndpointStatus"] not in MOVING:
+            return endpoint
+        if now - start >= watch.timeout_s:
+            raise DeployError(
+                f"{name} is still {endpoint['EndpointStatus']} after {now - start:.0f} s; SageMaker goes on with it: "
+                f"`deploy_sagemaker.py status --endpoint {name}` says how it is"
+            )
+        watch.sleep(watch.poll_s)
+
+
+def describe(endpoint: Any) -> str:
+    """An endpoint's state in a line: its own, and what each variant is at."""
+    told = str(endpoint["EndpointStatus"])
+    for variant in endpoint.get("ProductionVariants", ()):
+        for status in variant.get("VariantStatus", ()):
+            message = f" ({status['StatusMessage']})" if status.get("StatusMessage") else ""
+            told += f", {variant['VariantName']} {status['Status']}{message}"
+    return told
+
+
+def log_group(endpoint: str) -> str:
+    """Where SageMaker writes what the containers of an endpoint print."""
+    return f"/aws/sagemaker/Endpoints/{endpoint}"
+
+
+def failure(account: Account, endpoint: str, reason: str) -> EndpointFailed:
+    """An error with SageMaker's reason and the last lines that the container has printed, as far as one may look."""
+    group = log_group(endpoint)
+    try:
+        lines = _last_lines(account, group)
+    except AwsError as error:
+        lines = [f"(cannot be read: {error.message})"]
+    shown = "".join(f"\n  | {line}" for line in lines) or "\n  (the container has printed nothing)"
+    return EndpointFailed(f"{reason}\nIts log is CloudWatch Logs {group} in {account.region}:{shown}")
+
+
+def _last_lines(account: Account, group: str) -> list[str]:
+    streams = account.find(
+        "logs", "describe_log_streams", logGroupName=group, orderBy="LastEventTime", descending=True, limit=1
+    )
+    if streams is None or not streams["logStreams"]:
+        return []
+    name = streams["logStreams"][0]["logStreamName"]
+    found = account.ask(
+        "logs", "get_log_events", logGroupName=group, logStreamName=name, limit=NUM_LOG_LINES, startFromHead=False
+    )
+    return [
+        f"{datetime.fromtimestamp(event['timestamp'] / 1000, UTC):%H:%M:%S} {event['message'].rstrip()}"
+        for event in found["events"]
+    ]

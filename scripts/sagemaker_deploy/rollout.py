@@ -1,0 +1,155 @@
+"""A deployment made true: what is missing is created, the endpoint is created or moved, and watched until it serves.
+
+An update that fails leaves the endpoint as it was: SageMaker keeps the old instances until the new ones are healthy,
+and this script keeps the configuration and the model from before, one of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.register_autoscaling import Call
+from scripts.sagemaker_deploy.account import Account
+from scripts.sagemaker_deploy.errors import DeployError
+from scripts.sagemaker_deploy.inventory import Inventory, take
+from scripts.sagemaker_deploy.plan import (
+    SAGEMAKER,
+    config_call,
+    create_call,
+    model_call,
+    scaling_calls,
+    unscaling_calls,
+    update_call,
+)
+from scripts.sagemaker_deploy.preflight import look
+from scripts.sagemaker_deploy.progress import MOVING, Watch, failure, find_endpoint, wait_settled
+from scripts.sagemaker_deploy.settings import Deployment
+from scripts.sagemaker_deploy.shapes import check
+
+
+def planned(deployment: Deployment) -> list[Call]:
+    """All requests that a deployment can lead to, each checked. Raises SettingsError."""
+    calls = [model_call(deployment), config_call(deployment), create_call(deployment), update_call(deployment)]
+    calls += scaling_calls(deployment)
+    for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # a bad name is told as itself
+        check(call)
+    return calls
+
+
+def deploy(account: Account, deployment: Deployment, watch: Watch) -> None:
+    """Returns when the endpoint serves what is asked for. Raises DeployError."""
+    planned(deployment)
+    deployment = look(account, deployment, watch.say)
+    name = deployment.endpoint
+    if (endpoint := find_endpoint(account, name)) and endpoint["EndpointStatus"] in MOVING:
+        watch.say(f"{name} is {endpoint['EndpointStatus']}; waiting until it is not")
+        wait_settled(account, name, watch)
+    before = take(account, name)
+    _check_may_change(before, name)
+    config = _ensure(account, deployment, watch)
+    if before.endpoint is not None and before.endpoint["EndpointStatus"] == "Failed":
+        watch.say(f"{name} has failed before ({before.endpoint.get('FailureReason', 'no reason given')}); made anew")
+        _delete_failed(account, name, watch)
+        before = take(account, name)
+    if before.endpoint is None:
+        _send(account, create_call(deployment), watch)
+    elif before.endpoint["EndpointConfigName"] == config:
+        watch.say(f"{name} has this configuration already")
+    else:
+        _unscale(account, before, name, watch)
+        _send(account, update_call(deployment), watch)
+    endpoint = wait_settled(account, name, watch)
+    is_serving = endpoint is not None and endpoint["EndpointStatus"] == "InService"
+    if is_serving:
+        _scale(account, deployment, before, watch)
+    if endpoint is None or not is_serving or endpoint["EndpointConfigName"] != config:
+        raise failure(account, name, _why(endpoint, name, config))
+    if before.endpoint is None or before.endpoint["EndpointConfigName"] != config:
+        _prune(account, name, before.endpoint, config, watch)
+
+
+def _check_may_change(before: Inventory, name: str) -> None:
+    if before.endpoint is None:
+        return
+    if not before.is_ours:
+        raise DeployError(
+            f"there is an endpoint {name} that this script has not made; it is left alone. Take another name, "
+            "or change it with what made it"
+        )
+    if before.endpoint["EndpointStatus"] == "UpdateRollbackFailed":
+        raise DeployError(
+            f"{name} could neither be updated nor taken back ({before.endpoint.get('FailureReason', 'no reason given')}"
+            "): it must be deleted. `teardown`, then deploy again"
+        )
+
+
+def _ensure(account: Account, deployment: Deployment, watch: Watch) -> str:
+    """Model and configuration, made if they are not there. Returns the configuration's name."""
+    model, config = model_call(deployment), config_call(deployment)
+    for call, key, operation in (
+        (model, "ModelName", "describe_model"),
+        (config, "EndpointConfigName", "describe_endpoint_config"),
+    ):
+        name = {key: call.parameters[key]}
+        if account.find(SAGEMAKER, operation, **name) is None:
+            _send(account, call, watch)
+    return str(config.parameters["EndpointConfigName"])
+
+
+def _send(account: Account, call: Call, watch: Watch) -> None:
+    names = [str(value) for key, value in call.parameters.items() if key in ("ModelName", "EndpointConfigName")]
+    account.send(call)
+    watch.say(f"{call.operation}: {', '.join(names)}")
+
+
+def _delete_failed(account: Account, name: str, watch: Watch) -> None:
+    """An endpoint whose creation has failed can only be deleted."""
+    account.ask(SAGEMAKER, "delete_endpoint", EndpointName=name)
+    wait_settled(account, name, watch)
+
+
+def _unscale(account: Account, before: Inventory, name: str, watch: Watch) -> None:
+    """Application Auto Scaling forbids an update that changes the instance type, and does not scale meanwhile."""
+    for variant in before.variants if before.targets else ():
+        account.send_scaling(unscaling_calls(name, variant), skips_missing=True)
+        watch.say(f"autoscaling of {variant} is off while the endpoint is updated")
+
+
+def _scale(account: Account, deployment: Deployment, before: Inventory, watch: Watch) -> None:
+    """Also after an update that was taken back: the variant is there, and its limits are those that are asked for."""
+    if deployment.scaling is None:
+        for target in before.targets:
+            variant = str(target["ResourceId"].rpartition("/")[2])
+            account.send_scaling(unscaling_calls(deployment.endpoint, variant), skips_missing=True)
+        return
+    for call in (calls := list(scaling_calls(deployment))):
+        check(call)
+    for line in account.send_scaling(calls):
+        watch.say(f"autoscaling: {line}")
+
+
+def _why(endpoint: Any | None, name: str, config: str) -> str:
+    if endpoint is None:
+        return f"{name} is gone: somebody has deleted it meanwhile"
+    reason = endpoint.get("FailureReason", "no reason given")
+    if endpoint["EndpointStatus"] == "InService":
+        return f"the update of {name} was taken back, it serves {endpoint['EndpointConfigName']} as before: {reason}"
+    return f"{name} is {endpoint['EndpointStatus']}, not serving {config}: {reason}"
+
+
+def _prune(account: Account, name: str, previous: Any | None, config: str, watch: Watch) -> None:
+    """Of older configurations and models only those before these stay, to go back to."""
+    kept = {config} | ({previous["EndpointConfigName"]} if previous is not None else set())
+    now = take(account, name)
+    models = set()
+    for each in now.configs:
+        if each not in kept:
+            account.ask(SAGEMAKER, "delete_endpoint_config", EndpointConfigName=each)
+            watch.say(f"delete_endpoint_config: {each}")
+            continue
+        found = account.ask(SAGEMAKER, "describe_endpoint_config", EndpointConfigName=each)
+        models |= {variant["ModelName"] for variant in found["ProductionVariants"]}
+    for each in now.models:
+        if each not in models:
+            account.ask(SAGEMAKER, "delete_model", ModelName=each)
+            watch.say(f"delete_model: {each}")

@@ -1,0 +1,64 @@
+"""How an endpoint does, as one record: for people, and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scripts.sagemaker_deploy.account import Account
+from scripts.sagemaker_deploy.inventory import take
+from scripts.sagemaker_deploy.plan import SAGEMAKER
+from scripts.sagemaker_deploy.progress import describe, log_group
+
+
+def status(account: Account, name: str) -> dict[str, Any] | None:
+    """What there is of an endpoint, or None if there is nothing. Raises DeployError."""
+    found = take(account, name)
+    if found.is_empty:
+        return None
+    endpoint = found.endpoint or {}
+    config = endpoint.get("EndpointConfigName")
+    described = config and account.find(SAGEMAKER, "describe_endpoint_config", EndpointConfigName=config)
+    return {
+        "endpoint": name,
+        "state": describe(endpoint) if endpoint else "there is none",
+        "failure": endpoint.get("FailureReason"),
+        "made_by_this_script": found.is_ours,
+        "configuration": config,
+        "variants": [_variant(each, described or {}) for each in endpoint.get("ProductionVariants", ())],
+        "asynchronous": bool((described or {}).get("AsyncInferenceConfig")),
+        "autoscaling": [
+            {"resource": each["ResourceId"], "min": each["MinCapacity"], "max": each["MaxCapacity"]}
+            for each in found.targets
+        ],
+        "policies": [policy["PolicyName"] for policy in found.policies],
+        "configurations": found.configs,
+        "models": found.models,
+        "log_group": log_group(name),
+    }
+
+
+def _variant(variant: Any, config: Any) -> dict[str, Any]:
+    configured = next(
+        (each for each in config.get("ProductionVariants", ()) if each["VariantName"] == variant["VariantName"]), {}
+    )
+    return {
+        "name": variant["VariantName"],
+        "instances": variant.get("CurrentInstanceCount"),
+        "desired": variant.get("DesiredInstanceCount"),
+        "instance_type": configured.get("InstanceType"),
+        "model": configured.get("ModelName"),
+        "routing": configured.get("RoutingConfig", {}).get("RoutingStrategy"),
+    }
+
+
+def as_lines(record: dict[str, Any]) -> list[str]:
+    """The record for people; what is not there is left out."""
+    lines = []
+    for key, value in record.items():
+        if value in (None, [], ""):
+            continue
+        items = value if isinstance(value, list) else [value]
+        for item in items:
+            told = ", ".join(f"{k} {v}" for k, v in item.items() if v is not None) if isinstance(item, dict) else item
+            lines.append(f"{key.replace('_', ' ')}: {told}")
+    return lines

@@ -1,0 +1,182 @@
+"""scripts/build_and_push.sh: by buildah to a real registry, and to moto's ECR by an engine that takes notes."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from scripts.ecr import main as ecr
+from tests.aws.conftest import ACCOUNT, REGION, Aws
+from tests.servers import free_ports, missing
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "build_and_push.sh"
+ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+V2 = "application/vnd.docker.distribution.manifest.v2+json"
+# Its arguments, and what it is told on standard input if it logs in.
+ENGINE = """#!/bin/sh
+echo "$@" >> "$NOTES"
+if [ "$1" = login ]; then cat >> "$NOTES"; fi
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SCRIPT, *arguments], capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[str]:
+    """The address of an empty registry, without TLS."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        missing("there is no docker-registry; apt-get install docker-registry")
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    config = tmp_path / "registry.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/images}}}}\nhttp: {{addr: '{address}'}}\n"
+    )
+    with (tmp_path / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"http://{address}/v2/", timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    try:
+        wait_until(answers, "the registry")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
+
+
+def test_shell_scripts_are_sound() -> None:
+    """By shellcheck, all of them."""
+    scripts = sorted((ROOT / "scripts").glob("*.sh"))
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+
+    done = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_builds_and_pushes_what_sagemaker_can_pull(registry: str, tmp_path: Path) -> None:
+    """One image manifest of Docker's own form; the URI is the only line on standard output."""
+    if shutil.which("buildah") is None:
+        missing("there is no buildah; apt-get install buildah")
+    (tmp_path / "storage.conf").write_text(
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n'
+    )
+    (tmp_path / "Dockerfile").write_text("ARG BASE_IMAGE=none\nFROM ${BASE_IMAGE}\nARG TORCH\nLABEL torch=${TORCH}\n")
+
+    done = run(
+        *("--engine", "buildah", "--file", str(tmp_path / "Dockerfile"), "--base-image", "scratch", "--torch", "base"),
+        *("--registry", registry, "--plain-http", "--repository", "team/torchmoor", "--tag", "v1"),
+        CONTAINERS_STORAGE_CONF=str(tmp_path / "storage.conf"),
+        BUILDAH_ISOLATION="chroot",
+    )
+
+    assert (done.returncode, done.stdout) == (0, f"{registry}/team/torchmoor:v1\n"), done.stderr
+    api = f"http://{registry}/v2/team/torchmoor"
+    manifest = requests.get(f"{api}/manifests/v1", headers={"Accept": V2}, timeout=10)
+    assert manifest.headers["Content-Type"] == V2
+    config = requests.get(f"{api}/blobs/{manifest.json()['config']['digest']}", timeout=10).json()
+    assert config["config"]["Labels"]["torch"] == "base"
+
+
+def test_pushes_to_the_accounts_ecr(aws: Aws, tmp_path: Path) -> None:
+    """The repository is made if it is missing, and the password is no argument that others could read."""
+    engine = tmp_path / "bin" / "podman"
+    engine.parent.mkdir()
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    here = {
+        "PATH": f"{engine.parent}:{os.environ['PATH']}",
+        "NOTES": str(tmp_path / "notes"),
+        "AWS_ENDPOINT_URL": aws.url,
+    }
+    arguments = ("--engine", "podman", "--region", REGION, "--tag", "v1", "--file", str(ROOT / "README.md"))
+    dlc = f"763104351884.dkr.ecr.{REGION}.amazonaws.com/pytorch-inference:2.6"
+
+    done = run(*arguments, "--base-image", dlc, **here)
+
+    uri = f"{ECR}/torchmoor:v1"
+    assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
+    assert ecr(["create", "torchmoor", "--endpoint-url", aws.url]) == 0, "what is there already stays"
+    [repository] = aws.ask("ecr", "describe_repositories")["repositories"]
+    assert (repository["repositoryName"], repository["imageScanningConfiguration"]) == (
+        "torchmoor",
+        {"scanOnPush": True},
+    )
+    [given] = aws.ask("ecr", "get_authorization_token", registryIds=[ACCOUNT])["authorizationData"]
+    password = base64.b64decode(given["authorizationToken"]).decode().partition(":")[2]
+    base_login, _, build, login, told, push = (tmp_path / "notes").read_text().splitlines()
+    assert base_login == f"login --username AWS --password-stdin {dlc.partition('/')[0]}"
+    assert build.startswith(f"build --format docker --build-arg BASE_IMAGE={dlc} --file ")
+    assert login == f"login --username AWS --password-stdin {ECR}"
+    assert told == password
+    assert push == f"push --format v2s2 {uri}"
+
+
+def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
+    """Exactly what would be run; AWS is not asked."""
+    done = run(
+        *("--dry-run", "--engine", "docker", "--region", "eu-west-1", "--profile", "work", "--tag", "v1"),
+        *("--file", str(ROOT / "README.md"), "--build-arg", "A=b c"),
+        AWS_ENDPOINT_URL="http://127.0.0.1:9",
+    )
+
+    registry = "ACCOUNT.dkr.ecr.eu-west-1.amazonaws.com"
+    assert (done.returncode, done.stdout) == (0, f"{registry}/torchmoor:v1\n"), done.stderr
+    build, create, login, push = done.stderr.splitlines()
+    assert build == (
+        "env BUILDX_NO_DEFAULT_ATTESTATIONS=1 docker build --build-arg A=b\\ c "
+        f"--file {ROOT / 'README.md'} --tag {registry}/torchmoor:v1 {ROOT}"
+    )
+    assert create.endswith("scripts/ecr.py create torchmoor --region eu-west-1 --profile work")
+    assert login.endswith(
+        "scripts/ecr.py password ACCOUNT --region eu-west-1 --profile work | "
+        f"docker login --username AWS --password-stdin {registry}"
+    )
+    assert push == f"docker push {registry}/torchmoor:v1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tags", "v1"], "unknown option --tags"),
+        (["--tag"], "--tag needs a value"),
+        (["--engine", "kaniko"], "--engine must be docker, podman or buildah"),
+        (["--engine", "podman", "--torch", "gpu"], "--torch must be cpu, cuda or base"),
+        (["--engine", "podman", "--file", "/nowhere"], "there is no /nowhere"),
+    ],
+)
+def test_mistakes_are_told(arguments: list[str], told: str) -> None:
+    """In a line, before anything is done."""
+    done = run(*arguments)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {told}")
+
+
+def test_help_names_every_option() -> None:
+    """What the script takes and what it says that it takes are one."""
+    done = run("--help")
+
+    assert done.returncode == 0
+    taken = re.findall(r"(--[a-z-]+)(?= \||\))", SCRIPT.read_text().partition("while [ $#")[2].partition("done")[0])
+    assert set(taken) == set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.MULTILINE))

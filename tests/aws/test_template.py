@@ -1,0 +1,124 @@
+"""deploy/sagemaker/template.yaml: by cfn-lint, and as a stack of moto's, created, updated and deleted over HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.aws.conftest import ACCOUNT, REGION, Aws
+from tests.aws.stack import ASYNCHRONOUS, TEMPLATE, Stack
+from torchmoor.settings import SessionSettings
+
+ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
+
+
+def test_template_is_sound() -> None:
+    """AWS's own linter of templates, warnings and all."""
+    lint = Path(sys.executable).with_name("cfn-lint")
+    done = subprocess.run([lint, TEMPLATE, "--non-zero-exit-code", "warning"], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_asynchronous_stack_has_all_its_parts(stack: Stack, aws: Aws) -> None:
+    """Model, configuration, endpoint, topics, scaling with its alarm: as the parameters say."""
+    stack.put("create", **ASYNCHRONOUS)
+
+    outputs, config, model = stack.outputs(), stack.config(), stack.model()
+    bucket = outputs["Bucket"]
+    assert model["ExecutionRoleArn"] == outputs["RoleArn"]
+    container = model["PrimaryContainer"]
+    assert container["Image"] == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/torchmoor:1"
+    assert container["ModelDataUrl"] == "s3://models/llava.tar.gz"
+    assert container["Environment"]["TORCHMOOR_HANDLER_JOURNAL_URL"] == f"s3://{bucket}/sessions"
+    [variant] = config["ProductionVariants"]
+    assert variant["RoutingConfig"] == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
+    output = config["AsyncInferenceConfig"]["OutputConfig"]
+    assert output["S3OutputPath"] == f"s3://{bucket}/async/results"
+    assert output["NotificationConfig"] == {
+        "SuccessTopic": outputs["SuccessTopic"],
+        "ErrorTopic": outputs["ErrorTopic"],
+    }
+    left = aws.left()
+    assert left["targets"] == ["endpoint/llava/variant/AllTraffic"]
+    assert set(left["policies"]) == {ALARM, "ApproximateBacklogSizePerInstance-llava-AllTraffic"}
+    [alarm] = aws.ask("cloudwatch", "describe_alarms", AlarmNames=[ALARM])["MetricAlarms"]
+    assert [arn.rpartition("policyName/")[2] for arn in alarm["AlarmActions"]] == [ALARM]
+    assert (alarm["MetricName"], alarm["Threshold"]) == ("HasBacklogWithoutCapacity", 1.0)
+
+
+def test_session_keys_are_in_secrets_manager_alone(stack: Stack, aws: Aws) -> None:
+    """The container's environment refers to a secret; what CloudFormation puts there is what the container reads."""
+    stack.put("create")
+
+    given = stack.model()["PrimaryContainer"]["Environment"]["TORCHMOOR_SESSION_KEYS"]
+    match = re.fullmatch(r"(k0:)\{\{resolve:secretsmanager:(arn:[^{}]+):SecretString:(\w+)\}\}", given)
+    assert match, given
+    assert match[2] == stack.outputs()["SessionKeysSecret"]
+    secret = json.loads(aws.ask("secretsmanager", "get_secret_value", SecretId=match[2])["SecretString"])
+    assert len(SessionSettings.parse(match[1] + secret[match[3]]).keys["k0"]) == 32
+    template = aws.ask("cloudformation", "get_template", StackName="vision")
+    assert secret[match[3]] not in json.dumps(template, default=str)
+
+
+def test_bucket_is_closed_encrypted_and_swept(stack: Stack, aws: Aws) -> None:
+    """No public access, no plain HTTP, encryption at rest, and nothing is kept for ever."""
+    stack.put("create", SessionDays="3")
+
+    bucket = {"Bucket": stack.outputs()["Bucket"]}
+    rules = aws.ask("s3", "get_bucket_encryption", **bucket)["ServerSideEncryptionConfiguration"]["Rules"]
+    assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    block = aws.ask("s3", "get_public_access_block", **bucket)["PublicAccessBlockConfiguration"]
+    assert set(block.values()) == {True}
+    assert len(block) == 4
+    [statement] = json.loads(aws.ask("s3", "get_bucket_policy", **bucket)["Policy"])["Statement"]
+    assert (statement["Effect"], statement["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
+    rules = aws.ask("s3", "get_bucket_lifecycle_configuration", **bucket)["Rules"]
+    ends = {rule["Filter"]["Prefix"]: rule.get("Expiration", {}).get("Days") for rule in rules}
+    assert ends == {"sessions/": 3, "async/": 7, "": None}
+
+
+def test_updates_move_the_endpoint_and_deletion_leaves_only_the_bucket(stack: Stack, aws: Aws) -> None:
+    """A new image and other limits; afterwards what people may want to keep is kept, and nothing that costs."""
+    stack.put("create", **ASYNCHRONOUS)
+    bucket, first = stack.outputs()["Bucket"], stack.config()["EndpointConfigName"]
+
+    stack.put("update", **{**ASYNCHRONOUS, "ImageTag": "2", "MaxCapacity": "5"})
+
+    assert stack.model()["PrimaryContainer"]["Image"].endswith("/torchmoor:2")
+    assert stack.config()["EndpointConfigName"] != first
+    of_sagemaker = {"ServiceNamespace": "sagemaker"}
+    [target] = aws.ask("application-autoscaling", "describe_scalable_targets", **of_sagemaker)["ScalableTargets"]
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (0, 5)
+    assert stack.outputs()["Bucket"] == bucket
+
+    stack.delete()
+
+    assert aws.left() == {}
+    assert aws.names("s3", "list_buckets", "Buckets", "Name") == [bucket]
+    assert aws.names("sns", "list_topics", "Topics", "TopicArn") == []
+    assert aws.names("iam", "list_roles", "Roles", "RoleName") == []
+    assert aws.names("secretsmanager", "list_secrets", "SecretList", "Name") == []
+
+
+def test_real_time_stack_scales_by_requests_at_once(stack: Stack, aws: Aws) -> None:
+    """No topics and no backlog there, since nothing waits in a queue; and in a VPC, if one is named."""
+    network = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
+    stack.put("create", MaxCapacity="3", ModelMode="MultiModel", ModelKey="many/", **network)
+
+    assert not stack.config().get("AsyncInferenceConfig")
+    model = stack.model()
+    assert model["VpcConfig"] == {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
+    assert (model["PrimaryContainer"]["Mode"], model["PrimaryContainer"]["ModelDataUrl"]) == (
+        "MultiModel",
+        "s3://models/many/",
+    )
+    left = aws.left()
+    assert left["policies"] == ["ConcurrentRequests-llava-AllTraffic"]
+    assert "alarms" not in left
+    assert aws.names("sns", "list_topics", "Topics", "TopicArn") == []
+    stack.delete()
+    assert aws.left() == {}

@@ -1,0 +1,72 @@
+"""The image behind the SageMaker Python SDK's local mode, which speaks to podman as if it were Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.podman import ROOT, Podman
+from tests.servers import missing
+from tests.torchserve.drawings import data_url, draw
+from tests.waiting import wait_until
+from torchmoor.fleet.ports import find_free_ports
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1200)]
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+SCRIPT = Path(__file__).parent / "clients" / "local_mode.py"
+NETWORK = "sagemaker-local"  # the SDK's
+
+
+def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: Path) -> None:
+    """From a model.tar.gz with an archive in it, as `Model.deploy(instance_type='local')` does it for a user."""
+    if not PYTHON.exists():
+        missing("the clients are not installed; run make clients")
+    if shutil.which("docker-compose") is None:
+        missing("docker-compose is not installed; on Debian: apt-get install docker-compose")
+    build = [sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava", "--model-store", tmp_path]
+    subprocess.run(build, check=True, timeout=120)
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "llava.mar", "llava.mar")
+    (tmp_path / "picture").write_text(data_url(draw("circle", "red")))
+    (tmp_path / "root").mkdir()
+    [port] = find_free_ports(1)
+    socket = tmp_path / "podman.sock"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON", "SAGEMAKER"))},
+        **{"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"},
+        **{"DOCKER_HOST": f"unix://{socket}", "HOME": str(tmp_path)},
+    }
+    service = subprocess.Popen(
+        podman.command("podman", "system", "service", "--time", "0", f"unix://{socket}"),
+        env=podman.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(socket.exists, "podman listens")
+        done = subprocess.run(
+            [
+                *(PYTHON, SCRIPT, image, f"file://{tmp_path}/model.tar.gz", str(port)),
+                *(tmp_path / "root", tmp_path / "picture"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=1000,
+            env=environment,
+        )
+    finally:
+        service.terminate()
+        service.wait(timeout=60)
+        podman.run("podman", "network", "rm", "--force", "--time", "0", NETWORK, is_checked=False)
+
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["asked"] == {"response_text": "The circle is red."}
+    assert told["closed"] == {"success": True}

@@ -1,0 +1,213 @@
+"""The parts of a cluster that podman is not: names by DNS, probes, and what happens when a pod is deleted.
+
+Pods are real ones, each with an address of its own on a bridge. DNS is dnsmasq, with the records that a cluster makes
+of ready pods. What a kubelet does is done here, by the manifests' own words: `wait_ready` probes, `delete` waits as
+preStop says, sends SIGTERM, and kills after the grace period.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+import requests
+import yaml
+
+from tests.kubernetes.engine import LastingPodman
+from tests.kubernetes.manifests import NAMESPACE, Overlay, Workload
+from tests.kubernetes.pod_spec import make_pod, secrets_of_environment, volumes_of
+from tests.waiting import wait_until
+
+DOMAIN = f"{NAMESPACE}.svc.cluster.local"
+LOCAL_TTL_S = 1
+NETWORK = "torchmoor-test-pods"
+PODS = ("valkey-0", "llava-0", "llava-1", "torchmoor-0")
+
+
+@dataclass
+class Pod:
+    """One that was started."""
+
+    name: str
+    workload: Workload
+    address: str
+    is_published: bool = False
+
+    @property
+    def probe(self) -> Mapping[str, Any]:
+        probe: Mapping[str, Any] = self.workload.containers[0]["readinessProbe"]
+        return probe
+
+    @property
+    def container(self) -> str:
+        """As podman calls it."""
+        return f"{self.name}-{self.workload.containers[0]['name']}"
+
+    def port(self, name: str) -> int:
+        ports = {each["name"]: each["containerPort"] for each in self.workload.containers[0]["ports"]}
+        return int(ports[name])
+
+    def url(self, port: str) -> str:
+        return f"http://{self.address}:{self.port(port)}"
+
+
+class Cluster:
+    """For as long as the context lasts."""
+
+    def __init__(self, overlay: Overlay, engine: LastingPodman, folder: Path) -> None:
+        self.overlay = overlay
+        self.pods: dict[str, Pod] = {}
+        self._engine = engine
+        self._folder = folder
+        self._gateway = ""
+        self._dns: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Cluster:
+        self._clear()
+        self._podman("network", "create", "--disable-dns", NETWORK)
+        (described,) = json.loads(self._podman("network", "inspect", NETWORK))
+        self._gateway = described["subnets"][0]["gateway"]
+        for name, text in secrets_of_environment(self.overlay):
+            path = self._folder / name
+            path.write_text(text)
+            self._podman("secret", "create", name, str(path))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._dns is not None:
+            self._dns.kill()
+            self._dns.wait(timeout=10)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Take away what is there of these names, also what an interrupted run has left."""
+        for pod in PODS:
+            self._engine.run("podman", "pod", "rm", "--force", "--time", "0", pod, is_checked=False)
+        secrets = [name for name, _ in secrets_of_environment(self.overlay)]
+        self._engine.run("podman", "secret", "rm", *secrets, is_checked=False)
+        for volume in volumes_of(self.overlay, PODS):
+            self._engine.run("podman", "volume", "rm", "--force", volume, is_checked=False)
+        self._engine.run("podman", "network", "rm", "--force", NETWORK, is_checked=False)
+
+    # As kubectl
+
+    def start(self, workload: str, number: int = 0) -> Pod:
+        """One of a workload's pods; returns when its processes run. Probes come with wait_ready."""
+        template = self.overlay.workload(workload)
+        name = f"{workload}-{number}"
+        objects = make_pod(self.overlay, template, name, self._gateway, self._folder / "secrets")
+        path = self._folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump_all(objects))
+        self._podman("play", "kube", "--network", NETWORK, "--no-hosts", str(path))
+        pod = self.pods[name] = Pod(name, template, self._find_address(name))
+        return pod
+
+    def wait_ready(self, name: str) -> Pod:
+        """Until the readiness probe is good, for as long as the startup probe allows; then it gets its names."""
+        pod = self.pods[name]
+        startup = pod.workload.containers[0]["startupProbe"]
+        patience_s = startup["periodSeconds"] * startup["failureThreshold"]
+        wait_until(
+            lambda: self.is_ready(pod) or self._fail_if_ended(pod),
+            f"{name} is ready",
+            deadline_s=patience_s,
+            interval_s=0.25,
+        )
+        pod.is_published = True
+        self.publish()
+        return pod
+
+    def is_ready(self, pod: Pod) -> bool:
+        """One readiness probe."""
+        probe = pod.probe
+        if "exec" in probe:
+            return self._is_valkey_ready(pod)
+        get = probe["httpGet"]
+        try:
+            url = pod.url(get["port"]) + get["path"]
+            return requests.get(url, timeout=probe["timeoutSeconds"]).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def kill(self, name: str) -> None:
+        """Without a word to anybody, as when its node is gone; DNS hears of it a little later."""
+        pod = self.pods.pop(name)
+        self._podman("kill", "--signal", "KILL", pod.container)
+        self._podman("pod", "rm", "--force", "--time", "0", name)
+        self.publish()
+
+    def delete(self, name: str) -> tuple[int, float]:
+        """Politely. Returns the exit code of its process, and how many seconds it took of its grace period."""
+        pod = self.pods[name]
+        pod.is_published = False
+        self.publish()
+        began = time.monotonic()
+        container = pod.workload.containers[0]
+        time.sleep(container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0))
+        left_s = pod.workload.pod["terminationGracePeriodSeconds"] - (time.monotonic() - began)
+        self._podman("stop", "--time", str(int(left_s)), pod.container, timeout_s=left_s + 30)
+        took_s = time.monotonic() - began
+        code = int(self._podman("inspect", "--format", "{{.State.ExitCode}}", pod.container))
+        self._podman("pod", "rm", "--force", "--time", "0", name)
+        del self.pods[name]
+        return code, took_s
+
+    def logs(self, name: str) -> str:
+        """What its container said."""
+        return self._podman("logs", self.pods[name].container)
+
+    def _is_valkey_ready(self, pod: Pod) -> bool:
+        """As its probe asks, whose command test_secrets.py runs: the image of this test has no client in it."""
+        server = redis.Redis(
+            host=pod.address, port=pod.port("valkey"), username="probe", password="probe", protocol=2, retry=None
+        )
+        try:
+            with server:
+                return bool(server.execute_command("PING"))
+        except redis.RedisError:
+            return False
+
+    # As the cluster's DNS
+
+    def publish(self) -> None:
+        """Make the records of all ready pods, and of no other."""
+        lines = ["no-resolv", "no-hosts", "keep-in-foreground", "log-facility=-", "pid-file="]
+        lines += [f"listen-address={self._gateway}", "bind-interfaces", "port=53", f"local-ttl={LOCAL_TTL_S}"]
+        lines += ["local=/cluster.local/"]
+        for pod in self.pods.values():
+            service = pod.workload.spec.get("serviceName")
+            if pod.is_published and service:
+                host = f"{pod.name}.{service}.{DOMAIN}"
+                lines += [f"host-record={host},{pod.address}", f"host-record={service}.{DOMAIN},{pod.address}"]
+                for port in self.overlay.get("Service", service)["spec"]["ports"]:
+                    lines.append(f"srv-host=_{port['name']}._tcp.{service}.{DOMAIN},{host},{port['port']}")
+        path = self._folder / "dnsmasq.conf"
+        path.write_text("\n".join(lines) + "\n")
+        if self._dns is not None:
+            self._dns.terminate()
+            self._dns.wait(timeout=10)
+        program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
+        with (self._folder / "dnsmasq.log").open("ab") as log:
+            self._dns = subprocess.Popen([program, f"--conf-file={path}"], stdout=log, stderr=log)
+
+    def _podman(self, *arguments: str, timeout_s: float = 120) -> str:
+        return self._engine.run("podman", *arguments, timeout_s=timeout_s)
+
+    def _find_address(self, name: str) -> str:
+        infra = json.loads(self._podman("pod", "inspect", name))["InfraContainerID"]
+        networks = json.loads(self._podman("inspect", infra))[0]["NetworkSettings"]["Networks"]
+        address: str = networks[NETWORK]["IPAddress"]
+        assert address, f"{name} has no address"
+        return address
+
+    def _fail_if_ended(self, pod: Pod) -> bool:
+        state = self._podman("inspect", "--format", "{{.State.Status}}", pod.container).strip()
+        assert state == "running", f"{pod.name} is {state}:\n{self.logs(pod.name)[-3000:]}"
+        return False

@@ -1,0 +1,191 @@
+"""The demo overlay's own pods, made by podman: Valkey, two instances and a proxy, and boto3 as the client.
+
+tests/kubernetes/pod_spec.py says what of the manifests podman cannot play, and cluster.py what is done in its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+import pytest
+import requests
+from botocore.config import Config
+
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.engine import LastingPodman
+from tests.kubernetes.manifests import Overlay, read_secret
+from tests.torchserve.drawings import data_url
+from tests.torchserve.test_sessions import SAMPLES, Chat, open_session
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+QUESTION, ANSWER = "What color is the circle?", "The circle is red."
+NUM_CLIENTS = 3
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(rendered: Callable[[str], Overlay], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """All of the demo overlay, ready."""
+    demo, folder = rendered("demo"), tmp_path_factory.mktemp("cluster")
+    with LastingPodman() as engine:
+        engine.make_images(demo)
+        with Cluster(demo, engine, folder) as cluster:
+            cluster.start("valkey")
+            cluster.wait_ready("valkey-0")
+            for number in range(demo.workload("llava").spec["replicas"]):
+                cluster.start("llava", number)
+            cluster.start("torchmoor")
+            for name in ("llava-0", "llava-1", "torchmoor-0"):
+                cluster.wait_ready(name)
+            until_states(cluster, {"llava-0": "ready", "llava-1": "ready"})
+            yield cluster
+
+
+def read_keys(cluster: Cluster) -> dict[str, list[str]]:
+    """The lines of the file of keys by their kinds."""
+    text = read_secret(cluster.overlay.get("Secret", "torchmoor-access"))["keys.txt"]
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines()}
+
+
+def client(cluster: Cluster) -> Any:
+    """boto3 with the key that make_secrets.sh made; it tries nothing a second time."""
+    key, secret = read_keys(cluster)["key"]
+    return boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=cluster.pods["torchmoor-0"].url("runtime"),
+        region_name="us-east-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE_S),
+    )
+
+
+def states(cluster: Cluster) -> dict[str, str]:
+    """Of the instances that the proxy knows, as its admin plane tells Prometheus and operators."""
+    (token,) = read_keys(cluster)["admin"]
+    url = cluster.pods["torchmoor-0"].url("admin") + "/instances"
+    answer = requests.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+    return {row["name"]: row["state"] for row in answer.json()["instances"]}
+
+
+def until_states(cluster: Cluster, wanted: dict[str, str]) -> None:
+    wait_until(lambda: states(cluster) == wanted, f"the proxy knows {wanted}", deadline_s=PATIENCE_S)
+
+
+def open_with_picture(cluster: Cluster) -> Chat:
+    return open_session(client(cluster), image=data_url((SAMPLES / "red_circle.png").read_bytes()))
+
+
+def holder(chat: Chat) -> str:
+    """The instance whose name is in the session's id."""
+    return next(name for name in ("llava-0", "llava-1") if f"-{name}-" in chat.id)
+
+
+@contextmanager
+def asking(chats: list[Chat]) -> Iterator[list[str]]:
+    """Everybody asks again and again, every other time for a stream. Yields what has been answered so far."""
+    answers: list[str] = []
+    failures: list[BaseException] = []
+    is_over = threading.Event()
+
+    def ask(chat: Chat) -> None:
+        try:
+            while not is_over.is_set():
+                answers.append(chat.ask(QUESTION))
+                answers.append(b"".join(chat.stream(QUESTION)).decode())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask, args=(chat,)) for chat in chats]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(timeout=PATIENCE_S)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
+    """Its pod is killed: the next turn is answered elsewhere, from Valkey; the pod returns under its name."""
+    chat = open_with_picture(cluster)
+    assert chat.ask(QUESTION) == ANSWER
+    name = holder(chat)
+    other = {"llava-0": "llava-1", "llava-1": "llava-0"}[name]
+    before = cluster.pods[name].address
+
+    cluster.kill(name)
+    assert chat.ask(QUESTION) == ANSWER
+
+    until_states(cluster, {other: "ready"})
+    cluster.start("llava", int(name[-1]))
+    cluster.wait_ready(name)
+    until_states(cluster, {"llava-0": "ready", "llava-1": "ready"})
+    assert cluster.pods[name].address != before
+    assert chat.ask(QUESTION) == ANSWER
+
+
+def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) -> None:
+    """As at an upgrade: everything is answered rightly, and the pod ends by itself well within its grace period."""
+    chats = [open_with_picture(cluster) for _ in range(NUM_CLIENTS)]
+    name = holder(chats[0])
+    grace_s = cluster.pods[name].workload.pod["terminationGracePeriodSeconds"]
+
+    with asking(chats) as answers:
+        wait_until(lambda: len(answers) >= 2 * NUM_CLIENTS, "everybody asks")
+        code, took_s = cluster.delete(name)
+        seen = len(answers)
+        wait_until(lambda: len(answers) >= seen + 2 * NUM_CLIENTS, "everybody goes on", deadline_s=PATIENCE_S)
+
+    assert all(ANSWER in answer for answer in answers)
+    assert code == 0
+    assert took_s < grace_s / 2
+    cluster.start("llava", int(name[-1]))
+    cluster.wait_ready(name)
+    until_states(cluster, {"llava-0": "ready", "llava-1": "ready"})
+
+
+def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> None:
+    """It serves through its preStop hook, answers the stream that runs to its end, and ends with status 0."""
+    chat = open_with_picture(cluster)
+    pieces: list[bytes] = []
+    began = threading.Event()
+
+    def read() -> None:
+        stream = chat.client.invoke_endpoint_with_response_stream(
+            EndpointName="llava",
+            SessionId=chat.id,
+            Body='{"type": "send_text_prompt", "prompt_text": "What color is the circle?", "stream": true}',
+        )
+        began.set()
+        pieces.extend(event["PayloadPart"]["Bytes"] for event in stream["Body"])
+
+    answers = 0
+    deleted: list[tuple[int, float]] = []
+    deleting = threading.Thread(target=lambda: deleted.append(cluster.delete("torchmoor-0")))
+    deleting.start()
+    while deleting.is_alive() and answers < 3:
+        assert chat.ask(QUESTION) == ANSWER
+        answers += 1
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert began.wait(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    deleting.join(PATIENCE_S)
+
+    assert answers == 3
+    assert ANSWER in b"".join(pieces).decode()
+    assert deleted[0][0] == 0
+    cluster.start("torchmoor")
+    cluster.wait_ready("torchmoor-0")
+    until_states(cluster, {"llava-0": "ready", "llava-1": "ready"})
+    assert Chat(client(cluster), chat.id).ask(QUESTION) == ANSWER

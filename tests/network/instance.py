@@ -1,0 +1,77 @@
+"""An instance as a process: a fake one whose sessions are in a journal that all of them share.
+
+    python -m tests.network.instance NAME PORT JOURNAL
+
+A session is a file with a line for each turn: its invocation id. A turn that comes again adds no line, as with the
+handlers' journals. The answer says how many there are, and who answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import sys
+from base64 import b32encode
+from pathlib import Path
+
+from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering
+from torchmoor.routing.sessions import session_mac
+
+KEY = b"a key of the tests of networks"
+TURN_S = 0.03
+STREAM_PIECES = 30  # so that there is always one under way
+
+
+async def main(name: str, port: int, journal: Path) -> None:
+    async def behave(request: Received, wire: Wire) -> None:
+        session = request.headers.get("x-amzn-sagemaker-session-id", "")
+        if b"stream" in request.body:
+            await stream(wire)
+            return
+        await asyncio.sleep(TURN_S)
+        headers = {}
+        if session == "NEW_SESSION":
+            session = headers["X-Amzn-SageMaker-New-Session-Id"] = mint(name)
+            (journal / session).touch()
+        file = journal / session
+        if not session or not file.exists():
+            await wire.answer(404 if session else 200, body=json.dumps({"instance": name, "turns": 0}).encode())
+            return
+        turns = file.read_text().splitlines()
+        invocation = request.headers["amz-sdk-invocation-id"]
+        if not headers and invocation not in turns:
+            with file.open("a") as lines:
+                lines.write(invocation + "\n")
+            turns.append(invocation)
+        await wire.answer(headers=headers, body=json.dumps({"instance": name, "turns": len(turns)}).encode())
+
+    status = json.dumps({"instance": name, "sessions": {"open": 0, "max": 1000}}).encode()
+    fake = FakeInstance(name, behave=behave, on_status=answering(body=status), host=None, port=port)
+    await fake.start()
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    print("ready", flush=True)
+    await stopped.wait()
+    await fake.stop()
+
+
+def mint(name: str) -> str:
+    """A session id as the handler of that instance would."""
+    nonce, expiry, key_id = b32encode(secrets.token_bytes(10)).decode().lower(), "7fffffff", "k1"
+    mac = session_mac(KEY, endpoint="llava", principal="", nonce=nonce, expiry=expiry, instance=name, key_id=key_id)
+    return f"ts-seq-{nonce}-{expiry}-{name}-{key_id}{mac}"
+
+
+async def stream(wire: Wire) -> None:
+    await wire.begin_stream("text/plain; charset=utf-8")
+    for _ in range(STREAM_PIECES):
+        await wire.chunk(b"piece ")
+        await asyncio.sleep(TURN_S)
+    await wire.chunk(b"the-end")
+    await wire.chunk(b"")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,122 @@
+"""Instances by DNS under load: hosts with addresses of their own, a real DNS server, faults of the network."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.network.conftest import Load, Proxy, Stage
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.network
+
+ALL = ("llava-0", "llava-1", "llava-2")
+
+
+def test_an_instance_goes_from_dns_and_comes_back(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """One that is named no more ends what it does and is forgotten; named again it gets work. Nobody notices."""
+    stage.name("llava-0", "llava-1")
+    proxy.wait_for("llava-0", "llava-1")
+    load.wait_answered(50)  # what it had answered is counted by now
+    before = load.report()["by"]["llava-2"]
+    load.wait_served("llava-0", "llava-1")
+    assert load.report()["by"]["llava-2"] == before
+
+    stage.name(*ALL)
+    load.wait_served("llava-2")
+
+    load.check()
+    rows = proxy.look()["instances"]
+    assert {(row["name"], row["source"]) for row in rows} == {(name, "_inference._tcp.llava.zone.test") for name in ALL}
+    assert proxy.metric("DiscoveredInstances") == 3
+
+
+def test_an_answer_that_flaps_moves_nobody(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """One that is missing now and then stays, or leaves and is called back: nothing is lost either way."""
+    for _ in range(4):
+        stage.name("llava-0", "llava-1")
+        load.wait_answered(20)
+        stage.name(*ALL)
+        load.wait_answered(20)
+
+    load.wait_served(*ALL)
+
+    load.check()
+
+
+def test_an_instance_that_falls_silent_is_found_and_its_work_done_elsewhere(
+    stage: Stage, proxy: Proxy, load: Load
+) -> None:
+    """No reset tells that it has lost its network. Only its streams break; it stays known, and comes back by itself."""
+    stage.network.cut_off("llava-1")
+    wait_until(lambda: proxy.states()["llava-1"] == "down", "its silence is noticed", interval_s=0.1)
+    load.wait_served("llava-0", "llava-2")
+    load.check(may_break=True)
+    assert proxy.look()["discovery"][0]["listed"] == 3
+
+    stage.network.heal("llava-1")
+    load.wait_served("llava-1")
+
+    load.check(may_break=True)
+
+
+def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """A firewall in between that answers with resets."""
+    stage.network.reject("llava-2")
+    wait_until(lambda: proxy.states()["llava-2"] == "down", "it is left", interval_s=0.1)
+    load.wait_served("llava-0", "llava-1")
+    stage.network.heal("llava-2")
+    load.wait_served("llava-2")
+
+    load.check(may_break=True)
+
+
+def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """Each tenth packet to two of three; by chance three probes in a row, and then streams."""
+    for name in ALL[:2]:
+        stage.network.lose(name, 0.1)
+    load.wait_served(*ALL, turns=100)
+
+    load.check(may_break=True)
+
+
+def test_without_dns_the_last_known_stay(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """Its server dies: said once in the log, counted, and shown with the age of the last answer. Then it is back."""
+    failures = proxy.metric("DiscoveryFailures_total")
+    stage.zone.stop()
+    wait_until(lambda: proxy.metric("DiscoveryFailures_total") >= failures + 3, "questions fail", interval_s=0.1)
+    (entry,) = proxy.look()["discovery"]
+    load.wait_served(*ALL)
+    log = proxy.log.read_text()
+    assert log.count("discovery has no answer") == log.count("discovery answers again") + 1
+    assert entry["error"]
+    assert entry["answer_age_s"] > 0
+
+    stage.name("llava-0", "llava-1")
+    proxy.wait_for("llava-0", "llava-1")
+
+    load.check()
+
+
+def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """As of a pod that is made anew elsewhere: the next turns go there, without one that fails."""
+    address = stage.network.add("elsewhere", 31)
+    started = stage.start_instance("elsewhere", "llava-1")
+    assert started.stdout is not None
+    assert started.stdout.readline() == "ready\n"
+
+    stage.name(*ALL, llava_1=address)
+    wait_until(lambda: proxy.hosts().get("llava-1") == address, "it is known at its new address", interval_s=0.1)
+    load.wait_served("llava-1")
+
+    load.check()
+
+
+def test_a_proxy_that_loses_its_network_goes_on_when_it_is_back(stage: Stage, proxy: Proxy, load: Load) -> None:
+    """Its clients' requests fail meanwhile, and its instances and DNS are silent. No session is lost."""
+    stage.network.cut_off("proxy")
+    wait_until(lambda: set(proxy.states().values()) == {"down"}, "it hears from nobody", interval_s=0.1)
+    assert set(proxy.states()) == set(ALL)
+    stage.network.heal("proxy")
+    load.wait_served(*ALL)
+
+    assert load.wrong("lost") == []

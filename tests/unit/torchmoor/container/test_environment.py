@@ -1,0 +1,105 @@
+"""What a container's environment says, and what it may not say."""
+
+import pytest
+
+from torchmoor.container.environment import ContainerEnvironment, read_environment
+from torchmoor.errors import ConfigError
+
+
+def test_without_variables_the_platform_gets_what_it_expects() -> None:
+    """SageMaker sets none of them as a rule: port 8080, the model in /opt/ml/model, 60 s for an answer."""
+    told = read_environment({})
+
+    assert (told.port, str(told.model_dir), told.model_timeout_s) == (8080, "/opt/ml/model", 60.0)
+    assert told.drain_s < 30, "SageMaker's SIGKILL comes 30 s after its SIGTERM"
+    assert told.safe_ports is None
+    assert not told.is_multi_model
+    assert told.properties == {}
+
+
+def test_sagemakers_variables_are_read() -> None:
+    """Those of the platform and of AWS's inference toolkit."""
+    told = read_environment(
+        {
+            "SAGEMAKER_BIND_TO_PORT": "9000",
+            "SAGEMAKER_SAFE_PORT_RANGE": "21000-21099",
+            "SAGEMAKER_MULTI_MODEL": "True",
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT": "120",
+            "SAGEMAKER_MODEL_SERVER_WORKERS": "2",
+            "SAGEMAKER_TS_RESPONSE_TIMEOUT": "90",
+            "SAGEMAKER_CONTAINER_LOG_LEVEL": "20",
+        }
+    )
+
+    assert told.port == 9000
+    assert told.safe_ports == range(21_000, 21_100)
+    assert told.is_multi_model
+    assert told.model_timeout_s == 120.0
+    assert told.properties == {"default_workers_per_model": "2", "default_response_timeout": "90"}
+    assert told.log_level == "INFO"
+
+
+def test_torchserves_variables_become_lines_of_its_configuration() -> None:
+    """By TorchServe's own rule: TS_ and the key in capitals; they beat the toolkit's name for the same."""
+    told = read_environment({"TS_MAX_REQUEST_SIZE": "1048576", "TS_ALLOWED_URLS": "s3://models/.*"})
+
+    assert told.properties == {"max_request_size": "1048576", "allowed_urls": "s3://models/.*"}
+    both = read_environment({"SAGEMAKER_TS_RESPONSE_TIMEOUT": "90", "TS_DEFAULT_RESPONSE_TIMEOUT": "30"})
+    assert both.properties == {"default_response_timeout": "30"}
+
+
+def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A StatefulSet's pod is called llava-0; whatever a host is called becomes a name that session ids can carry."""
+    monkeypatch.setattr("socket.gethostname", lambda: "Node_7.Example.ORG")
+
+    assert read_environment({}).instance_name == "node-7-example-org"
+    assert read_environment({"TORCHMOOR_INSTANCE_NAME": "llava-0"}).instance_name == "llava-0"
+
+
+def test_empty_variables_say_nothing() -> None:
+    """Templates of Kubernetes and CloudFormation leave empty ones behind."""
+    told = read_environment(
+        {"SAGEMAKER_BIND_TO_PORT": "", "TORCHMOOR_MODEL": " ", "SAGEMAKER_PROGRAM": "", "TORCHMOOR_INSTANCE_NAME": "a"}
+    )
+
+    assert told == ContainerEnvironment(instance_name="a")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("SAGEMAKER_BIND_TO_PORT", "http", "a port from 1 to 65535"),
+        ("SAGEMAKER_BIND_TO_PORT", "70000", "a port from 1 to 65535"),
+        ("SAGEMAKER_SAFE_PORT_RANGE", "21999-21000", "two ports such as 21000-21999"),
+        ("SAGEMAKER_MULTI_MODEL", "yes", "true or false"),
+        ("SAGEMAKER_MODEL_SERVER_TIMEOUT", "0", "a number of seconds above 0"),
+        ("SAGEMAKER_MODEL_SERVER_TIMEOUT", "nan", "a number of seconds"),
+        ("SAGEMAKER_MODEL_SERVER_WORKERS", "many", "a number above 0"),
+        ("SAGEMAKER_CONTAINER_LOG_LEVEL", "15", "one of DEBUG"),
+        ("TORCHMOOR_INSTANCES", "0", "a number above 0"),
+        ("TORCHMOOR_INSTANCE_NAME", "Llava_0", "single hyphens"),
+        ("TS_MAX_REQUEST_SIZE", "6MB", "a number above 0"),
+        ("TS_PREFER_DIRECT_BUFFER", "1", "true or false"),
+        ("TS_ALLOWED_URLS", "a\nmodel_store=/", "one line of text"),
+    ],
+)
+def test_a_value_that_is_none_is_refused_with_the_variables_name(name: str, value: str, expected: str) -> None:
+    """Whoever set it sees in the log which it was and what it may be."""
+    with pytest.raises(ConfigError, match=rf"^{name} must be .*{expected}"):
+        read_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["TS_INFERENCE_ADDRESS", "TS_MODEL_STORE", "TS_DISABLE_TOKEN_AUTHORIZATION", "TS_TYPO"]
+)
+def test_what_the_container_decides_itself_cannot_be_set(name: str) -> None:
+    """An address or a store of somebody else's would break it; a typing error would be without effect."""
+    with pytest.raises(ConfigError, match=rf"^{name} cannot be set here.*TS_JOB_QUEUE_SIZE"):
+        read_environment({name: "x"})
+
+
+@pytest.mark.parametrize("name", ["SAGEMAKER_PROGRAM", "SAGEMAKER_TS_BATCH_SIZE", "SAGEMAKER_TS_MAX_WORKERS"])
+def test_what_would_have_no_effect_is_refused_with_what_to_do(name: str) -> None:
+    """AWS's PyTorch containers run an inference.py and rewrite a model's configuration; this one does neither."""
+    with pytest.raises(ConfigError, match=rf"^{name} is set, and has no effect here: .*leave {name} out"):
+        read_environment({name: "1"})

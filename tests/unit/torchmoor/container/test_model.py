@@ -1,0 +1,234 @@
+"""What lies in /opt/ml/model, in each of its forms, becomes a model store."""
+
+import json
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchmoor.container import model
+from torchmoor.container.environment import ContainerEnvironment
+from torchmoor.container.model import MODEL_PATH, FoundModel, find_model
+from torchmoor.errors import ConfigError
+
+Find = Callable[..., FoundModel]
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    """/opt/ml/model."""
+    folder = tmp_path / "given"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def find(tmp_path: Path, given: Path) -> Find:
+    """Looks for the model, with the archives chat, many and llava in the image."""
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    for name in ("chat", "many", "llava"):
+        (archives / f"{name}.mar").touch()
+
+    def look(environ: dict[str, str] | None = None, **told: object) -> FoundModel:
+        environment = ContainerEnvironment(model_dir=given, archives=archives, **told)  # type: ignore[arg-type]
+        return find_model(environment, Path(tempfile.mkdtemp(dir=tmp_path)), environ or {})
+
+    return look
+
+
+def make_checkpoint(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def make_archive(folder: Path, name: str = "my-model") -> Path:
+    """An unpacked one."""
+    (folder / "MAR-INF").mkdir(parents=True)
+    (folder / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": {"modelName": name}}))
+    (folder / "handler.py").touch()
+    return folder
+
+
+def pack(folder: Path, target: Path) -> None:
+    if target.name.endswith(".mar"):
+        with zipfile.ZipFile(target, "w") as bundle:
+            for path in folder.rglob("*"):
+                bundle.write(path, path.relative_to(folder))
+    else:
+        with tarfile.open(target, "w:gz") as tar:
+            tar.add(folder, ".")
+
+
+def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
+    """By the image's chat archive, which is told the path: nothing is copied, however large the weights are."""
+    make_checkpoint(given)
+
+    found = find()
+
+    assert (found.name, found.archive, found.environment) == ("chat", "chat.mar", {MODEL_PATH: str(given)})
+    assert (found.store / "chat.mar").is_symlink()
+
+
+def test_a_checkpoint_that_the_environment_names_counts_more(given: Path, find: Find) -> None:
+    """TGI's and LMI's containers are often told HF_MODEL_ID=/opt/ml/model; the handler reads such variables itself."""
+    make_checkpoint(given)
+
+    assert find({"HF_MODEL_ID": "/opt/ml/model"}).environment == {}
+
+
+def test_an_unpacked_archive_is_linked_under_its_own_name(given: Path, find: Find) -> None:
+    """TorchServe knows a model by its manifest, whatever the folder is called."""
+    make_archive(given)
+
+    found = find()
+
+    assert (found.name, found.archive, found.environment) == ("my-model", "my-model", {})
+    assert (found.store / "my-model").resolve() == given
+
+
+@pytest.mark.parametrize("file", ["other-name.mar", "model.tar.gz", "model.tgz"])
+def test_a_packed_archive_is_unpacked_once_for_all_instances(
+    tmp_path: Path, given: Path, find: Find, file: str
+) -> None:
+    """And keeps the name of its manifest."""
+    pack(make_archive(tmp_path / "source"), given / file)
+
+    found = find()
+
+    assert found.archive == "my-model"
+    assert (found.store / "my-model" / "handler.py").is_file()
+
+
+@pytest.mark.parametrize("file", ["packaged.mar", "model.tar.gz"])
+def test_a_packed_checkpoint_is_unpacked_and_served(tmp_path: Path, given: Path, find: Find, file: str) -> None:
+    """As `torchmoor package` makes it, in either form."""
+    pack(make_checkpoint(tmp_path / "source"), given / file)
+
+    found = find()
+
+    assert found.name == "chat"
+    assert (Path(found.environment[MODEL_PATH]) / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_an_archive_in_a_tarball_is_unpacked_twice(tmp_path: Path, given: Path, find: Find) -> None:
+    """The AWS sample's model.tar.gz has its .mar in it; on SageMaker the platform has unpacked the first layer."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    pack(make_archive(tmp_path / "source"), inner / "llava.mar")
+    pack(inner, given / "model.tar.gz")
+
+    assert find().archive == "my-model"
+
+
+def test_one_folder_with_a_model_will_do(given: Path, find: Find) -> None:
+    """Tarballs are often made of the folder, not of what is in it; notes beside it do not matter."""
+    make_checkpoint(given / "llava-1.5")
+    (given / "README.md").touch()
+
+    assert find().environment == {MODEL_PATH: str(given / "llava-1.5")}
+
+
+def test_several_models_need_a_name(tmp_path: Path, given: Path, find: Find) -> None:
+    """Which one is meant is not guessed."""
+    pack(make_archive(tmp_path / "a", "a"), given / "a.mar")
+    pack(make_archive(tmp_path / "b", "b"), given / "b.mar")
+
+    with pytest.raises(ConfigError, match=r"several models in .* \(a.mar, b.mar\).*TORCHMOOR_MODEL"):
+        find()
+    assert find(model="b").archive == "b"
+
+
+def test_an_empty_folder_leaves_the_word_to_the_environment(given: Path, find: Find) -> None:
+    """A checkpoint of elsewhere, or an archive of the image; a folder that is not there is as good as empty."""
+    assert find({"HF_MODEL_ID": "org/model"}).archive == "chat.mar"
+    assert find(model="llava").archive == "llava.mar"
+    given.rmdir()
+    assert find({"OPTION_MODEL_ID": "org/model"}).archive == "chat.mar"
+
+
+def test_lmis_properties_are_a_model(given: Path, find: Find) -> None:
+    """The chat handler reads option.model_id there itself."""
+    (given / "serving.properties").write_text("option.model_id=org/model\n")
+
+    assert (find().archive, find().environment) == ("chat.mar", {})
+
+
+def test_many_models_need_none_here(given: Path, find: Find) -> None:
+    """The platform loads them later, by POST /models."""
+    assert find(is_multi_model=True).archive == "many.mar"
+
+
+def test_no_model_says_what_could_be_one(given: Path, find: Find) -> None:
+    """The message is all that somebody sees of a failed deployment."""
+    with pytest.raises(ConfigError, match=r"there is no model in .*\.mar.*config\.json.*HF_MODEL_ID.*TORCHMOOR_MODEL"):
+        find()
+    (given / "weights.onnx").touch()
+    with pytest.raises(ConfigError, match=r"has no model that can be served, but weights\.onnx: "):
+        find()
+
+
+def test_an_archive_that_the_image_lacks_is_named_with_those_it_has(given: Path, find: Find) -> None:
+    """The demo models are in it only if it was built with them."""
+    with pytest.raises(ConfigError, match="this image has no archive 'llm', but chat, llava, many"):
+        find(model="llm")
+
+
+def test_an_inference_script_is_not_taken_for_a_model(given: Path, find: Find) -> None:
+    """Who comes from AWS's PyTorch containers is told that this one does not run it."""
+    (given / "code").mkdir()
+    (given / "code" / "inference.py").touch()
+    (given / "model.pth").touch()
+
+    with pytest.raises(ConfigError, match=r"inference\.py of AWS's PyTorch containers"):
+        find()
+
+
+@pytest.mark.parametrize("file", ["model.mar", "model.tar.gz"])
+def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -> None:
+    """Cut off on its way, or never one."""
+    (given / file).write_bytes(b"\x1f\x8b no archive")
+
+    with pytest.raises(ConfigError, match=rf"{file} cannot be unpacked: "):
+        find()
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "link"])
+def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Find, name: str) -> None:
+    """A path or a link that leads out of the folder is refused, not followed."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with tarfile.open(given / "model.tar.gz", "w:gz") as tar:
+        member = tar.gettarinfo(tmp_path / "link") if name == "link" else tarfile.TarInfo(name)
+        member.name = name
+        tar.addfile(member)
+
+    with pytest.raises(ConfigError, match=rf"model\.tar\.gz cannot be unpacked: {name} is no file or folder"):
+        find()
+
+
+def test_too_little_room_is_told_before_anything_is_written(
+    tmp_path: Path, given: Path, find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk in the middle would leave a puzzle behind."""
+    pack(make_archive(tmp_path / "source"), given / "model.mar")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(model.shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+
+    with pytest.raises(ConfigError, match=r"model\.mar needs .* MiB to be unpacked, and .* has 1 MiB.*TMPDIR"):
+        find()
+
+
+def test_a_manifest_without_a_name_is_refused(given: Path, find: Find) -> None:
+    """Its name becomes a path and a URL."""
+    make_archive(given, "../x")
+    with pytest.raises(ConfigError, match=r"the model's name '\.\./x'"):
+        find()
+    (given / "MAR-INF" / "MANIFEST.json").write_text("[]")
+    with pytest.raises(ConfigError, match="no manifest as torch-model-archiver writes it"):
+        find()

@@ -1,0 +1,138 @@
+"""An instance's side port: what may be known of it from other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from torchmoor.container.side_port import SidePort
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import EndpointSettings, VariantSettings
+
+
+class Scene:
+    """A side port, an instance, and a TorchServe of which only two pages are there."""
+
+    def __init__(
+        self, side: SidePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
+    ) -> None:
+        self.side = side
+        self.registry = registry
+        self.running = running  # whether there is a TorchServe
+        self._port = port
+        self._client = client
+
+    async def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+        async with self._client.request(method, f"http://127.0.0.1:{self.side.port}{path}") as answer:
+            return answer.status, await answer.text()
+
+    def start(self, *, management_port: int | None = None) -> Instance:
+        """The launcher has started TorchServe."""
+        instance = Instance(
+            name="llava-0",
+            endpoint="llava",
+            model="llava",
+            port=1,
+            management_port=management_port or self._port,
+            metrics_port=self._port,
+            started_at=0.0,
+        )
+        self.registry.add(instance)
+        return instance
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    app = web.Application()
+    app.router.add_get("/models/llava", _describe)
+    app.router.add_get("/metrics", _count)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
+    try:
+        running = [True]
+        side = SidePort(registry, "llava-0", 0, lambda name: running[0], host="127.0.0.1")
+        async with side, aiohttp.ClientSession() as client:
+            yield Scene(side, registry, runner.addresses[0][1], client, running)
+    finally:
+        await runner.cleanup()
+
+
+async def _describe(request: web.Request) -> web.Response:
+    return web.Response(text='[{"modelName": "llava"}]')
+
+
+async def _count(request: web.Request) -> web.Response:
+    return web.Response(text="Requests2XX 1.0\n" * 100_000)
+
+
+def test_it_is_ready_with_its_worker_and_lives_with_its_torchserve() -> None:
+    """A worker that has died is TorchServe's to start again; a kubelet that did it would only take longer."""
+
+    async def see() -> list[tuple[int, int]]:
+        async with scene() as at:
+            name = at.start().name
+            seen = [await probes(at)]
+            for state in (InstanceState.READY, InstanceState.DOWN):
+                at.registry.set_state(name, state)
+                seen.append(await probes(at))
+            at.running[0] = False
+            return [*seen, await probes(at)]
+
+    async def probes(at: Scene) -> tuple[int, int]:
+        return (await at.ask("/live"))[0], (await at.ask("/ready"))[0]
+
+    assert asyncio.run(see()) == [(200, 503), (200, 200), (200, 503), (503, 503)]
+
+
+def test_it_lives_and_is_not_ready_before_torchserve_is_there() -> None:
+    """A kubelet that asks at once must not restart it."""
+
+    async def see() -> tuple[int, int, int]:
+        async with scene() as at:
+            return (await at.ask("/live"))[0], (await at.ask("/ready"))[0], (await at.ask("/metrics"))[0]
+
+    assert asyncio.run(see()) == (200, 503, 503)
+
+
+def test_an_instance_that_drains_is_not_ready_and_still_probed_as_well() -> None:
+    """No new sessions come, while proxies go on taking the answers of those that run."""
+
+    async def see() -> tuple[tuple[int, str], int, int]:
+        async with scene() as at:
+            at.registry.set_state(at.start().name, InstanceState.READY)
+            at.side.is_draining = True
+            return await at.ask("/ready"), (await at.ask("/live"))[0], (await at.ask("/models/llava"))[0]
+
+    assert asyncio.run(see()) == ((503, "stopping\n"), 200, 200)
+
+
+def test_torchserves_pages_are_passed_on_whole_and_nothing_else() -> None:
+    """A management port could register models; of that nothing can be reached from here."""
+
+    async def see() -> None:
+        async with scene() as at:
+            at.start()
+            assert await at.ask("/models/llava") == (200, '[{"modelName": "llava"}]')
+            assert (await at.ask("/metrics"))[1] == "Requests2XX 1.0\n" * 100_000
+            assert [(await at.ask(path))[0] for path in ("/models/other", "/models", "/api-description")] == [404] * 3
+            assert [(await at.ask("/models/llava", method))[0] for method in ("POST", "PUT", "DELETE")] == [405] * 3
+
+    asyncio.run(see())
+
+
+def test_a_torchserve_that_does_not_answer_is_told_as_unavailable() -> None:
+    """A scrape or a probe gets an error, not a hang."""
+
+    async def see() -> int:
+        async with scene() as at:
+            at.start(management_port=1)
+            return (await at.ask("/models/llava"))[0]
+
+    assert asyncio.run(see()) == 503

@@ -1,0 +1,305 @@
+"""Answers of DNS applied to the registry: who joins, leaves, moves; what is asked when, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from torchmoor.errors import DiscoveryError
+from torchmoor.fleet.departures import Departures
+from torchmoor.fleet.discovery import Discovery
+from torchmoor.fleet.discovery_dns import Answer
+from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_settings import DiscoverySettings
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.instance_names import InstanceNames
+from torchmoor.fleet.operations import OperationAnswer
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import EndpointSettings, VariantSettings
+
+NAME = "_inference._tcp.llava.zone.test"
+ENTRY = DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", min_interval_s=1, interval_s=8)
+
+
+class Front:
+    """A proxy whose instances are busy as a test says."""
+
+    def __init__(self) -> None:
+        self.busy: set[str] = set()
+
+    def is_idle(self, instance: Instance) -> bool:
+        return instance.name not in self.busy
+
+
+class Rig:
+    """A discovery whose DNS answers are a test's own, and which looks when the test says so."""
+
+    def __init__(self, *, are_journaled: bool = True) -> None:
+        self.answer: Answer | None = Answer()
+        self.registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(name="v", model="m"),))])
+        self.front = Front()
+        self.departures = Departures(self.registry, self.front)
+        self.discovery = Discovery(
+            [], self.registry, self.departures, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
+        )
+
+    async def _ask(self, settings: DiscoverySettings) -> Answer:
+        if self.answer is None:
+            raise DiscoveryError("nobody answers")
+        return self.answer
+
+    async def begin(self, *entries: DiscoverySettings) -> None:
+        """Its own looks are far apart: a test looks itself."""
+        self.discovery.take(entries)
+        await asyncio.sleep(0)
+
+    async def look(self, **hosts: str) -> float:
+        """One more answer, which names these; returns when the next question is due."""
+        self.answer = Answer(targets=tuple(Target(n.replace("_", "-"), 85, (h,)) for n, h in hosts.items()), ttl_s=5.0)
+        return await self.ask_again()
+
+    async def ask_again(self) -> float:
+        wait_s = await self.discovery.look(self.discovery.entries[NAME])
+        self.departures.look()
+        return wait_s
+
+    def ready(self, *names: str) -> None:
+        for name in names:
+            self.registry.set_state(name, InstanceState.READY)
+
+    def states(self) -> dict[str, str]:
+        return {instance.name: instance.state.value for instance in self.registry.instances()}
+
+    def host(self, name: str) -> str:
+        instance = self.registry.find(name)
+        assert instance is not None
+        return instance.host
+
+
+def rigged(body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
+    async def run() -> None:
+        rig = Rig(**options)
+        async with rig.discovery:
+            await body(rig)
+        rig.departures.stop()
+
+    asyncio.run(run())
+
+
+def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
+    """It is sent nothing new once two answers have missed it, and goes when it is idle."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        assert await rig.look(a="10.0.0.1", b="10.0.0.2") == 5.0
+        rig.ready("a", "b")
+        rig.front.busy.add("b")
+
+        assert await rig.look(a="10.0.0.1") == ENTRY.min_interval_s
+        assert rig.states() == {"a": "ready", "b": "ready"}
+        await rig.look(a="10.0.0.1")
+        assert rig.states() == {"a": "ready", "b": "draining"}
+        rig.front.busy.clear()
+        rig.departures.look()
+        assert rig.states() == {"a": "ready"}
+
+    rigged(body)
+
+
+def test_an_operators_drain_outlives_a_pod() -> None:
+    """Of the same name, at another address; called back by DNS it stays drained, too."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1", b="10.0.0.2")
+        rig.ready("a", "b")
+        rig.registry.drain("b")
+
+        await rig.look(a="10.0.0.1", b="10.0.0.9")
+        rig.ready("b")
+        assert (rig.host("b"), rig.states()["b"]) == ("10.0.0.9", "draining")
+
+        for _ in range(2):
+            await rig.look(a="10.0.0.1")
+        assert "b" not in rig.states()
+        await rig.look(a="10.0.0.1", b="10.0.0.10")
+        rig.ready("b")
+        assert rig.states()["b"] == "draining"
+        rig.registry.resume("b")
+        assert rig.states()["b"] == "ready"
+
+    rigged(body)
+
+
+def test_who_leaves_and_is_named_again_serves_again() -> None:
+    """Also an operator's resume cannot keep one that DNS names no more, but DNS can."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1", b="10.0.0.2")
+        rig.ready("a", "b")
+        rig.front.busy.add("b")
+        for _ in range(2):
+            await rig.look(a="10.0.0.1")
+        rig.registry.resume("b")
+        assert rig.states()["b"] == "draining"
+
+        await rig.look(a="10.0.0.1", b="10.0.0.2")
+
+        assert rig.states() == {"a": "ready", "b": "ready"}
+        assert rig.departures.is_at_rest
+
+    rigged(body)
+
+
+def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None:
+    """Unless it is down: then nothing there will end any more."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1")
+        rig.ready("a")
+        rig.front.busy.add("a")
+
+        await rig.look(a="10.0.0.2")
+        assert (rig.host("a"), rig.states()["a"]) == ("10.0.0.1", "draining")
+        rig.registry.set_state("a", InstanceState.DOWN)
+        rig.departures.look()
+        assert (rig.host("a"), rig.states()["a"]) == ("10.0.0.2", "starting")
+
+    rigged(body)
+
+
+def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
+    """Nobody else could go on with them."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1", b="10.0.0.2")
+        rig.ready("a", "b")
+        for _ in range(3):
+            await rig.look(a="10.0.0.1")
+        assert rig.states()["b"] == "draining"
+
+        rig.registry.set_state("b", InstanceState.DOWN)
+        rig.departures.look()
+        assert rig.states() == {"a": "ready"}
+
+    rigged(body, are_journaled=False)
+
+
+def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) -> None:
+    """It is asked again after 1, 2, 4 and then 8 seconds; the log says it once, and once that it is over."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1")
+        rig.ready("a")
+        rig.answer = None
+
+        assert [await rig.ask_again() for _ in range(5)] == [1, 2, 4, 8, 8]
+
+        source = rig.registry.sources[NAME]
+        assert (rig.states(), source.num_failures, source.error) == ({"a": "ready"}, 5, "nobody answers")
+        await rig.look(a="10.0.0.1")
+        assert source.error == ""
+        rig.answer = None
+        assert await rig.ask_again() == 1
+
+    rigged(body)
+
+    assert [record.getMessage().split()[1:4] for record in caplog.records if record.levelname == "WARNING"] == [
+        ["has", "no", "answer,"],
+        ["answers", "again", f"dns_name={NAME}"],
+        ["has", "no", "answer,"],
+    ]
+
+
+def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """DNS cannot take it over, which is said once."""
+
+    async def body(rig: Rig) -> None:
+        static = Instance(name="a", endpoint="llava", variant="v", model="m", port=1)
+        rig.registry.add(static)
+        await rig.begin(ENTRY)
+
+        for _ in range(3):
+            await rig.look(a="10.0.0.1", b="10.0.0.2")
+
+        assert rig.registry.find("a") is static
+        assert rig.registry.sources[NAME].notes == ("a is an instance already, and not by this name",)
+
+    rigged(body)
+
+    assert sum("is an instance already" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_entries_come_change_and_go_at_a_reload() -> None:
+    """What a name has brought leaves with it; a change of what DNS does not say replaces them; of intervals, nobody."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1")
+        rig.ready("a")
+        first = rig.registry.find("a")
+
+        await rig.begin(DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", interval_s=9))
+        assert rig.registry.find("a") is first
+        await rig.begin(DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", interval_s=9, capacity=7))
+        rig.departures.look()
+        second = rig.registry.find("a")
+        assert second is not None
+        assert (second.capacity, second.host) == (7, "10.0.0.1")
+        await rig.begin()
+        rig.departures.look()
+
+        assert rig.states() == {}
+        assert rig.registry.sources == {}
+
+    rigged(body)
+
+
+class Said:
+    """Instances that answer the status operation as a test says, by host."""
+
+    def __init__(self, **answers: OperationAnswer | None) -> None:
+        self.answers = {host.replace("_", "."): answer for host, answer in answers.items()}
+
+    async def ask(
+        self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
+    ) -> OperationAnswer | None:
+        assert operation == "status"
+        return self.answers[instance.host]
+
+
+def told(name: str) -> OperationAnswer:
+    return OperationAnswer(200, "", json.dumps({"instance": name}).encode())
+
+
+def test_addresses_have_the_names_that_instances_give_themselves() -> None:
+    """One that does not answer is nobody yet, one that is not ours is called by its address after three answers."""
+    foreign = OperationAnswer(200, "", b"[0.7]")
+    loading = OperationAnswer(503, "", b'{"code": 503, "type": "ServiceUnavailableException", "message": ""}')
+    said = Said(h1=told("llava-0"), h2=None, h3=loading)
+    said.answers["10.0.0.4"] = foreign
+    names = InstanceNames(said, lambda host: Instance(name="?", endpoint="e", model="m", host=host, port=85))
+
+    async def ask(*doubtful: str) -> dict[str, tuple[str, ...]]:
+        targets = await names.find_targets(["h1", "h2", "h3", "10.0.0.4"], 85, doubtful=set(doubtful))
+        return {target.name: target.hosts for target in targets}
+
+    async def run() -> None:
+        assert await ask() == {"llava-0": ("h1",)}
+        await ask()
+        assert await ask() == {"llava-0": ("h1",), "ip-10-0-0-4": ("10.0.0.4",)}
+        said.answers.update(h1=None, h2=told("llava-0"))
+        assert (await ask("h1"))["llava-0"] == ("h1", "h2")  # it keeps its name while nobody answers there
+        said.answers.update(h1=told("llava-7"), h3=told("Not A Name"))
+        assert await ask("h1") == {"llava-7": ("h1",), "llava-0": ("h2",), "ip-10-0-0-4": ("10.0.0.4",)}
+
+    asyncio.run(run())

@@ -1,0 +1,149 @@
+"""What is read of DNS's answers, from a server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import dns.message
+import dns.rcode
+import pytest
+
+from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, failing, serving, truncating
+from torchmoor.errors import DiscoveryError
+from torchmoor.fleet.discovery_dns import Answer, ask, name_of_address
+from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_settings import DiscoverySettings
+
+NAME = "_inference._tcp.llava.zone.test"
+SRV = (f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test.", f"{NAME}. 30 SRV 0 0 8086 LLAVA-1.zone.test.")
+ADDRESSES = ("llava-0.zone.test. 30 A 10.0.0.1", "LLAVA-1.zone.test. 30 A 10.0.0.2")
+BOTH = (Target("llava-0", 8085, ("10.0.0.1",)), Target("llava-1", 8086, ("10.0.0.2",)))
+
+
+def answer_to(behave: Behaviour, **changes: Any) -> Answer:
+    """What comes of one question to a server that behaves so."""
+
+    async def run() -> Answer:
+        async with serving(behave) as server:
+            values = {"dns_name": NAME, "timeout_s": 1.0, "nameservers": (server.address,), **changes}
+            return await ask(DiscoverySettings(**values))
+
+    return asyncio.run(run())
+
+
+def by_name(answer: Answer) -> tuple[Target, ...]:
+    return tuple(sorted(answer.targets, key=lambda target: target.name))
+
+
+def test_services_with_their_ports_and_addresses() -> None:
+    """Names are lower case however the server writes them; the TTL is the record's."""
+    answer = answer_to(answering(*SRV, *ADDRESSES))
+
+    assert by_name(answer) == BOTH
+    assert answer.ttl_s == 30
+
+
+def test_addresses_that_come_along_are_not_asked_for() -> None:
+    """A server's additional records, as Kubernetes' sends them."""
+
+    async def run() -> tuple[Answer, int]:
+        async with serving(answering(*SRV, additional=ADDRESSES)) as server:
+            answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=(server.address,)))
+            return answer, server.num_asked
+
+    answer, num_asked = asyncio.run(run())
+
+    assert by_name(answer) == BOTH
+    assert num_asked == 1
+
+
+def test_a_truncated_answer_is_asked_for_over_tcp() -> None:
+    """However many instances there are."""
+    records = [f"{NAME}. 30 SRV 0 0 8085 llava-{number}.zone.test." for number in range(300)]
+    along = tuple(f"llava-{number}.zone.test. 30 A 10.0.1.{number % 250}" for number in range(300))
+
+    answer = answer_to(truncating(answering(*records, additional=along)), timeout_s=10.0)
+
+    assert len(answer.targets) == 300
+    assert all(target.hosts for target in answer.targets)
+
+
+def test_aliases_are_followed() -> None:
+    """Of the service's name, and of a target's."""
+    alias = f"{NAME}. 30 CNAME other.zone.test."
+    service = "other.zone.test. 30 SRV 0 0 8085 llava-0.zone.test."
+    target = "llava-0.zone.test. 30 CNAME host.zone.test."
+
+    answer = answer_to(answering(alias, service, target, "host.zone.test. 30 A 10.0.0.9"))
+
+    assert answer.targets == (Target("llava-0", 8085, ("10.0.0.9",)),)
+
+
+def test_a_target_with_ipv6_alone() -> None:
+    """And one with several addresses has them all, in the same order each time."""
+    six = "llava-0.zone.test. 30 AAAA fd00::1"
+    several = [f"LLAVA-1.zone.test. 30 A 10.0.0.{number}" for number in (3, 2)]
+
+    answer = answer_to(answering(*SRV, six, *several))
+
+    assert [target.hosts for target in by_name(answer)] == [("fd00::1",), ("10.0.0.2", "10.0.0.3")]
+
+
+def test_a_target_without_an_address_is_named_all_the_same() -> None:
+    """What is known of it stays (discovery_plan)."""
+    answer = answer_to(answering(*SRV, ADDRESSES[0]))
+
+    assert [target.hosts for target in by_name(answer)] == [("10.0.0.1",), ()]
+
+
+@pytest.mark.parametrize(("record", "host"), [("A", "10.0.0.1"), ("AAAA", "fd00::1")])
+def test_addresses_instead_of_services(record: str, host: str) -> None:
+    """Where a zone has no SRV records."""
+    answer = answer_to(answering(f"{NAME}. 5 {record} {host}"), record=record, port=8085)
+
+    assert answer == Answer(hosts=(host,), ttl_s=5.0)
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [answering(), answering(f"{NAME}. 30 A 10.0.0.1"), answering(f"{NAME}. 30 SRV 0 0 0 .")],
+    ids=["no such name", "no such record", "decidedly no service"],
+)
+def test_that_there_is_nobody_is_an_answer(behave: Behaviour) -> None:
+    """Unlike no answer."""
+    assert answer_to(behave).targets == ()
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        failing(dns.rcode.SERVFAIL),
+        failing(dns.rcode.REFUSED),
+        lambda query, is_tcp: None,
+        lambda query, is_tcp: query.to_wire()[:2] + b"\x81\x80" + b"\xff" * 20,
+        lambda query, is_tcp: dns.message.make_response(query).to_wire()[:-3],
+    ],
+    ids=["server failure", "refused", "silence", "garbage", "cut off"],
+)
+def test_no_answer_is_an_error_that_names_what_was_asked(behave: Behaviour) -> None:
+    """Whatever a server sends."""
+    with pytest.raises(DiscoveryError, match=NAME):
+        answer_to(behave, timeout_s=0.3)
+
+
+def test_another_server_is_asked_if_one_is_silent() -> None:
+    """Within one time-out."""
+
+    async def run() -> Answer:
+        async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
+            servers = (dead.address, server.address)
+            return await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))
+
+    assert len(asyncio.run(run()).targets) == 2
+
+
+def test_names_of_addresses() -> None:
+    """They are instances' names, and different for different addresses."""
+    assert name_of_address("10.0.0.5") == "ip-10-0-0-5"
+    assert name_of_address("fd00::1") == "ip-fd00-0000-0000-0000-0000-0000-0000-0001"

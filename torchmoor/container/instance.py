@@ -1,0 +1,83 @@
+"""The role `instance`: one TorchServe, for a platform that runs the proxies elsewhere, as Kubernetes does.
+
+The inference port is open to the proxies; the management port is not, and what of it they may see is on a side port
+(torchmoor.container.side_port). On SIGTERM the instance is not ready any more; those who send it requests hear of that
+in their time, and until then and until nothing runs, everything is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+
+from torchmoor.container.environment import ContainerEnvironment
+from torchmoor.container.model import find_model
+from torchmoor.container.serve import endpoint_name
+from torchmoor.container.side_port import SidePort
+from torchmoor.container.workplace import Workplace, make_launcher_settings
+from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.operations import Operations
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.up import SESSION_KEYS, find_gpus, stop_on_signals
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+ASK_TIMEOUT_S = 2.0
+
+
+async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None:
+    """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
+    if not os.environ.get(SESSION_KEYS):
+        report(f"warning: {SESSION_KEYS} is not set: the proxies need this instance's keys to know its sessions")
+    with Workplace() as work:
+        found = find_model(told, work, os.environ)
+        name = endpoint_name(found.name)
+        registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
+        gpu = next(iter(find_gpus(os.environ)), None)
+        launch = Launch(told.instance_name, name, found.archive, gpu, host="0.0.0.0", port=told.inference_port)
+        async with (
+            Launcher(make_launcher_settings(told, found, work), registry, found.environment, report) as launcher,
+            HealthChecker(registry, HealthSettings(), lambda: None),
+            Operations() as operations,
+            SidePort(registry, told.instance_name, told.side_port, launcher.is_running) as side,
+        ):
+            stopping = stop_on_signals(launcher)
+            starting = asyncio.create_task(launcher.start([launch]))
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                starting.cancel()
+                return
+            starting.result()
+            await stopping
+            side.is_draining = True
+            report(f"stopping; what runs has {told.drain_s:.0f} s to end")
+            await drain(registry, told, operations)
+        report("stopped")
+
+
+async def drain(registry: Registry, told: ContainerEnvironment, operations: Operations) -> None:
+    """Returns when nothing has run for a moment after the time to settle, or there is no time left."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + told.drain_s
+    await asyncio.sleep(min(told.settle_s, told.drain_s))
+    while loop.time() < ends_at:
+        instance = registry.find(told.instance_name)
+        if instance is None or await is_idle(instance, operations):
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def is_idle(instance: Instance, operations: Operations) -> bool:
+    """True if the handler says that nothing runs. One that is not ours says nothing, so it gets all the time."""
+    answer = await operations.ask(instance, "in-flight", {}, timeout_s=ASK_TIMEOUT_S)
+    try:
+        return answer is not None and answer.status == 200 and json.loads(answer.body) == {"in_flight": 0}
+    except ValueError:
+        return False

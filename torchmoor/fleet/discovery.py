@@ -1,0 +1,254 @@
+"""Instances by DNS: asks for each entry's name again and again, and does what follows from the answers.
+
+What follows is decided in `discovery_plan`. As long as there is no answer, the instances that are known stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from random import Random
+from time import monotonic
+from types import TracebackType
+
+from torchmoor.errors import DiscoveryError
+from torchmoor.fleet import discovery_dns
+from torchmoor.fleet.departures import SERVING, Departures
+from torchmoor.fleet.discovery_dns import Answer
+from torchmoor.fleet.discovery_plan import Known, Place, Plan, Target, make_plan
+from torchmoor.fleet.discovery_settings import DiscoverySettings
+from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance_names import InstanceNames
+from torchmoor.fleet.operations import Operations
+from torchmoor.fleet.registry import Registry
+from torchmoor.fleet.source import Source
+
+logger = logging.getLogger(__name__)
+
+JITTER = 0.1  # of an interval: proxies that were started together do not ask together for ever
+MAX_NOTES = 10
+
+Ask = Callable[[DiscoverySettings], Awaitable[Answer]]
+
+
+class Entry:
+    """One DNS name: what it is to bring, and what it has brought so far."""
+
+    def __init__(self, settings: DiscoverySettings, source: Source, names: InstanceNames) -> None:
+        self.settings = settings
+        self.source = source
+        self.names = names
+        self.absences: dict[str, int] = {}
+        self.backoff_s = settings.min_interval_s
+        self.task: asyncio.Task[None] | None = None
+
+
+class Discovery:
+    """For as long as the context lasts. are_journaled: other instances can go on with the sessions of one that leaves.
+
+    Without that, one that leaves serves its sessions until it is down.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[DiscoverySettings],
+        registry: Registry,
+        departures: Departures,
+        *,
+        are_journaled: bool,
+        ask: Ask = discovery_dns.ask,
+        rng: Random | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._first = entries
+        self._registry = registry
+        self._departures = departures
+        self._are_journaled = are_journaled
+        self._ask = ask
+        self._rng = rng or Random()
+        self._clock = clock
+        self.entries: dict[str, Entry] = {}  # by DNS name
+        self._operations = Operations()
+
+    async def __aenter__(self) -> Discovery:
+        await self._operations.__aenter__()
+        self.take(self._first)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [entry.task for entry in self.entries.values() if entry.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._operations.__aexit__(kind, error, trace)
+
+    def take(self, entries: Iterable[DiscoverySettings]) -> None:
+        """Ask for these names from now on. What one has brought that is not among them leaves."""
+        wanted = {settings.dns_name: settings for settings in entries}
+        for dns_name, entry in list(self.entries.items()):
+            if wanted.get(dns_name) == entry.settings:
+                del wanted[dns_name]
+            else:
+                self._end(entry, wanted.get(dns_name))
+        for settings in wanted.values():
+            self._begin(settings)
+
+    def _begin(self, settings: DiscoverySettings) -> None:
+        source = Source(settings.dns_name, settings.endpoint, settings.variant)
+        self._registry.sources[settings.dns_name] = source
+        names = InstanceNames(self._operations, lambda host: self._make(settings, "?", Place(host, settings.port)))
+        entry = self.entries[settings.dns_name] = Entry(settings, source, names)
+        entry.task = asyncio.create_task(self._run(entry))
+
+    def _end(self, entry: Entry, successor: DiscoverySettings | None) -> None:
+        """Another entry of that name may take over what this one has brought."""
+        dns_name = entry.settings.dns_name
+        assert entry.task is not None
+        entry.task.cancel()
+        del self.entries[dns_name], self._registry.sources[dns_name]
+        for name, known in self._known(dns_name).items():
+            if successor is None:
+                self._departures.leave(name, is_for_good=True)
+            elif _common(successor) != _common(entry.settings):
+                self._departures.leave(name, self._make(successor, name, known.successor or known.place))
+
+    async def _run(self, entry: Entry) -> None:
+        while True:
+            try:
+                wait_s = await self.look(entry)
+            except Exception:  # the next look may succeed, and without looks nothing ever changes
+                logger.exception("discovery failed dns_name=%s", entry.settings.dns_name)
+                wait_s = entry.settings.interval_s
+            await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+    async def look(self, entry: Entry) -> float:
+        """Ask once, and act on the answer. Returns the seconds until the next question."""
+        settings, source = entry.settings, entry.source
+        try:
+            answer = await self._ask(settings)
+        except DiscoveryError as error:
+            return self._on_failure(entry, str(error))
+        targets, hosts = answer.targets, answer.hosts[: settings.max_instances]
+        if settings.record != "SRV":
+            known = self._known(settings.dns_name).values()
+            doubtful = {each.place.host for each in known if not each.is_serving}
+            targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
+        if source.error:
+            logger.warning("discovery answers again dns_name=%s", settings.dns_name)
+        source.answered_at, source.error = self._clock(), ""
+        source.num_listed = len(answer.targets or answer.hosts)
+        entry.backoff_s = settings.min_interval_s
+        plan = self._plan(entry, targets)
+        entry.absences = plan.absences
+        self._apply(settings, plan)
+        if len(hosts) < len(answer.hosts):
+            plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are named")
+        num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
+        if num_unnamed:
+            plan.notes.append(f"{num_unnamed} addresses have not said yet which instance is there")
+        self._note(source, plan.notes)
+        ttl_s = settings.interval_s if answer.ttl_s is None else answer.ttl_s
+        if num_unnamed or not plan.is_sure:
+            ttl_s = 0.0
+        return max(settings.min_interval_s, min(ttl_s, settings.interval_s))
+
+    def _on_failure(self, entry: Entry, error: str) -> float:
+        source = entry.source
+        source.num_failures += 1
+        if not source.error:
+            logger.warning("discovery has no answer, what is known stays error=%s", error)
+        source.error = error
+        wait_s, entry.backoff_s = entry.backoff_s, min(2 * entry.backoff_s, entry.settings.interval_s)
+        return wait_s
+
+    @staticmethod
+    def _note(source: Source, notes: Sequence[str]) -> None:
+        told = tuple(notes[:MAX_NOTES])
+        for note in told:
+            if note not in source.notes:
+                logger.warning("discovery dns_name=%s %s", source.dns_name, note)
+        source.notes = told
+
+    # The registry
+
+    def _known(self, dns_name: str) -> dict[str, Known]:
+        """What a name has brought, but for whom somebody else has made room for another."""
+        found: dict[str, Known] = {}
+        for instance in self._registry.instances():
+            successor = self._departures.find_successor(instance.name)
+            if instance.source == dns_name and (successor is None or successor.source == dns_name):
+                found[instance.name] = Known(
+                    Place(instance.host, instance.port),
+                    is_serving=instance.state in SERVING,
+                    is_leaving=self._departures.is_leaving(instance.name),
+                    successor=None if successor is None else Place(successor.host, successor.port),
+                )
+        return found
+
+    def _plan(self, entry: Entry, targets: Sequence[Target]) -> Plan:
+        known = self._known(entry.settings.dns_name)
+
+        def is_taken(name: str) -> bool:
+            return name not in known and (self._registry.find(name) is not None or self._departures.is_leaving(name))
+
+        return make_plan(targets, known, entry.absences, is_taken=is_taken, max_instances=entry.settings.max_instances)
+
+    def _apply(self, settings: DiscoverySettings, plan: Plan) -> None:
+        for name, place in plan.join.items():
+            self._registry.add(self._make(settings, name, place))
+        for name, place in plan.replace.items():
+            logger.info("instance moves instance=%s host=%s port=%d", name, place.host, place.port)
+            self._departures.leave(name, self._make(settings, name, place))
+        for name in plan.call_back:
+            self._departures.call_back(name)
+        for name in plan.leave:
+            logger.info("instance leaves instance=%s dns_name=%s", name, settings.dns_name)
+            # A StatefulSet's instance comes back under its name, and stays drained if an operator wants that.
+            is_for_good = settings.record != "SRV"
+            self._departures.leave(name, is_until_down=not self._are_journaled, is_for_good=is_for_good)
+
+    def _make(self, settings: DiscoverySettings, name: str, place: Place) -> Instance:
+        variant = self._registry.get_endpoint(settings.endpoint).find_variant(settings.variant)
+        assert variant is not None  # checked with the configuration
+        return Instance(
+            name=name,
+            endpoint=settings.endpoint,
+            variant=settings.variant,
+            model=variant.settings.model,
+            host=place.host,
+            port=place.port,
+            management_port=settings.management_port or None,
+            metrics_port=settings.metrics_port or None,
+            capacity=settings.capacity,
+            source=settings.dns_name,
+        )
+
+
+def _common(settings: DiscoverySettings) -> tuple[object, ...]:
+    """What an entry says of each of its instances."""
+    each = settings
+    return each.endpoint, each.variant, each.management_port, each.metrics_port, each.capacity
+
+
+def try_once(entries: Iterable[DiscoverySettings], warn: Callable[[str], None]) -> dict[str, list[str]]:
+    """What each name's answer would bring now: names of instances, or addresses. warn: told of those without one."""
+
+    async def ask(settings: DiscoverySettings) -> list[str]:
+        try:
+            answer = await discovery_dns.ask(settings)
+        except DiscoveryError as error:
+            warn(f"Discovery: {error}")
+            return []
+        found = [target.name for target in answer.targets] or list(answer.hosts)
+        if not found:
+            warn(f"Discovery: {settings.dns_name} has no {settings.record} record")
+        return found
+
+    async def run() -> dict[str, list[str]]:
+        known = list(entries)
+        return dict(zip((each.dns_name for each in known), await asyncio.gather(*map(ask, known)), strict=True))
+
+    return asyncio.run(run())

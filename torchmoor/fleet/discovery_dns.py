@@ -1,0 +1,134 @@
+"""Asking DNS: what of an answer says which instances there are. All I/O of discovery that is DNS.
+
+Names are absolute: no search domain of the system is tried, so that one question is one answer. A truncated answer is
+asked for again over TCP, CNAMEs are followed, answers are checked for being answers, and servers are tried in turn, all
+by dnspython and within one time-out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import dns.asyncresolver
+import dns.exception
+import dns.message
+import dns.name
+import dns.nameserver
+import dns.rdatatype
+import dns.resolver
+
+from torchmoor.errors import DiscoveryError
+from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_settings import DiscoverySettings, parse_nameserver
+
+logger = logging.getLogger(__name__)
+
+UDP_BYTES = 1232  # of an answer, as DNS flag day 2020 has it: more goes over TCP
+MAX_ERROR_CHARS = 500
+MAX_QUESTIONS = 16  # at a time, for addresses of targets that an answer does not have
+
+_ADDRESS_RECORDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
+Hosts = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """targets of an SRV record, or hosts of an address record; ttl_s: for how long it is true, None if nobody said."""
+
+    targets: tuple[Target, ...] = ()
+    hosts: tuple[str, ...] = ()
+    ttl_s: float | None = None
+
+
+async def ask(settings: DiscoverySettings) -> Answer:
+    """One question, and what follows from its answer. That a name has no such record is an answer, too.
+
+    Raises DiscoveryError if there is no answer, or none that can be read.
+    """
+    try:
+        resolver = make_resolver(settings)
+        name = dns.name.from_text(settings.dns_name)
+        answer = await resolver.resolve(name, settings.record, raise_on_no_answer=False)
+    except dns.resolver.NXDOMAIN:
+        return Answer()
+    except (dns.exception.DNSException, OSError) as error:
+        raise DiscoveryError(f"{settings.dns_name}: {_say(error)}") from error
+    if answer.rrset is None:
+        return Answer()
+    ttl_s = float(answer.rrset.ttl)
+    if settings.record != "SRV":
+        return Answer(hosts=tuple(sorted(record.address for record in answer.rrset)), ttl_s=ttl_s)
+    records = [record for record in answer.rrset if record.target != dns.name.root]  # the root: decidedly nobody
+    hosts = _read_additional(answer.response)
+    missing = {record.target for record in records if record.target.to_text().lower() not in hosts}
+    hosts |= await _find_hosts(resolver, missing, settings.timeout_s)
+    targets = tuple(
+        Target(_first_label(record.target), record.port, hosts.get(record.target.to_text().lower(), ()))
+        for record in records
+    )
+    return Answer(targets=targets, ttl_s=ttl_s)
+
+
+def make_resolver(settings: DiscoverySettings) -> dns.asyncresolver.Resolver:
+    """The system's servers, read anew as they may have changed, or the settings' own. Raises DNSException."""
+    resolver = dns.asyncresolver.Resolver(configure=not settings.nameservers)
+    if settings.nameservers:
+        resolver.nameservers = [dns.nameserver.Do53Nameserver(*parse_nameserver(each)) for each in settings.nameservers]
+    resolver.use_edns(0, 0, UDP_BYTES)
+    resolver.lifetime = settings.timeout_s
+    resolver.timeout = settings.timeout_s / min(len(resolver.nameservers) + 1, 3)  # a packet may get lost
+    return resolver
+
+
+def _read_additional(message: dns.message.Message) -> Hosts:
+    """IPv4 addresses that a server has sent along."""
+    return {
+        rrset.name.to_text().lower(): tuple(sorted(record.address for record in rrset))
+        for rrset in message.additional
+        if rrset.rdtype == dns.rdatatype.A
+    }
+
+
+async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.name.Name], timeout_s: float) -> Hosts:
+    """Addresses of targets, as many as can be found in the time."""
+    limit = asyncio.Semaphore(MAX_QUESTIONS)
+    found: Hosts = {}
+
+    async def find(name: dns.name.Name) -> None:
+        async with limit:
+            for kind in _ADDRESS_RECORDS:
+                try:
+                    answer = await resolver.resolve(name, kind, raise_on_no_answer=False)
+                except (dns.exception.DNSException, OSError) as error:
+                    logger.debug("no address name=%s error=%s", name, _say(error))
+                    return
+                if answer.rrset is not None:
+                    found[name.to_text().lower()] = tuple(sorted(record.address for record in answer.rrset))
+                    return
+
+    tasks = [asyncio.create_task(find(name)) for name in names]
+    if tasks:
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return found
+
+
+def _first_label(name: dns.name.Name) -> str:
+    return name.labels[0].decode("ascii", "backslashreplace").lower()
+
+
+def name_of_address(host: str) -> str:
+    """An instance's name where it has none of its own: ip-10-0-0-5."""
+    return "ip-" + ip_address(host).exploded.replace(".", "-").replace(":", "-")
+
+
+def _say(error: Exception) -> str:
+    return " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__

@@ -1,0 +1,32 @@
+"""Where instances come from that nobody has named one by one: a DNS name, and how asking for it went."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+
+class Source:
+    """What is known of one entry of Discovery.
+
+    answered_at: of the last answer, in monotonic seconds; None before the first. error: why there was none to the last
+    question; empty after an answer. notes: what of the last answer could not be used.
+    """
+
+    __slots__ = ("dns_name", "endpoint", "variant", "answered_at", "num_listed", "num_failures", "error", "notes")
+
+    def __init__(self, dns_name: str, endpoint: str, variant: str) -> None:
+        self.dns_name = dns_name
+        self.endpoint = endpoint
+        self.variant = variant
+        self.answered_at: float | None = None
+        self.num_listed = 0
+        self.num_failures = 0
+        self.error = ""
+        self.notes: tuple[str, ...] = ()
+
+    def age_s(self, now: float | None = None) -> float | None:
+        """Since the last answer."""
+        return None if self.answered_at is None else (monotonic() if now is None else now) - self.answered_at
+
+    def __repr__(self) -> str:
+        return f"<Source {self.dns_name} {self.num_listed} listed, {self.num_failures} failures>"
