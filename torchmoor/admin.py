@@ -36,7 +36,7 @@ PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 
 class AdminServer:
     """Serves GET / (the dashboard), the probes /healthz, /livez and /readyz, /metrics, /instances and /models,
-    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin_models) and sessions
+    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin_models), sessions
     (torchmoor.admin_sessions), /decisions (torchmoor.admin_decisions), and asynchronous requests
     (torchmoor.admin_async).
 

@@ -70,7 +70,7 @@ def change(stage: Stage, action: Callable[[Registry], None]) -> None:
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
     """It says that it runs nothing but its own files and is framed by nobody."""
-    for path in ("/", "/dashboard.js", "/models.js", "/dashboard.css", "/dashboard.json"):
+    for path in ("/", "/dashboard/main.js", "/dashboard/models.js", "/dashboard/dashboard.css", "/dashboard.json"):
         answer = requests.get(stage.proxy.admin_url + path, timeout=60)
 
         assert answer.status_code == 200, path
@@ -199,7 +199,7 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
     fleet.many["b"].tiers = {f"variant-{number}": "host" for number in range(99)}
     for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
         with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
-            expect(tab.page.locator("#models-facts")).to_have_text("100 of 101 shown")
+            expect(tab.page.locator("#models-table")).to_contain_text("1 to 25 of 101 models")
             expect(tab.page.locator("#models tr").first).to_contain_text("bert-small")
             assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             tab.check_accessibility()

@@ -65,20 +65,22 @@ class Decisions:
         self._kept: deque[_Decision] = deque(maxlen=max_kept)
         self._max_per_s = max_per_s
         self._num_left = 0
-        self._second_ends = 0.0
+        self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
     def note(self, invocation: Invocation, outcome: Outcome, now: float) -> None:
         """A request is over. now: in monotonic seconds."""
-        if now >= self._second_ends:
-            self._second_ends = now + 1.0
-            self._num_left = self._max_per_s
-        status = invocation.status
-        if self._num_left <= 0:
-            is_usual = outcome is _ANSWERED and status < 400 and not invocation.num_retries
-            if is_usual or self._num_left <= -self._max_per_s:
+        if now < self._full_until:
+            is_usual = outcome is _ANSWERED and invocation.status < 400 and not invocation.num_retries
+            if is_usual or not self._num_left:
                 self.num_left_out += 1
                 return
+        elif now >= self._second_ends:
+            self._second_ends = now + 1.0
+            self._num_left = self._max_per_s
         self._num_left -= 1
+        if not self._num_left and self._full_until < now:  # what goes wrong has as many places again
+            self._full_until = self._second_ends
+            self._num_left = self._max_per_s
         self._kept.append(
             _Decision(
                 now,
@@ -89,7 +91,7 @@ class Decisions:
                 invocation.choice,
                 invocation.session,
                 outcome,
-                status,
+                invocation.status,
                 invocation.error_kind,
                 invocation.waited_s,
                 invocation.num_retries,

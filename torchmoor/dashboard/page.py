@@ -1,4 +1,4 @@
-"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/operations.md describes."""
+"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/dashboard.md describes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any
 
@@ -36,12 +37,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-FILES = {
-    "/": ("index.html", "text/html"),
-    "/dashboard.css": ("dashboard.css", "text/css"),
-    "/dashboard.js": ("dashboard.js", "text/javascript"),
-    "/models.js": ("models.js", "text/javascript"),
-}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 class Dashboard:
@@ -78,9 +74,11 @@ class Dashboard:
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """The page's addresses."""
-        for path, (name, kind) in FILES.items():
-            text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-            router.add_get(path, _answering(text, kind))
+        for file in files(__package__).joinpath("static").iterdir():
+            kind = KINDS.get(PurePath(file.name).suffix)
+            if kind is not None:
+                path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
+                router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
         router.add_get("/dashboard.json", self._show)
 
     async def _sample(self) -> None:

@@ -60,7 +60,7 @@ def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: flo
     """Why it is so many instances: a clause for operators."""
     tracking, wanted = settings.tracking, state.desired
     if wanted == 0:
-        return "nothing waits" if not backlog else f"{backlog} wait, and no policy goes from no instance to some"
+        return "nothing waits"
     if tracking is None:
         return "no target tracking: only the step from no instance to some"
     asked = math.ceil(backlog / tracking.target)

@@ -235,5 +235,3 @@ def test_operators_are_told_why() -> None:
     assert why(variant, 12) == "3 would do for a backlog of 12; fewer in 60 s if it stays so"
     always = Variant(ScalingSettings(min_capacity=2, max_capacity=2, initial_count=2, tracking=TRACKED), desired=2)
     assert why(always, 1) == "MinCapacity is 2"
-    never = Variant(ScalingSettings(step=None))
-    assert why(never, 3) == "3 wait, and no policy goes from no instance to some"
