@@ -32,7 +32,8 @@ setup(
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
     package_data={
         "torchmoor": ["py.typed"],
-        "torchmoor.dashboard": ["*.html", "*.css", "*.js"],
+        "torchmoor.chat_page": ["*.html", "*.css", "*.js"],
+        "torchmoor.dashboard": ["static/*"],
         "torchmoor.fleet": ["*.xml"],
     },
     install_requires=GROUPS["proxy"],

@@ -62,6 +62,7 @@ class SessionSettings:
     max_ttl_s: int = 86_400
     max_images: int = 8  # a session, or a request without one
     max_waiting_turns: int = 4  # of one session, behind the running one
+    max_pinned_fraction: float = 0.5  # of the KV cache, for sessions that operators pin
     overflow: str = "error"  # of the model's context: refuse the question, or drop_oldest turns, keeping the images
     tombstone_s: int = 3600  # how long a closed or expired id is remembered as such
     max_tombstones: int = 100_000
@@ -72,6 +73,9 @@ class SessionSettings:
         _not_negative("session", self, "max_tombstones")
         if not 0 < self.device_fraction < 1:
             raise ConfigError(f"handler.session.device_fraction must be between 0 and 1, not {self.device_fraction}")
+        if not 0 <= self.max_pinned_fraction < 1:
+            given = self.max_pinned_fraction
+            raise ConfigError(f"handler.session.max_pinned_fraction must be at least 0 and below 1, not {given}")
         if self.overflow not in ("error", "drop_oldest"):
             raise ConfigError(f"handler.session.overflow must be error or drop_oldest, not {self.overflow!r}")
         if self.max_ttl_s < self.ttl_s:

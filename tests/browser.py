@@ -56,21 +56,33 @@ class Tab:
 
 @contextmanager
 def open_tab(
-    browser: Browser, url: str, *, scheme: str = "light", size: tuple[int, int] = DESKTOP, token: str = ""
+    browser: Browser,
+    url: str,
+    *,
+    scheme: str = "light",
+    size: tuple[int, int] = DESKTOP,
+    token: str = "",
+    refusals: tuple[str, ...] = (),
 ) -> Iterator[Tab]:
-    """A tab of a profile of its own; fails in the end if the page wrote an error or a warning to the console."""
+    """A tab of a profile of its own; fails in the end if the page wrote an error or a warning to the console.
+
+    refusals: words of which one is in what Chromium itself writes of each request that this test has refused.
+    """
     width, height = size
     context = browser.new_context(
         color_scheme="dark" if scheme == "dark" else "light",
         viewport={"width": width, "height": height},
-        has_touch=size == PHONE,
+        has_touch=size[0] <= PHONE[0],
         http_credentials={"username": "any", "password": token} if token else None,
     )
     context.set_default_timeout(TIMEOUT_MS)
     tab = Tab(context.new_page())
 
     def on_console(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        is_refusal = message.text.startswith("Failed to load resource") and any(
+            each in message.text for each in refusals
+        )
+        if message.type in ("error", "warning") and not is_refusal:
             tab.complaints.append(message.text)
 
     tab.page.on("console", on_console)

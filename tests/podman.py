@@ -181,7 +181,7 @@ class Container:
         """Its exit status."""
         return self.process.wait(timeout=timeout_s)
 
-    def wait_until_ok(self, url: str, *, deadline_s: float = 280.0) -> None:
+    def wait_until_ok(self, url: str, *, deadline_s: float = 600.0) -> None:
         """Until a GET is answered with 200; fails at once, with the log, if it ends before."""
 
         def is_ok() -> bool:

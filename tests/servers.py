@@ -92,7 +92,7 @@ class RedisServer:
         """As a crash does."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 @dataclass
@@ -229,7 +229,7 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
         yield server
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         shutil.rmtree(folder / "data", ignore_errors=True)
 
 

@@ -17,7 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.access.exposure import is_loopback
 from torchmoor.admin_async import AsyncAdmin
+from torchmoor.admin_decisions import DecisionsAdmin
 from torchmoor.admin_models import ModelsAdmin
+from torchmoor.admin_sessions import SessionsAdmin
 from torchmoor.cross_origin import find_foreign_page
 from torchmoor.dashboard.page import Dashboard, describe_discovery, describe_instance, describe_scaling
 from torchmoor.errors import ConfigError
@@ -34,8 +36,9 @@ PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 
 class AdminServer:
     """Serves GET / (the dashboard), the probes /healthz, /livez and /readyz, /metrics, /instances and /models,
-    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin_models), and asynchronous
-    requests (torchmoor.admin_async).
+    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin_models), sessions
+    (torchmoor.admin_sessions), /decisions (torchmoor.admin_decisions), and asynchronous requests
+    (torchmoor.admin_async).
 
     With a token, all but the probes ask for it: as a bearer token, or as the password of any user, which is how a
     browser can give it. A POST that a browser sends for a page of elsewhere is refused.
@@ -47,6 +50,8 @@ class AdminServer:
         collector: MetricsCollector,
         scraper: MetricsScraper,
         models: ModelsAdmin,
+        sessions: SessionsAdmin,
+        decisions: DecisionsAdmin,
         dashboard: Dashboard,
         host: str,
         port: int,
@@ -84,6 +89,8 @@ class AdminServer:
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
         models.add_to(app.router)
+        sessions.add_to(app.router)
+        decisions.add_to(app.router)
         dashboard.add_to(app.router)
         if async_admin is not None:
             self._metrics.register(async_admin.collector)

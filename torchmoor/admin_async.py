@@ -26,8 +26,8 @@ RESULT_HEADERS = {
 
 
 class AsyncAdmin:
-    """GET /async-requests?endpoint=E&state=S&after=ID&limit=N, oldest first; GET /async-requests/ID; its
-    GET /async-requests/ID/result, the object that was published; POST /async-requests/ID/cancel.
+    """GET /async-requests?endpoint=E&state=S&after=ID&limit=N, oldest first, or with order=newest the newest;
+    GET /async-requests/ID; its GET /async-requests/ID/result, the object that was published; POST .../ID/cancel.
     """
 
     def __init__(self, service: AsyncInference) -> None:
@@ -50,11 +50,16 @@ class AsyncAdmin:
             state = State(query["state"].upper()) if query.get("state") else None
         except ValueError:
             return _error(400, f"state must be one of {', '.join(each.value for each in State)}.")
+        order = query.get("order", "oldest")
+        if order not in ("oldest", "newest"):
+            return _error(400, "order must be oldest or newest.")
         limit = query.get("limit", "100")
         if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
             return _error(400, f"limit must be from 1 to {MAX_PAGE}.")
         try:
-            records = await self._service.queue.list(endpoint, state, query.get("after"), int(limit))
+            records = await self._service.queue.list(
+                endpoint, state, query.get("after"), int(limit), is_newest_first=order == "newest"
+            )
             backlog = await self._service.queue.backlog(endpoint)
         except ServiceUnavailable as error:
             return _error(503, error.message)

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
+from typing import Any
 
 from torchmoor.admin import AdminServer
 from torchmoor.admin_async import AsyncAdmin
+from torchmoor.admin_decisions import DecisionsAdmin
 from torchmoor.admin_models import ModelsAdmin
+from torchmoor.admin_sessions import SessionsAdmin
+from torchmoor.api.decisions import DecisionQuery
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.metrics import MetricsApi
 from torchmoor.dashboard.page import Dashboard
@@ -74,6 +78,8 @@ class Proxy(DataPlane):
                 collector,
                 scraper,
                 ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(dispatchers)),
+                SessionsAdmin(self.registry, self.operations, dashboard.statuses),
+                DecisionsAdmin(self.find_decisions),
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
@@ -127,6 +133,10 @@ class Proxy(DataPlane):
 
     async def refresh(self) -> None:
         """All that is counted is counted in this process."""
+
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Those of this process, which are all."""
+        return self.gateway.decisions.describe(query)
 
     def traffic(self) -> list[Dispatcher]:
         """What the clients of each variant do."""

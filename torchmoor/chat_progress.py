@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError
 from botocore.httpsession import URLLib3Session
+
+from torchmoor.clients.signing import Signer
 
 PATIENCE_S = 2.0  # before it asks; most answers have begun by then
 INTERVAL_S = 2.0
@@ -26,15 +26,14 @@ class Progress:
         self,
         endpoint_url: str,
         endpoint: str,
-        credentials: Credentials,
-        region: str,
+        signer: Signer,
         say: Callable[[str], None],
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """say: is told each piece of news once. A proxy that does not answer, or not that, is no news."""
         self._url = f"{endpoint_url.rstrip('/')}/endpoints/{endpoint}"
-        self._auth = SigV4Auth(credentials, "sagemaker", region)
+        self._signer = signer
         self._say = say
         self._patience_s = patience_s
 
@@ -58,8 +57,7 @@ class Progress:
                     self._say(news)
 
     def _ask(self) -> list[str]:
-        request = AWSRequest("GET", self._url)
-        self._auth.add_auth(request)
+        request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))
         session = URLLib3Session(timeout=TIMEOUT_S)
         try:
             answer = session.send(request.prepare())

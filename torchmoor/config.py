@@ -31,6 +31,7 @@ from torchmoor.scaling_settings import LaunchSettings
 from torchmoor.settings import (
     AccessSettings,
     AsyncQueueSettings,
+    ChatPageSettings,
     ContainerSettings,
     EndpointSettings,
     HealthSettings,
@@ -87,6 +88,7 @@ GROUPS = {
     "objects": ObjectSettings,
     "notices": NoticeSettings,
     "observe": ObserveSettings,
+    "chat_page": ChatPageSettings,
 }
 _KEYS_OF_ENDPOINT = {
     *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),

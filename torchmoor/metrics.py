@@ -227,6 +227,11 @@ class Traffic(Protocol):
         """Requests that wait for an instance."""
         ...
 
+    @property
+    def waiting_turns(self) -> Mapping[str, int]:
+        """Of those the turns of sessions, by the instance that they wait for."""
+        ...
+
 
 class LogCounts(Protocol):
     """An access log's own numbers."""

@@ -143,13 +143,15 @@ class RecoverySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSettings:
-    """What is told of each request; nothing unless it is asked for."""
+    """What is told of each request: beside its last routing decision nothing, unless it is asked for."""
 
     access_log: str = ""  # a file's path, which is appended to, or "stderr"; "": none
     access_log_buffer_bytes: int = 4 * MIB  # of lines to be written; beyond it they are dropped, and counted
     access_log_interval_s: float = 1.0  # the longest that a line waits to be written
     traces_url: str = ""  # where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces; "": nowhere
     traces_fraction: float = 1.0  # of the requests whose traceparent does not say whether they are traced
+    max_decisions: int = 6000  # routing decisions that are remembered for GET /decisions
+    max_decisions_per_s: int = 20  # and how many of each second, with as many again of failures and retries
 
     def __post_init__(self) -> None:
         _require_positive(self, "observe")
@@ -359,6 +361,17 @@ def _require_secret(secret: str, whose: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPageSettings:
+    """The page at /chat on the data plane, for people with a browser."""
+
+    is_on: bool = True  # false: its paths are unknown operations
+    max_pictures: int = 8  # that it takes in a session; what counts is the handler's session.max_images
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "chat_page")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncQueueSettings:
     """How much the queue of asynchronous requests holds, for how long, and how long it may take."""
 
@@ -393,6 +406,7 @@ class ProxySettings:
     objects: ObjectSettings = field(default_factory=ObjectSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    chat_page: ChatPageSettings = field(default_factory=ChatPageSettings)
     account_id: str = "000000000000"  # named in "Endpoint ... of account ... not found."
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from torchmoor.app import Proxy
 from torchmoor.async_folder import AsyncFolder
 from torchmoor.async_inference.request import Backlog
 from torchmoor.async_inference.settings import AsyncEndpointSettings
+from torchmoor.chat_page.page import PAGE
 from torchmoor.fleet.guard import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.registry import Registry
@@ -31,6 +32,7 @@ from torchmoor.many import MANY, plan_many, read_container
 from torchmoor.replicas.fleet import ReplicaFleet, make_front
 from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import (
+    ChatPageSettings,
     EndpointSettings,
     LateBindingSettings,
     ListenSettings,
@@ -72,6 +74,7 @@ class UpOptions:
     async_inputs: tuple[Path, ...] = ()  # directories that InputLocation may name, beside the fleet's own
     models: str = ""  # where the models of the endpoint `many` are: a directory, or s3://bucket/prefix
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    chat_page: ChatPageSettings = field(default_factory=ChatPageSettings)
 
 
 async def run(options: UpOptions, report: Callable[[str], None], announce: Callable[[str], None]) -> None:
@@ -103,6 +106,7 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         listen=options.listen,
         credentials=credentials,
         observe=options.observe,
+        chat_page=options.chat_page,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
     registry = Registry(settings.endpoints)
@@ -138,6 +142,8 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
             starting.cancel()
         else:
             starting.result()
+            if settings.chat_page.is_on:
+                report(f"to chat in a browser: {proxy.runtime_url}{PAGE.decode()}")
             announce(describe(options, runtime_url=proxy.runtime_url, admin_url=proxy.admin_url))
             await stopping
         report("stopping")

@@ -9,6 +9,7 @@ from handlers.chat.checks import names, refuse_other_media
 from handlers.chat.inputs_body import parse_inputs
 from handlers.chat.openai_body import parse_chat_completion
 from handlers.chat.session_body import parse_image, parse_session
+from handlers.chat.sessions_operation import parse_sessions_operation
 from handlers.chat.wire import Command, Incoming, Status
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.settings import RequestSettings
@@ -27,6 +28,8 @@ def parse(
     operation = incoming.headers.get("x-torchmoor-operation")
     if operation == "status":
         return Status()
+    if operation == "sessions":
+        return parse_sessions_operation(_json_object(incoming.body))
     if operation:
         raise InvalidRequest(f"there is no operation {names([operation])}")
     refuse_other_media(incoming.headers.get("content-type", ""))

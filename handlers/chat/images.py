@@ -15,7 +15,7 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -172,6 +172,17 @@ class ImageStore:
         except BaseException:
             self.unpin(image)
             raise
+
+    def measure(self, images: Iterable[Image]) -> tuple[int, Tier]:
+        """Bytes that are kept of these held pictures, on device and host, and the tier of the one that is farthest."""
+        num_bytes, tiers = 0, {Tier.FEATURES}
+        with self._lock:
+            for key in {image.key for image in images}:
+                entry = self._entries[key]
+                num_bytes += _num_bytes(entry.features) + len(entry.encoded or b"")
+                is_here = entry.features is not None
+                tiers.add(Tier.FEATURES if is_here else Tier.HOST if entry.encoded is not None else Tier.JOURNAL)
+        return num_bytes, max(tiers, key=list(Tier).index)
 
     def unpin(self, image: Image) -> None:
         """The turn that pinned the picture is over."""

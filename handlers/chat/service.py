@@ -24,14 +24,17 @@ from handlers.chat.reply import Reply
 from handlers.chat.room import Room
 from handlers.chat.session_id import SessionId, SessionIds
 from handlers.chat.sessions import Session, SessionStore, sharing_scope
+from handlers.chat.sessions_operation import describe, get_session, list_sessions
 from handlers.chat.turn import Turn
 from handlers.chat.wire import (
+    ActOnSession,
     AddImages,
     Ask,
     CloseSession,
     Command,
     Generate,
     Incoming,
+    ListSessions,
     OpenSession,
     Status,
 )
@@ -132,6 +135,10 @@ class ChatService:
         match command:
             case Status():
                 reply.finish(JSON, json.dumps(self.status()).encode())
+            case ListSessions():
+                reply.finish(JSON, json.dumps(list_sessions(self.store, command)).encode())
+            case ActOnSession():
+                self._in_background(reply, lambda: self._act_on(command, reply))
             case OpenSession():
                 self._in_background(reply, lambda: self._open(command, reply))
             case AddImages():
@@ -178,6 +185,20 @@ class ChatService:
             self.store.close(session)
         self._counters.add("sessions_closed")
         reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
+
+    def _act_on(self, command: ActOnSession, reply: Reply) -> None:
+        """What an operator wants done to a session that this worker holds. It is closed as its client would."""
+        session = get_session(self.store, command.session)
+        match command.action:
+            case "close":
+                self._recorder.close(session.id.text)
+                self.store.close(session)
+                self._counters.add("sessions_closed")
+            case "pin":
+                self.store.pin(session)
+            case "unpin":
+                self.store.unpin(session)
+        reply.finish(JSON, json.dumps(describe(self.store, session)).encode())
 
     def _in_background(self, reply: Reply, action: Callable[[], None]) -> None:
         def run() -> None:

@@ -8,6 +8,7 @@ its last turn is over, it holds nothing any more.
 All methods may be called from any thread.
 """
 
+import hashlib
 import json
 import logging
 import threading
@@ -16,11 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from handlers.chat.images import Image, ImageStore
+from handlers.chat.images import Image, ImageStore, Tier
 from handlers.chat.session_id import SessionId, SessionIds
 from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
     InvalidRequest,
+    OutOfMemory,
     Overloaded,
     SessionClosed,
     SessionExpired,
@@ -41,12 +43,15 @@ logger = logging.getLogger(__name__)
 class Session:
     """A conversation: its messages in order, its images, its cache, its turns.
 
-    scope: with which other conversations it may share images and KV blocks.
+    scope: with which other conversations it may share images and KV blocks. opened_at, used_at: here, in seconds since
+    1970.
     """
 
     id: SessionId
     scope: str
     cache: SequenceCache
+    opened_at: float
+    used_at: float
     images: list[Image] = field(default_factory=list)
     pending_images: list[Image] = field(default_factory=list)  # belong to the next question
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +62,11 @@ class Session:
     replays: list[Event] = field(default_factory=list)  # the last requests that were done, to be known if they return
     recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
     end: SessionGone | None = None  # why it is over, once it is
+    is_pinned: bool = False  # an operator wants its blocks kept between turns
+    hash: str = field(init=False)  # names it to operators, as in the proxy's access log: the id is a credential
+
+    def __post_init__(self) -> None:
+        self.hash = hashlib.blake2b(self.id.text.encode(), digest_size=8).hexdigest()
 
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"
@@ -105,6 +115,21 @@ class SessionStore:
         with self._lock:
             return list(self._sessions)
 
+    def snapshot(self) -> list[Session]:
+        """The sessions that are open at this moment."""
+        with self._lock:
+            return list(self._sessions.values())
+
+    def find_by_hash(self, name: str) -> Session | None:
+        """The one open session of this hash; None also if two should share it, since nobody can say which is meant."""
+        found = [session for session in self.snapshot() if session.hash == name]
+        return found[0] if len(found) == 1 else None
+
+    def measure(self, session: Session) -> tuple[int, Tier]:
+        """Bytes that the session's pictures take, and the tier of the one that is farthest; nothing once it is over."""
+        with self._lock:
+            return self._images.measure([*session.images, *session.pending_images])
+
     def turn_counts(self) -> dict[str, int]:
         """How many turns hold their session, and how many wait behind one."""
         with self._lock:
@@ -124,7 +149,8 @@ class SessionStore:
                 f"{len(self._sessions)} sessions are open, the most this worker holds; close one or try again later"
             )
         scope = sharing_scope(endpoint, principal)
-        session = Session(sid, scope, SequenceCache(self._pool, scope))
+        now = self._wall()
+        session = Session(sid, scope, SequenceCache(self._pool, scope), opened_at=now, used_at=now)
         self._sessions[sid.text] = session
         return session
 
@@ -221,6 +247,7 @@ class SessionStore:
         with self._lock:
             if session.end is not None:
                 raise session.end
+            session.used_at = self._wall()
             if session.turn is None:
                 session.turn = turn
                 self._pool.pin(session.cache)
@@ -237,13 +264,52 @@ class SessionStore:
                 if turn in session.waiting:
                     session.waiting.remove(turn)
                 return None
+            session.used_at = self._wall()
             session.turn = session.waiting.popleft() if session.waiting else None
             if session.turn is None:
-                self._pool.unpin(session.cache)
+                self._rest(session)
                 if session.end is not None:
                     self._ending.discard(session)
                     self._release(session)
             return session.turn
+
+    def _rest(self, session: Session) -> None:
+        """The session's last turn is over: its cache may be evicted, unless it is pinned and there is room for that."""
+        if session.is_pinned and not self._can_pin(session):
+            session.is_pinned = False
+            logger.warning("session unpinned, pinned ones have grown too large session_id=%s", session.id.text[:24])
+        with self._pool.lock:
+            self._pool.unpin(session.cache)
+            if session.is_pinned:
+                self._pool.pin(session.cache)
+
+    def _can_pin(self, session: Session) -> bool:
+        pinned = {session, *(other for other in self._sessions.values() if other.is_pinned)}
+        num_bytes = sum(each.cache.num_bytes for each in pinned)
+        return num_bytes <= self.settings.max_pinned_fraction * self._pool.capacity_bytes
+
+    def pin(self, session: Session) -> None:
+        """Keep the session's blocks between its turns, until `unpin` or its end.
+
+        Raises the session's end if it is over, OutOfMemory if pinned sessions would hold more than they may.
+        """
+        with self._lock:
+            if session.end is not None:
+                raise session.end
+            if not self._can_pin(session):
+                raise OutOfMemory(
+                    f"pinned sessions may hold {self.settings.max_pinned_fraction:.0%} of the KV cache; unpin one first"
+                )
+            session.is_pinned = True
+            if session.turn is None:
+                self._pool.pin(session.cache)
+
+    def unpin(self, session: Session) -> None:
+        """The session's blocks may go between its turns, like any other's."""
+        with self._lock:
+            session.is_pinned = False
+            if session.turn is None and session.end is None:
+                self._pool.unpin(session.cache)
 
     def add_images(self, session: Session, images: Sequence[Image]) -> None:
         """Images for the session's next question, which the session holds from now on.
@@ -256,6 +322,7 @@ class SessionStore:
             num_images = len(session.images) + len(session.pending_images) + len(images)
             if num_images > self.settings.max_images:
                 raise InvalidRequest(f"a session may have {self.settings.max_images} images, not {num_images}")
+            session.used_at = self._wall()
             session.pending_images.extend(images)
 
     def drop_images(self, session: Session, images: Sequence[Image]) -> None:

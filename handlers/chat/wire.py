@@ -100,4 +100,24 @@ class Status:
     """What the worker holds: an operation for the proxy and for operators."""
 
 
-Command = OpenSession | AddImages | Ask | Generate | CloseSession | Status
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListSessions:
+    """A page of the worker's sessions, in the order of their hashes: an operation for operators.
+
+    after: a hash, empty for the first page. prefix: of the hashes that are wanted.
+    """
+
+    after: str
+    prefix: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActOnSession:
+    """What an operator does to a session. action: close, pin or unpin."""
+
+    action: str
+    session: str
+
+
+Command = OpenSession | AddImages | Ask | Generate | CloseSession | Status | ListSessions | ActOnSession

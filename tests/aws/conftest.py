@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import requests
+import yaml
 
 from tests.aws.moto_cloudformation import install
+from tests.aws.operator import NAME, Operator
 from tests.aws.slow_sagemaker import SlowSageMaker
 from tests.aws.stack import Stack
 
@@ -120,3 +123,53 @@ def stack(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """One stack of the template, not yet made."""
     install(monkeypatch, aws)
     return Stack(aws)
+
+
+@pytest.fixture
+def operator(sagemaker: SlowSageMaker, aws: Aws, capsys: pytest.CaptureFixture[str]) -> Operator:
+    return Operator(aws, capsys)
+
+
+@pytest.fixture
+def flags(aws: Aws) -> list[str]:
+    """A real-time endpoint of what lies in the account."""
+    return [
+        *("--endpoint", NAME, "--role", aws.make_role(), "--image", aws.push_image()),
+        *("--model-data", aws.put_model(), "--instance-type", "ml.g4dn.xlarge"),
+    ]
+
+
+@pytest.fixture
+def file(aws: Aws, tmp_path: Path) -> Path:
+    """An asynchronous endpoint with everything that there is to say, as a file."""
+    topics = [aws.ask("sns", "create_topic", Name=name)["TopicArn"] for name in ("done", "failed")]
+    path = tmp_path / "endpoint.yaml"
+    settings = {
+        "EndpointName": NAME,
+        "ExecutionRoleArn": aws.make_role(),
+        "PrimaryContainer": {
+            "Image": aws.push_image(),
+            "ModelDataSource": {
+                "S3DataSource": {
+                    "S3Uri": aws.put_model(key="llava/config.json").removesuffix("config.json"),
+                    "S3DataType": "S3Prefix",
+                    "CompressionType": "None",
+                }
+            },
+            "Environment": {"TORCHMOOR_HANDLER_JOURNAL_URL": "s3://models/sessions"},
+        },
+        "VpcConfig": {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1", "subnet-2"]},
+        "ProductionVariant": {"InstanceType": "ml.g4dn.xlarge", "InitialInstanceCount": 1},
+        "AsyncInferenceConfig": {
+            "OutputConfig": {
+                "S3OutputPath": "s3://models/results",
+                "S3FailurePath": "s3://models/failures",
+                "NotificationConfig": {"SuccessTopic": topics[0], "ErrorTopic": topics[1]},
+            },
+            "ClientConfig": {"MaxConcurrentInvocationsPerInstance": 4},
+        },
+        "Autoscaling": {"MinCapacity": 0, "MaxCapacity": 2},
+        "Tags": {"team": "vision"},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path

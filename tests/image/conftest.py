@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.podman import Podman
@@ -14,5 +16,5 @@ def podman() -> Podman:
 
 @pytest.fixture(scope="session")
 def image(podman: Podman) -> str:
-    """With the demo model's archive in it."""
-    return podman.build(arguments={"DEMO_MODELS": "llava"})
+    """With the demo model's archive in it; or one that was built before, of whatever base, by its name."""
+    return os.environ.get("TORCHMOOR_TEST_IMAGE") or podman.build(arguments={"DEMO_MODELS": "llava"})

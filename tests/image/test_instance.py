@@ -17,7 +17,7 @@ from tests.podman import ROOT, Podman
 from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 ANSWER = {"max_new_tokens": 1200, "do_sample": True, "temperature": 1e6, "seed": 6}
 
 

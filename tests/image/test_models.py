@@ -15,7 +15,7 @@ from tests.servers import missing
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.package import package
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform makes them
 
 
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_with_the_handlers_reason(
         environment={"SAGEMAKER_BIND_TO_PORT": str(port), "TORCHMOOR_ADMIN_PORT": str(admin_port)},
         mounts={model: "/opt/ml/model"},
     ) as container:
-        assert container.wait(280) == 1, container.log[-4000:]
+        assert container.wait(600) == 1, container.log[-4000:]
         errors = [line for line in container.log.splitlines() if line.startswith("torchmoor: error: ")]
     assert len(errors) == 1
     assert "chat-0 cannot load its model: " in errors[0]

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.package import package
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 SESSION = "X-Amzn-SageMaker-Session-Id"
 GRACE_S = 30  # between SageMaker's SIGTERM and its SIGKILL
 LOW, HIGH = 30_000, 30_400  # a safe range below the ephemeral ports and above those of the other tests

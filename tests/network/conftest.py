@@ -16,7 +16,7 @@ from tests.network.instance import KEY
 from tests.network.zone import PORT, SERVICE, Zone
 from tests.waiting import DEADLINE_S, wait_until
 
-USERS = 10
+USERS = 14
 ENDPOINT = {
     "EndpointConfig": {
         "EndpointConfigName": "llava",

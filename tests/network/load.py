@@ -1,4 +1,4 @@
-"""Clients as a process: users who open sessions and take turns in them, one after the other, some of them streamed.
+"""Clients as a process: users who open sessions and take turns in them, and as many who ask for streams.
 
     python -m tests.network.load URL USERS
 
@@ -44,14 +44,16 @@ class User:
         self._url = url
         self._report = report
 
-    async def run(self) -> None:
+    async def run(self, *, is_streaming: bool) -> None:
         try:
             while True:
+                if is_streaming:
+                    await self._stream()
+                    continue
                 session = await self._open()
                 if session is not None:
                     self._report.sessions += 1
                     await self._talk(session)
-                await self._stream()
         except Exception as error:  # an answer that nobody expects
             self._report.failed.append(repr(error))
 
@@ -108,6 +110,8 @@ class User:
                     self._report.broken.append(repr(body[-200:]))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._report.failed.append(f"stream: {error!r}")
+        finally:
+            await asyncio.sleep(THINK_S)
 
 
 async def main(url: str, num_users: int) -> None:
@@ -124,7 +128,10 @@ async def main(url: str, num_users: int) -> None:
     threading.Thread(target=read, daemon=True).start()
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, sock_connect=2.0)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
-        users = [asyncio.create_task(User(client, url, report).run()) for _ in range(num_users)]
+        users = [
+            asyncio.create_task(User(client, url, report).run(is_streaming=number % 2 == 1))
+            for number in range(num_users)
+        ]
         await ended.wait()
         for user in users:
             user.cancel()

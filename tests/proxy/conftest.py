@@ -20,6 +20,7 @@ import uvloop
 from botocore.config import Config
 
 from tests.proxy.fake_instance import FakeInstance
+from tests.waiting import DEADLINE_S
 from torchmoor.app import Proxy
 from torchmoor.async_inference.object_settings import ObjectSettings
 from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
@@ -28,6 +29,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.routing.sessions import session_mac
 from torchmoor.settings import (
     AccessSettings,
+    ChatPageSettings,
     ContainerSettings,
     Credentials,
     EndpointSettings,
@@ -93,6 +95,7 @@ class Stage:
         access: AccessSettings | None = None,
         credentials: Credentials | None = None,
         observe: ObserveSettings | None = None,
+        chat_page: ChatPageSettings | None = None,
         wall: Callable[[], float] = time.time,
         async_folder: Path | None = None,  # of inputs, results and the queue; None: the endpoints are not asynchronous
         async_settings: Mapping[str, Any] | None = None,  # of AsyncInferenceSettings
@@ -125,6 +128,7 @@ class Stage:
             container=container or ContainerSettings(),
             **({} if async_folder is None else asynchronous(async_folder, async_settings or {})),
             observe=observe or ObserveSettings(),
+            chat_page=chat_page or ChatPageSettings(),
         )
         self._wall = wall
         self.registry = Registry(self.settings.endpoints)
@@ -149,7 +153,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -160,7 +164,7 @@ class Stage:
             thing.close()
         with suppress(RuntimeError):  # the loop is closed: a test has stopped the proxy itself
             self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(15)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the proxy did not stop"
         if self._failure is not None:
             raise self._failure
@@ -209,13 +213,13 @@ class Stage:
         async def wrapped() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(15)
+        return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(2 * DEADLINE_S)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Return as soon as the condition holds in the proxy's loop; fail after 5 seconds."""
+        """Return as soon as the condition holds in the proxy's loop; fail after DEADLINE_S."""
 
         async def watch() -> bool:
-            deadline = self.loop.time() + 5
+            deadline = self.loop.time() + DEADLINE_S
             while not condition():
                 if self.loop.time() > deadline:
                     return False
@@ -280,7 +284,7 @@ class Stage:
             aws_secret_access_key=secret,
             aws_session_token=session_token,
             verify=verify,
-            config=Config(retries={"total_max_attempts": 1}, read_timeout=15, **config),
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=DEADLINE_S, **config),
         )
         self._closables.append(client)
         return client
@@ -290,12 +294,12 @@ class Stage:
         self._closables.append(thing)
 
     def http(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=DEADLINE_S)
         self._closables.append(connection)
         return connection
 
     def socket(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes, and read until the proxy closes or a whole answer with Content-Length is there."""

@@ -121,7 +121,7 @@ class Gate:
 
     def wait_reached(self) -> None:
         """Called by the test: the behaviour has come this far."""
-        assert self.reached.wait(10), "the instance was not reached"
+        assert self.reached.wait(60), "the instance was not reached"
 
 
 @dataclass

@@ -91,7 +91,7 @@ class Holding:
         for fake in self.fakes.values():
             self.run(fake.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

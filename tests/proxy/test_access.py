@@ -75,7 +75,7 @@ def send(request: Any, **changes: Any) -> tuple[int, str]:
     url = changes.get("url", request.url)
     headers = {**dict(request.headers.items()), **changes.get("headers", {})}
     headers.pop("Content-Length", None)  # written anew for the body as it is
-    answer = requests.request(request.method, url, data=data, headers=headers, timeout=10)
+    answer = requests.request(request.method, url, data=data, headers=headers, timeout=60)
     return answer.status_code, answer.headers.get("x-amzn-errortype", "")
 
 
@@ -217,7 +217,7 @@ def test_what_is_no_signature_is_told_so(guarded: Stage) -> None:
     url = guarded.proxy.runtime_url + PATH
 
     def post(query: str = "", **headers: str) -> tuple[int, str, str]:
-        answer = requests.post(url + query, data=b"{}", headers=headers, timeout=10)
+        answer = requests.post(url + query, data=b"{}", headers=headers, timeout=60)
         return answer.status_code, answer.headers["x-amzn-errortype"], answer.json()["message"]
 
     assert post()[:2] == (403, "MissingAuthenticationTokenException")
@@ -258,7 +258,7 @@ def test_a_client_cannot_name_itself(guarded: Stage, stage: Stage) -> None:
     name = {"X-Torchmoor-Principal": "somebody"}
 
     send(signed(guarded, **name))
-    requests.post(stage.proxy.runtime_url + PATH, data=b"{}", headers=name, timeout=10)
+    requests.post(stage.proxy.runtime_url + PATH, data=b"{}", headers=name, timeout=60)
 
     assert received(guarded)[0].headers["x-torchmoor-principal"] == principal_of("key", "AKIAEXAMPLE")
     assert "x-torchmoor-principal" not in received(stage)[0].headers
@@ -270,7 +270,7 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
     guarded.a.behave = guarded.b.behave = answering(body=json.dumps(body).encode())
 
     def client(key: str) -> openai.OpenAI:
-        made = openai.OpenAI(base_url=f"{guarded.proxy.runtime_url}/v1", api_key=key, max_retries=0, timeout=10)
+        made = openai.OpenAI(base_url=f"{guarded.proxy.runtime_url}/v1", api_key=key, max_retries=0, timeout=60)
         guarded.close_later(made)
         return made
 
@@ -285,7 +285,7 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
             ask()
         assert caught.value.status_code == 401
         assert caught.value.code == "invalid_api_key"
-    answer = requests.get(f"{guarded.proxy.runtime_url}/v1/models", timeout=10)
+    answer = requests.get(f"{guarded.proxy.runtime_url}/v1/models", timeout=60)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "invalid_request_error")
     assert answer.headers["www-authenticate"] == "Bearer"
     assert len(received(guarded)) == 1
@@ -297,9 +297,9 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
 def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, path: str) -> None:
     """Unknown paths to those who may come in, forbidden ones to others."""
     for method in ("GET", "POST", "PUT", "DELETE"):
-        assert requests.request(method, guarded.proxy.runtime_url + path, timeout=10).status_code == 403
+        assert requests.request(method, guarded.proxy.runtime_url + path, timeout=60).status_code == 403
         answer = requests.request(
-            method, guarded.proxy.runtime_url + path, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=10
+            method, guarded.proxy.runtime_url + path, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60
         )
         assert answer.status_code == 404
     assert received(guarded) == []
@@ -307,7 +307,7 @@ def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, pat
 
 def test_a_prober_needs_no_credentials(guarded: Stage) -> None:
     """/ping says only whether anything is ready."""
-    assert requests.get(f"{guarded.proxy.runtime_url}/ping", timeout=10).status_code == 200
+    assert requests.get(f"{guarded.proxy.runtime_url}/ping", timeout=60).status_code == 200
 
 
 def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
@@ -330,7 +330,7 @@ def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
     for path in (PATH, "/v1/models"):
         assert send(signed(stage, b"x" * 1001, path=path), body=iter([b"x" * 1001]))[0] == 400
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    answer = requests.post(stage.proxy.runtime_url + PATH, data=b"x" * 1001, headers=headers, timeout=10)
+    answer = requests.post(stage.proxy.runtime_url + PATH, data=b"x" * 1001, headers=headers, timeout=60)
     assert answer.status_code == 200
 
 
@@ -361,9 +361,9 @@ def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None
 def test_refusals_are_counted(guarded: Stage) -> None:
     """On the admin plane, by kind."""
     refused(guarded.client(secret="wrong"))
-    requests.post(guarded.proxy.runtime_url + PATH, timeout=10)
+    requests.post(guarded.proxy.runtime_url + PATH, timeout=60)
 
-    metrics = requests.get(f"{guarded.proxy.admin_url}/metrics", timeout=10).text
+    metrics = requests.get(f"{guarded.proxy.admin_url}/metrics", timeout=60).text
 
     assert 'AccessDenied_total{error="InvalidSignatureException"} 1.0' in metrics
     assert 'AccessDenied_total{error="MissingAuthenticationTokenException"} 1.0' in metrics
@@ -386,16 +386,16 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
     url = stage.proxy.admin_url
 
     for path in ("/healthz", "/livez"):
-        assert requests.get(url + path, timeout=10).status_code == 200
-    assert requests.get(f"{url}/readyz", timeout=10).status_code in (200, 503)  # whether or not it has probed already
+        assert requests.get(url + path, timeout=60).status_code == 200
+    assert requests.get(f"{url}/readyz", timeout=60).status_code in (200, 503)  # whether or not it has probed already
     for path in ("/instances", "/metrics", "/nothing"):
-        answer = requests.get(url + path, timeout=10)
+        answer = requests.get(url + path, timeout=60)
         assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
-        assert requests.get(url + path, auth=("me", "wrong"), timeout=10).status_code == 401
-        assert requests.get(url + path, headers={"Authorization": "Basic ???"}, timeout=10).status_code == 401
-    assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=10).status_code == 200
+        assert requests.get(url + path, auth=("me", "wrong"), timeout=60).status_code == 401
+        assert requests.get(url + path, headers={"Authorization": "Basic ???"}, timeout=60).status_code == 401
+    assert requests.get(f"{url}/instances", auth=("me", "admin-token-0123456789"), timeout=60).status_code == 200
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
-    assert requests.get(f"{url}/metrics", headers=bearer, timeout=10).status_code == 200
+    assert requests.get(f"{url}/metrics", headers=bearer, timeout=60).status_code == 200
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -454,7 +454,7 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
 
     assert stage.proxy.admin_url.startswith("https://")
-    answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=10)
+    answer = requests.get(f"{stage.proxy.admin_url}/instances", headers=bearer, verify=certificate, timeout=60)
     assert answer.status_code == 200
 
 
@@ -469,7 +469,7 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
     stage = make_stage(listen=replace(LISTEN, tls_certificate=str(certificate), tls_key=str(key)))
 
     def shown() -> str:
-        pem = ssl.get_server_certificate(("127.0.0.1", stage.proxy.port), timeout=10)
+        pem = ssl.get_server_certificate(("127.0.0.1", stage.proxy.port), timeout=60)
         return next(name for name, pair in zip("12", certificates, strict=True) if pair[0].read_text().strip() in pem)
 
     async def reload() -> None:

@@ -162,7 +162,7 @@ def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) 
     stage.a.behave = stage.b.behave = wait
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/invocations", b"{}")
-    assert gate.reached.wait(10)
+    assert gate.reached.wait(60)
     connection.close()
 
     broken, gone = lines(path, 2)

@@ -60,13 +60,13 @@ class Unreliable:
 
     def __enter__(self) -> Unreliable:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.fake.start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.fake.start(), self._loop).result(60)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.fake.stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.fake.stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

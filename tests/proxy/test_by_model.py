@@ -119,7 +119,7 @@ def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_st
 
     good = signed(stage, b'{"model": "sees"}', path=PATH)
     answers = [
-        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=10)
+        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=60)
         for data in (b'{"model": "sees"}', b'{"model": "oops"}')
     ]
 
@@ -199,7 +199,7 @@ def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callabl
 
     good = signed(stage, b'{"model": "sees"}', path=PATH)
     answers = [
-        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=10)
+        requests.post(good.url, data, headers=dict(good.headers.items()), timeout=60)
         for data in (b'{"model": "sees"}', b'{"model": "oops"}')
     ]
     gpt = client(stage).with_options(api_key=TOKEN)

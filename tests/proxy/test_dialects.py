@@ -35,7 +35,7 @@ def set_state(stage: Stage, name: str, state: InstanceState) -> None:
 
 def admin(stage: Stage, path: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}{path}", timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -111,7 +111,7 @@ def test_a_reader_that_waits_can_be_ended_from_another_thread(stage: Stage) -> N
             time.sleep(0.001)
         abort(events)
         with pytest.raises(StreamCut):
-            waiting.result(10)
+            waiting.result(60)
     gate.open()
 
 

@@ -47,7 +47,7 @@ def invoke(stage: Stage, *, session: str | None = None, stream: bool = False) ->
 
 
 def admin(stage: Stage, method: str, path: str, **headers: str) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=60)
     stage.close_later(connection)
     connection.request(method, path, headers={"Connection": "close", **headers})
     answer = connection.getresponse()

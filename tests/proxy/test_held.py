@@ -13,13 +13,13 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from botocore.credentials import Credentials as AwsCredentials
 from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.chat_progress import Progress
+from torchmoor.clients.signing import Login, Signer
 from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
@@ -67,7 +67,7 @@ class Zero:
         """The status of a GET."""
         url = self.stage.proxy.admin_url if admin else self.stage.proxy.runtime_url
         try:
-            with urllib.request.urlopen(url + path, timeout=10) as answer:
+            with urllib.request.urlopen(url + path, timeout=60) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -98,7 +98,7 @@ def test_request_is_held_wakes_the_fleet_and_is_served(make_stage: Callable[...,
     assert zero.wakes == 1
     zero.come()
 
-    asking.join(15)
+    asking.join(60)
     assert answers == [200]
 
 
@@ -240,9 +240,9 @@ def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..
     zero.took(7)
     zero.begin(3)
     told: list[str] = []
-    url, keys = zero.stage.proxy.runtime_url, AwsCredentials("AKIAEXAMPLE", "a" * 20)
+    login = Login(keys={"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "a" * 20})
 
-    with Progress(url, "llava", keys, "us-east-1", told.append, patience_s=0.01).waiting():
+    with Progress(zero.stage.proxy.runtime_url, "llava", Signer(login), told.append, patience_s=0.01).waiting():
         wait_until(lambda: told, "the progress is told")
 
     assert re.fullmatch(r"a is being started, for \d+ s until now; the last start took 7 s", told[0])
@@ -254,7 +254,7 @@ def test_how_an_endpoint_does(make_stage: Callable[..., Stage]) -> None:
     zero = Zero(make_stage)
     zero.begin()
 
-    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=10) as answer:
+    with urllib.request.urlopen(f"{zero.stage.proxy.runtime_url}/endpoints/llava", timeout=60) as answer:
         described = json.load(answer)
 
     assert described["EndpointStatus"] == "InService"

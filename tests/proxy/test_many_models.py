@@ -315,7 +315,7 @@ def test_client_that_leaves_during_a_load_leaves_nothing_behind(fleet: Fleet) ->
 
 
 def admin(stage: Stage, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", stage.proxy.admin_port, timeout=60)
     try:
         connection.request(method, path, headers=headers or {})
         answer = connection.getresponse()

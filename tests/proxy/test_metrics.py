@@ -36,7 +36,7 @@ NAMES = {
 
 def scrape(stage: Stage) -> dict[str, list[Sample]]:
     """The page's samples, by the names of their metrics."""
-    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=10).text
+    page = requests.get(f"{stage.proxy.admin_url}/metrics", timeout=60).text
     return {family.name: family.samples for family in text_string_to_metric_families(page)}
 
 

@@ -225,3 +225,15 @@ def takes_connections(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S):
         return True
     return False
+
+
+def test_decisions_are_those_of_all_processes(served: Served) -> None:
+    """The newest first, whoever served them; asked for again, they are the same."""
+    for _ in range(12):
+        served.ask()
+
+    def find() -> list[str]:
+        return [row["request_id"] for row in served.look("decisions?endpoint=chat&limit=50")["decisions"]]
+
+    wait_until(lambda: len(find()) >= 12, "every process has told its own")
+    assert len({name[:23] for name in find()}) > 1, "the ids begin with the process's own"

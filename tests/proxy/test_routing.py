@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
 from torchmoor.fleet.instance import InstanceState
 from torchmoor.settings import (
@@ -387,17 +387,19 @@ def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[.
 
 def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
     """By their own last word, less what was sent there since; without it, by load."""
-    stage = make_stage()
+    stage = make_stage(health=replace(NO_PROBES, status_interval_s=3600))
+    a, b = stage.instance("a"), stage.instance("b")
+    for fake, room in ((stage.a, 5), (stage.b, 7)):
+        fake.on_status = answering(body=json.dumps({"sessions": {"open": 0, "max": room}}).encode())
     client = stage.client()
     assert ask(client, b"{}", SessionId="NEW_SESSION")[1] == "least-outstanding-requests"
-    stage.instance("a").session_room = 5
-    stage.instance("b").session_room = 7
+    stage.until(lambda: (a.session_room, b.session_room) == (5, 7), "both have told their room")
 
     owners = [ask(client, b"{}", SessionId="NEW_SESSION") for _ in range(4)]
 
     assert owners[:2] == [("b", "session-room")] * 2
     assert {name for name, _ in owners[2:]} == {"a", "b"}
-    assert (stage.instance("a").session_room, stage.instance("b").session_room) == (4, 4)
+    assert (a.session_room, b.session_room) == (4, 4)
     assert ask(client, b"{}")[1] == "least-outstanding-requests"
 
 
@@ -406,9 +408,9 @@ def test_metrics_name_the_variant(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage(variants=(BLUE, GREEN), homes=HOMES)
     ask(stage.client(), b"{}", TargetVariant="green")
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/instances", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{stage.proxy.admin_port}/instances", timeout=60) as answer:
         rows = json.load(answer)["instances"]
 
     assert 'Invocations_total{endpoint="llava",variant="green"} 1.0' in text

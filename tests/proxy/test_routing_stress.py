@@ -46,7 +46,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
         ),
         late_binding=LateBindingSettings(max_waiting=10, max_wait_s=0.3),
         limits=LimitSettings(max_waiting_bytes=300_000),
-        timeouts=TimeoutSettings(sweep_interval_s=0.02, model_timeout_s=3.0),
+        timeouts=TimeoutSettings(sweep_interval_s=0.02, model_timeout_s=30.0),
         are_journaled=True,
     )
     most: Counter[str] = Counter()  # requests at an instance at a time, by the proxy's leases

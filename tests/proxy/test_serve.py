@@ -29,7 +29,7 @@ from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answer
 from tests.waiting import wait_until
 from torchmoor.cli import main
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def fakes() -> Iterator[list[FakeInstance]]:
     thread.start()
 
     def run(work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
     for instance in instances:
         run(instance.start())
@@ -49,7 +49,7 @@ def fakes() -> Iterator[list[FakeInstance]]:
     for instance in instances:
         run(instance.stop())
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
     loop.close()
 
 
@@ -74,7 +74,7 @@ def wait_healthy(admin: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            with urllib.request.urlopen(f"{admin}/healthz", timeout=5):
+            with urllib.request.urlopen(f"{admin}/healthz", timeout=60):
                 return
         except urllib.error.HTTPError as error:
             error.close()
@@ -216,7 +216,7 @@ def invoke(where: dict[str, Any], token: str) -> tuple[int, str]:
         f"{where['runtime']}/endpoints/chat/invocations", b"{}", {"Authorization": f"Bearer {token}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers["X-Torchmoor-Instance"]
     except urllib.error.HTTPError as error:
         with error:
@@ -224,7 +224,7 @@ def invoke(where: dict[str, Any], token: str) -> tuple[int, str]:
 
 
 def states(where: dict[str, Any]) -> dict[str, str]:
-    with urllib.request.urlopen(f"{where['admin']}/instances", timeout=5) as answer:
+    with urllib.request.urlopen(f"{where['admin']}/instances", timeout=60) as answer:
         return {instance["name"]: instance["state"] for instance in json.load(answer)["instances"]}
 
 

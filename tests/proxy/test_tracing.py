@@ -75,7 +75,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     yield collector
     collector.server.shutdown()
     collector.server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class Fleet:
 
     def instances(self) -> list[dict[str, Any]]:
         """The instances as the admin plane lists them."""
-        found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=10).json()["instances"]
+        found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=60).json()["instances"]
         return found
 
     def status(self, name: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Fleet:
             f"http://{instance['host']}:{instance['port']}/predictions/llava",
             headers={"X-Torchmoor-Operation": "status"},
             data=b"{}",
-            timeout=10,
+            timeout=60,
         ).json()
         return answer
 
@@ -100,7 +100,7 @@ def run_fleet(
                 process.wait(timeout=60)
             finally:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=60)
         if was_running:
             assert process.returncode == 0, log.read_text()[-4000:]
 

@@ -90,16 +90,16 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
     """TorchServe is on loopback, only its inference paths are behind the proxy, and it is not told clients' secrets."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     for path in ("/models", "/models/llava", "/metrics"):
-        answer = requests.get(guarded.runtime + path, headers=headers, verify=str(certificate[0]), timeout=10)
+        answer = requests.get(guarded.runtime + path, headers=headers, verify=str(certificate[0]), timeout=60)
         assert answer.status_code == 404
-    assert requests.get(f"{guarded.admin}/instances", timeout=10).status_code == 401
-    listed = requests.get(f"{guarded.admin}/instances", auth=("", ADMIN_TOKEN), timeout=10).json()["instances"]
+    assert requests.get(f"{guarded.admin}/instances", timeout=60).status_code == 401
+    listed = requests.get(f"{guarded.admin}/instances", auth=("", ADMIN_TOKEN), timeout=60).json()["instances"]
     ports = {instance[kind] for instance in listed for kind in ("port", "management_port", "metrics_port")}
     hosts = listening_hosts(ports)
     assert hosts
     assert hosts <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     children = subprocess.run(
-        ["pgrep", "-P", str(guarded.process.pid)], capture_output=True, text=True, timeout=10, check=True
+        ["pgrep", "-P", str(guarded.process.pid)], capture_output=True, text=True, timeout=60, check=True
     ).stdout.split()
     assert children
     for pid in children:

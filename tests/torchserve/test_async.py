@@ -39,7 +39,7 @@ def until_there(url: str) -> str:
 
 
 def state_of(fleet: Fleet, inference_id: str) -> str:
-    return str(requests.get(f"{fleet.admin}/async-requests/{inference_id}", timeout=10).json()["state"])
+    return str(requests.get(f"{fleet.admin}/async-requests/{inference_id}", timeout=60).json()["state"])
 
 
 def test_inline_and_stored_inputs_are_answered(fleet: Fleet) -> None:

@@ -60,7 +60,7 @@ def s3_proxy(fleet: Fleet, s3_server: S3Server, tmp_path_factory: pytest.TempPat
             line = process.stdout.readline()
             assert line, (folder / "log").read_text()[-4000:]
             where = json.loads(line)
-            wait_until(lambda: requests.get(f"{where['admin']}/healthz", timeout=10).ok, "the proxy has instances")
+            wait_until(lambda: requests.get(f"{where['admin']}/healthz", timeout=60).ok, "the proxy has instances")
             yield where["runtime"]
         finally:
             process.terminate()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
-from playwright.sync_api import Browser, expect
+from botocore.exceptions import ClientError
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser import open_tab, run_chromium
 from tests.torchserve.conftest import Fleet
@@ -27,10 +30,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def drained(fleet: Fleet) -> Iterator[str]:
-    """The instance that a test drains; serving as before when the test is over."""
-    name = "llava-1"
-    yield name
-    requests.post(f"{fleet.admin}/instances/{name}/resume", timeout=10)  # refused if the test has done it
+    """The instance that a test drains; all serve as before when the test is over."""
+    yield "llava-1"
+    for instance in fleet.instances():  # refused if the test has done it
+        requests.post(f"{fleet.admin}/instances/{instance['name']}/resume", timeout=60)
     wait_until(
         lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet as it was"
     )
@@ -55,7 +58,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         expect(card).to_contain_text(f"Tokens generated{status['tokens']['generated']:,}")
         expect(page.get_by_role("img", name=re.compile("Answers by latency: .*[1-9]"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("Streams by time to their first chunk"))).to_be_visible()
-        expect(page.locator("article .label", has_text=re.compile("^session$"))).to_be_visible()
+        expect(page.locator("article .label", has_text="its session lives there")).to_be_visible()
 
         page.get_by_role("button", name=f"Drain {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
@@ -65,6 +68,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         assert [i["state"] for i in fleet.instances() if i["name"] == drained] == ["draining"]
         assert chat.ask("What color is the circle?")
         tab.check_accessibility()
+        page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
         tab.save(tmp_path / "dashboard.png")
 
         page.get_by_role("button", name=f"Resume {drained}").click()
@@ -72,3 +76,68 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
         expect(other.get_by_role("button", name=f"Drain {drained}")).to_be_visible()
     chat.close()
+
+
+def hash_of(session_id: str) -> str:
+    """As the access log and the admin plane name a session."""
+    return hashlib.blake2b(session_id.encode(), digest_size=8).hexdigest()
+
+
+def press(page: Page, button: str, answer: str) -> None:
+    """Press a button, and answer the question that comes."""
+    page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name=answer, exact=True).click()
+
+
+def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
+    fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
+) -> None:
+    """What the page says that it did, the instance and the client of the session say too."""
+    chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(3)]
+    for chat in chats:
+        for question in ("What color is the circle?", "Where is it?"):
+            assert chat.ask(question)
+            assert chat.stream(question)
+    chat = chats[0]
+    submit = fleet.client().invoke_endpoint_async
+    done = submit(EndpointName="llava", Body=b'{"inputs": "What color is grass?"}')["InferenceId"]
+    failed = submit(EndpointName="llava", Body=b'{"type": "no such thing"}')["InferenceId"]
+    name = hash_of(chat.id)
+
+    def find() -> dict[str, Any]:
+        [row] = requests.get(f"{fleet.admin}/sessions?session={name}", timeout=10).json()["sessions"]
+        return dict(row)
+
+    with open_tab(browser, fleet.admin) as tab:
+        page = tab.page
+        row = page.locator("#sessions tr", has_text=name)
+        expect(row).to_contain_text(fleet.holders(chat.id)[0])
+        expect(row).to_contain_text("device")
+        press(page, f"Pin session {name}", "Pin")
+        expect(row).to_contain_text("pinned")
+        assert find()["is_pinned"] is True
+        press(page, f"Unpin session {name}", "Unpin")
+        expect(page.get_by_role("button", name=f"Pin session {name}", exact=True)).to_be_visible()
+        assert find()["is_pinned"] is False
+        expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("its session lives there")
+
+        expect(page.locator("#queue tr", has_text=done)).to_contain_text("completed")
+        expect(page.locator("#queue tr", has_text=failed)).to_contain_text("must be one of")
+
+        for instance in fleet.instances():
+            requests.post(f"{fleet.admin}/instances/{instance['name']}/drain", timeout=10)
+        waiting = submit(EndpointName="llava", Body=b"{}")["InferenceId"]
+        press(page, f"Cancel {waiting}", "Cancel it")
+        expect(page.locator("#queue tr", has_text=waiting)).to_contain_text("cancelled")
+        expect(page.locator("#attention")).to_contain_text("is drained")
+        page.evaluate("document.getElementById('done').classList.add('visually-hidden')")
+        tab.save(tmp_path / "dashboard-lists.png")
+
+        press(page, f"Close session {name}", "Close")
+        expect(page.locator("#done")).to_have_text(f"Session {name} is closed.")
+        expect(row).to_have_count(0)
+    assert fleet.holders(chat.id) == []
+    with pytest.raises(ClientError, match="this session was closed"):
+        chat.ask("And now?")
+    for other in chats[1:]:
+        other.close()

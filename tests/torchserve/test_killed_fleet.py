@@ -55,7 +55,7 @@ def restarted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             os.kill(pid, signal.SIGKILL)
         wait_until_some(answers, 0.6)
         fleet.process.kill()
-        fleet.process.wait(timeout=10)
+        fleet.process.wait(timeout=60)
     with run_fleet(*arguments, run_dir=run_dir, log=folder / "second.log", environment=environment) as fleet:
         yield Restarted(fleet, folder, answers, colors, chat.id)
 

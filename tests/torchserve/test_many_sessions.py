@@ -100,7 +100,7 @@ def test_up_killed_with_9_takes_its_instances_along(small_fleet: Fleet, run_dir:
     assert processes_below(run_dir)
 
     small_fleet.process.kill()
-    small_fleet.process.wait(timeout=10)
+    small_fleet.process.wait(timeout=60)
 
     wait_until(lambda: not processes_below(run_dir), "the fleet's processes are gone", **PATIENTLY)
     assert [path.name for path in run_dir.iterdir()] == ["async"]

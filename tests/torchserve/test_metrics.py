@@ -30,7 +30,7 @@ pytestmark = pytest.mark.torchserve
 def scrape(address: str) -> dict[str, list[Any]]:
     """The samples of a page by their name."""
     found: dict[str, list[Any]] = {}
-    for family in text_string_to_metric_families(requests.get(f"{address}/metrics", timeout=10).text):
+    for family in text_string_to_metric_families(requests.get(f"{address}/metrics", timeout=60).text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample)
     return found

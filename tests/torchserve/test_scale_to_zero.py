@@ -29,7 +29,7 @@ def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path)
             return [pid for pid in processes_below(run_dir) if pid != fleet.process.pid]
 
         assert (fleet.instances(), instance_processes()) == ([], [])
-        assert requests.get(f"{fleet.admin}/healthz", timeout=10).status_code == 200
+        assert requests.get(f"{fleet.admin}/healthz", timeout=60).status_code == 200
 
         submitted = fleet.client().invoke_endpoint_async(
             EndpointName="llava", ContentType="application/json", Body=json.dumps({"inputs": "Hello"}).encode()
@@ -46,7 +46,7 @@ def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path)
         assert "red" in chat.ask("What color is the circle?")
 
         wait_until(lambda: log.read_text().count("ready after") >= 2, "the second start is measured")
-        (scaling,) = requests.get(f"{fleet.admin}/instances", timeout=10).json()["autoscaling"]
+        (scaling,) = requests.get(f"{fleet.admin}/instances", timeout=60).json()["autoscaling"]
         assert (scaling["endpoint"], scaling["min_capacity"], scaling["max_capacity"]) == ("llava", 0, 1)
         told = log.read_text()
     starts = re.findall(r"(llava-\d+) ready after ([0-9.]+) s", told)

@@ -134,7 +134,7 @@ def test_the_command_line_talks_to_a_text_model(two_endpoints: Fleet) -> None:
     question = ("--ask", "What is the capital of France?")
 
     result = subprocess.run(
-        [*command, "--endpoint-url", two_endpoints.runtime, *question], capture_output=True, text=True, timeout=120
+        [*command, "--url", two_endpoints.runtime, *question], capture_output=True, text=True, timeout=120
     )
 
     assert result.returncode == 0, result.stderr

@@ -22,16 +22,17 @@ FILES = ("tests/unit/test_imports.py", "tests/unit/torchmoor/fleet/test_breaker.
         ("torchserve/many/test_two_hundred.py", "many"),
         ("torchserve/test_access.py", "torchserve/test_access.py"),  # a fleet of its own
         ("torchserve/test_faults.py", "torchserve/test_faults.py"),  # `fleet` is only an argument of its functions
+        ("image/test_models.py", "image"),
         ("unit/test_groups.py", "unit/test_groups.py"),
     ],
 )
-def test_files_with_the_same_fleet_are_a_group(path: str, group: str) -> None:
-    """All that use a fleet of several files are in one group; every other file is one of its own."""
+def test_files_that_share_something_dear_are_a_group(path: str, group: str) -> None:
+    """All that use a fleet of several files are in one group, and all of a folder like image; other files are alone."""
     assert group_of(TESTS / path) == group
 
 
 def test_long_groups_are_begun_first() -> None:
-    """Fleets, then whatever starts programs of its own, then the folders of short tests."""
+    """Fleets, then folders, then what has a fleet of its own, then the folders of short tests."""
     files = sorted(TESTS.rglob("test_*.py"), key=place_of)
 
     first = [path.relative_to(TESTS).parts[0] for path in files]

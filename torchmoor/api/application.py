@@ -19,6 +19,7 @@ from torchmoor.api.runtime import RuntimeApi
 from torchmoor.api.torchserve import TorchServeApi
 from torchmoor.api.validation import make_note
 from torchmoor.async_inference.service import AsyncInference
+from torchmoor.chat_page.page import ChatPage
 from torchmoor.errors import ApiError, InternalFailure
 from torchmoor.fleet.operations import Operations
 from torchmoor.http.call import Call
@@ -52,6 +53,10 @@ class Api:
             ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
         )
         self._torchserve = TorchServeApi(gateway, pass_through)
+        settings = gateway.settings
+        self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
+        # A load balancer has no credentials, nor has a browser before it has the page that asks for them.
+        self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     def note(self, name: bytes) -> Note:
@@ -74,13 +79,14 @@ class Api:
             return self.metrics.handle
         if self._models is not None and self._models.serves(path):
             return self._models.handle
-        return _refuse
+        page = None if self._page is None else self._page.find_handler(method, path)
+        return _refuse if page is None else page
 
     def handle(self, request: Request) -> Call | Reply:
         """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
         request_id = self._gateway.new_request_id()
         try:
-            if self._gate is not None and request.path != container.PING:  # a load balancer has no credentials
+            if self._gate is not None and request.path not in self._open_paths:
                 self._gate.admit(request)
             handler: Handler = request.line.handler
             decision = handler(request, request_id)

@@ -59,6 +59,11 @@ class Dispatcher(Chooser):
         return 0 if self.queue is None else self.queue.num_waiting
 
     @property
+    def waiting_turns(self) -> dict[str, int]:
+        """Of those the turns of sessions, by the instance that they wait for."""
+        return {} if self.queue is None else self.queue.turns()
+
+    @property
     def max_wait_s(self) -> float:
         """How long a request that comes now may wait for an instance."""
         if self._scaling is not None and self._is_at_zero:

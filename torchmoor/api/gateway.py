@@ -12,6 +12,7 @@ from itertools import count
 from random import Random
 
 from torchmoor.api.cancellation import Cancellations
+from torchmoor.api.decisions import Decisions
 from torchmoor.api.dispatcher import Dispatcher
 from torchmoor.api.observer import Observer
 from torchmoor.api.validation import SESSION_ID_MEMBER
@@ -50,6 +51,7 @@ class Gateway:
         self.cancellations = cancellations
         self.recovery = recovery
         self.suspect = suspect
+        self.decisions = Decisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)
         self.observer: Observer | None = None  # told of each request's end, if anybody wants to know
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self._rng = rng

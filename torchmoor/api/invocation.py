@@ -316,6 +316,7 @@ class Invocation(Assignment):
         if self._body_check is not None:
             self._body_check.release()
         now = monotonic()
+        self.gateway.decisions.note(self, outcome, now)
         metrics = self.metrics
         if self.sent_at:
             model_s = now - self.sent_at

@@ -87,11 +87,17 @@ class Queue(ABC):
 
     @abstractmethod
     async def list(
-        self, endpoint: str, state: State | None = None, after: str | None = None, limit: int = 100
+        self,
+        endpoint: str,
+        state: State | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        *,
+        is_newest_first: bool = False,
     ) -> Sequence[Record]:
-        """Requests of an endpoint by arrival, those that came after the inference id `after`; at most `limit`.
+        """Requests of an endpoint by arrival, those that follow the inference id `after` there; at most `limit`.
 
-        An `after` that has been forgotten begins again with the oldest.
+        An `after` that has been forgotten begins again with the first.
         """
 
     @abstractmethod

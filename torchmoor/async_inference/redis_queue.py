@@ -100,10 +100,17 @@ class RedisQueue(Queue):
         return None if fields[0] is None else _record(fields)
 
     async def list(
-        self, endpoint: str, state: State | None = None, after: str | None = None, limit: int = 100
+        self,
+        endpoint: str,
+        state: State | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        *,
+        is_newest_first: bool = False,
     ) -> Sequence[Record]:
         states = [one.value for one in (State if state is None else (state,))]
-        return [_record(fields) for fields in await self._run(scripts.LIST, endpoint, after or "", limit, *states)]
+        given = endpoint, after or "", limit, int(is_newest_first)
+        return [_record(fields) for fields in await self._run(scripts.LIST, *given, *states)]
 
     async def backlog(self, endpoint: str) -> Backlog:
         now, waiting, running, decided, heads = await self._run(scripts.BACKLOG, endpoint)

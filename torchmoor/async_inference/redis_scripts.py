@@ -241,13 +241,18 @@ LIST = (
     _PRELUDE
     + f"""
 local endpoint, limit, found = P .. ARGV[2] .. ':', tonumber(ARGV[4]), {{}}
-local after = ARGV[3] ~= '' and fields(ARGV[3], 'seq')[1] or '0'
-for i = 5, #ARGV do
-  local ids = redis.call('ZRANGEBYSCORE', endpoint .. 'in:' .. ARGV[i], '(' .. after, '+inf', 'WITHSCORES',
-                         'LIMIT', 0, limit)
+local after = ARGV[3] ~= '' and fields(ARGV[3], 'seq')[1]
+local newest_first = ARGV[5] == '1'
+for i = 6, #ARGV do
+  local key, ids = endpoint .. 'in:' .. ARGV[i]
+  if newest_first then
+    ids = redis.call('ZREVRANGEBYSCORE', key, after and '(' .. after or '+inf', '-inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  else
+    ids = redis.call('ZRANGEBYSCORE', key, after and '(' .. after or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  end
   for j = 1, #ids, 2 do found[#found + 1] = {{ids[j], tonumber(ids[j + 1])}} end
 end
-table.sort(found, function(a, b) return a[2] < b[2] end)
+table.sort(found, function(a, b) return newest_first and a[2] > b[2] or not newest_first and a[2] < b[2] end)
 local records = {{}}
 for i = 1, math.min(limit, #found) do records[i] = fields(found[i][1], {_RECORD}) end
 return records

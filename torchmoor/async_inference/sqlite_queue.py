@@ -23,6 +23,7 @@ from torchmoor.async_inference.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
 from torchmoor.errors import InferenceIdInUse, QueueFull
 from torchmoor.settings import AsyncQueueSettings
 
+_LAST_SEQ = 2**63 - 1
 MAX_AT_ONCE = 500  # rows that one call wakes or forgets: a transaction must not keep others waiting
 CLOCK_TOLERANCE_S = 1.0  # a lease given so far in the future tells that the clock went back
 _PENDING = (State.WAITING, State.RUNNING, State.DECIDED)
@@ -87,9 +88,15 @@ class SqliteQueue(Queue):
         return None if row is None else _record(row)
 
     async def list(
-        self, endpoint: str, state: State | None = None, after: str | None = None, limit: int = 100
+        self,
+        endpoint: str,
+        state: State | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        *,
+        is_newest_first: bool = False,
     ) -> Sequence[Record]:
-        return await self._database.run(partial(self._list, endpoint, state, after, limit))
+        return await self._database.run(partial(self._list, endpoint, state, after, limit, is_newest_first))
 
     async def backlog(self, endpoint: str) -> Backlog:
         return await self._database.run(partial(self._backlog, endpoint))
@@ -219,17 +226,25 @@ class SqliteQueue(Queue):
         return end if end is State.CANCELLED else State(state)
 
     def _list(
-        self, endpoint: str, state: State | None, after: str | None, limit: int, db: sqlite3.Connection
+        self,
+        endpoint: str,
+        state: State | None,
+        after: str | None,
+        limit: int,
+        is_newest_first: bool,
+        db: sqlite3.Connection,
     ) -> Sequence[Record]:
         found = db.execute("SELECT seq FROM requests WHERE inference_id = ?", (after,)).fetchone()
         sql = f"""
             SELECT {_COLUMNS} FROM requests INDEXED BY by_state
-            WHERE endpoint = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?
+            WHERE endpoint = ? AND state = ? AND seq {"<" if is_newest_first else ">"} ?
+            ORDER BY seq {"DESC" if is_newest_first else ""} LIMIT ?
         """
+        first = _LAST_SEQ if is_newest_first else 0
         rows: builtins.list[Any] = []
         for one in State if state is None else (state,):
-            rows += db.execute(sql, (endpoint, one.value, found[0] if found else 0, limit)).fetchall()
-        rows.sort(key=itemgetter(0))
+            rows += db.execute(sql, (endpoint, one.value, found[0] if found else first, limit)).fetchall()
+        rows.sort(key=itemgetter(0), reverse=is_newest_first)
         return [_record(row) for row in rows[:limit]]
 
     def _backlog(self, endpoint: str, db: sqlite3.Connection) -> Backlog:

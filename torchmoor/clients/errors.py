@@ -2,6 +2,11 @@
 
 CallFailed
 |-- EndpointError            the endpoint refused the call, or could not be reached
+|   |-- EndpointUnreachable      nobody answers there
+|   `-- CredentialsRefused       it asks for others
+|-- AdminError               the same of the admin plane
+|   |-- AdminUnreachable
+|   `-- AdminRefused
 |-- StreamError              an answer broke off; `received` is its text up to there
 |   |-- ModelStreamError     the endpoint ended the stream: the model or its instance failed
 |   |-- ErrorInStream        the model's server wrote an error where text was due
@@ -30,6 +35,26 @@ class EndpointError(CallFailed):
         super().__init__(message)
         self.code = code
         self.status = status
+
+
+class EndpointUnreachable(EndpointError):
+    """There was no answer at all."""
+
+
+class CredentialsRefused(EndpointError):
+    """The endpoint wants credentials, or does not take these."""
+
+
+class AdminError(CallFailed):
+    """The admin plane does not do what it was asked; the message says why."""
+
+
+class AdminUnreachable(AdminError):
+    """There was no answer at all."""
+
+
+class AdminRefused(AdminError):
+    """It wants its token, or does not take requests that come this way."""
 
 
 class StreamError(CallFailed):

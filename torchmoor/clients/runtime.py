@@ -12,10 +12,10 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 from urllib3.exceptions import HTTPError
 
-from torchmoor.clients.errors import EndpointError
+from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
 
 ADDRESSES = ("http://", "https://", "data:", "s3://")
 
@@ -28,9 +28,13 @@ def readable_errors(hint: str = "") -> Iterator[None]:
     except ClientError as error:
         details = error.response["Error"]
         status = error.response.get("OriginalStatusCode")
-        raise EndpointError(explain(error.response), code=details.get("Code", ""), status=status) from error
+        is_refused = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (401, 403)
+        kind = CredentialsRefused if is_refused else EndpointError
+        raise kind(explain(error.response), code=details.get("Code", ""), status=status) from error
     except HTTPError as error:
         raise EndpointError("the connection was lost before the answer was complete") from error
+    except (ConnectionError, HTTPClientError) as error:
+        raise EndpointUnreachable(f"{error}{hint}") from error
     except BotoCoreError as error:
         raise EndpointError(f"{error}{hint}") from error
 

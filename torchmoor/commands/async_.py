@@ -1,27 +1,23 @@
-"""The commands `torchmoor async ...`. Parse and print; what they do is in torchmoor.async_requests."""
+"""`torchmoor async`: asynchronous requests. Parses and prints; what it does is in torchmoor.async_requests."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import click
 
-from torchmoor.access.credentials import ADMIN_TOKEN
 from torchmoor.async_inference.request import State
 from torchmoor.async_requests import AsyncRequests, describe_list, describe_status
+from torchmoor.clients.admin import AdminClient
+from torchmoor.commands.options import admin_options, json_option, show
 from torchmoor.errors import TorchmoorError
 
 
 @click.group(name="async")
-@click.option("--admin-url", default="http://127.0.0.1:9080", show_default=True, help="Where the admin plane listens.")
-@click.option("--token", envvar=ADMIN_TOKEN, default="", help=f"The admin plane's token; better as {ADMIN_TOKEN}.")
-@click.pass_context
-def async_(context: click.Context, admin_url: str, token: str) -> None:
-    """Look after asynchronous requests: list them, see one, cancel one, fetch a result.
+def async_() -> None:
+    """List asynchronous requests, see one, cancel one, fetch a result.
 
     \b
     Examples:
@@ -29,53 +25,54 @@ def async_(context: click.Context, admin_url: str, token: str) -> None:
       torchmoor async status ID
       torchmoor async get ID -o answer.json
     """
-    try:
-        context.obj = AsyncRequests(admin_url, token)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def _show(
-    ask: Callable[[], dict[str, Any]], describe: Callable[[dict[str, Any]], Iterable[str]], as_json: bool
-) -> None:
-    try:
-        found = ask()
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
-    for line in [json.dumps(found)] if as_json else describe(found):
-        click.echo(line)
-
-
-_json_option = click.option("--json", "as_json", is_flag=True, help="One line of JSON.")
 
 
 @async_.command("list")
 @click.option("--endpoint", metavar="NAME", help="The endpoint; may be left out where there is one.")
 @click.option("--state", type=click.Choice([each.value for each in State], case_sensitive=False), help="Only these.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
-@_json_option
-@click.pass_obj
-def list_(requests: AsyncRequests, endpoint: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """Requests of an endpoint, oldest first."""
-    _show(lambda: requests.list(endpoint, state, limit), describe_list, as_json)
+@json_option
+@admin_options
+def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """Requests of an endpoint, oldest first.
+
+    \b
+    Examples:
+      torchmoor async list
+      torchmoor async list --endpoint llava --state failed --json
+    """
+    found = AsyncRequests(admin).list(endpoint, state, limit)
+    show(found, lambda: describe_list(found), as_json=as_json)
 
 
 @async_.command()
 @click.argument("inference_id")
-@_json_option
-@click.pass_obj
-def status(requests: AsyncRequests, inference_id: str, as_json: bool) -> None:
-    """What became of INFERENCE_ID."""
-    _show(lambda: requests.status(inference_id), describe_status, as_json)
+@json_option
+@admin_options
+def status(admin: AdminClient, inference_id: str, as_json: bool) -> None:
+    """What became of INFERENCE_ID.
+
+    \b
+    Examples:
+      torchmoor async status 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
+    """
+    found = AsyncRequests(admin).status(inference_id)
+    show(found, lambda: describe_status(found), as_json=as_json)
 
 
 @async_.command()
 @click.argument("inference_id")
-@_json_option
-@click.pass_obj
-def cancel(requests: AsyncRequests, inference_id: str, as_json: bool) -> None:
-    """Cancel INFERENCE_ID, unless it has ended."""
-    _show(lambda: requests.cancel(inference_id), lambda found: [f"{found['inference_id']}: {found['state']}"], as_json)
+@json_option
+@admin_options
+def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
+    """Cancel INFERENCE_ID, unless it has ended.
+
+    \b
+    Examples:
+      torchmoor async cancel 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
+    """
+    found = AsyncRequests(admin).cancel(inference_id)
+    show(found, lambda: [f"{found['inference_id']}: {found['state']}"], as_json=as_json)
 
 
 @async_.command()
@@ -88,20 +85,27 @@ def cancel(requests: AsyncRequests, inference_id: str, as_json: bool) -> None:
     help="Where the result goes (default: standard output).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON about the file; needs --output.")
-@click.pass_obj
-def get(requests: AsyncRequests, inference_id: str, output: Path | None, as_json: bool) -> None:
-    """The result of INFERENCE_ID."""
+@admin_options
+def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: bool) -> None:
+    """The result of INFERENCE_ID.
+
+    \b
+    Examples:
+      torchmoor async get 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b -o answer.json
+    """
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output is the result's own")
     num_bytes = 0
+    pieces = AsyncRequests(admin).get(inference_id)
+    first = next(pieces, b"")  # before a file is made
     try:
-        pieces = requests.get(inference_id)
-        first = next(pieces, b"")  # before a file is made
         with click.open_file("-" if output is None else str(output), "wb") as file:
             for piece in chain((first,), pieces):
                 num_bytes += file.write(piece)
             file.flush()
-    except (TorchmoorError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TorchmoorError(f"the result cannot be written to {output}: {error.strerror or error}") from error
     if as_json:
         click.echo(json.dumps({"inference_id": inference_id, "path": str(output), "bytes": num_bytes}))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from torchmoor.errors import TorchmoorError
 from torchmoor.package import package as make_package
 
 
@@ -38,11 +37,8 @@ def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
         bar.length = max(total, 1)
         bar.update(done - bar.pos)
 
-    try:
-        with bar:
-            made = make_package(directory, target, allow_pickle=allow_pickle, report=report)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
+    with bar:
+        made = make_package(directory, target, allow_pickle=allow_pickle, report=report)
     for name in made.left_out:
         click.echo(f"torchmoor: left out {name}", err=True)
     click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")

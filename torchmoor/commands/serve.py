@@ -10,7 +10,6 @@ import click
 import uvloop
 
 from torchmoor.commands.progress import report_progress, report_warning
-from torchmoor.errors import TorchmoorError
 from torchmoor.serve import check as check_config
 from torchmoor.serve import run
 
@@ -51,5 +50,3 @@ def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_l
         uvloop.run(run(config, processes=processes, is_open=no_auth, report=report_progress, announce=click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error

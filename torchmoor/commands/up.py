@@ -10,17 +10,13 @@ import click
 import uvloop
 
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
-from torchmoor.commands.options import DEFAULT_ENDPOINT
+from torchmoor.commands.options import DEFAULT_ENDPOINT, default_store
 from torchmoor.commands.progress import report_progress
-from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.settings import ROUTING_STRATEGIES, ListenSettings, ObserveSettings
+from torchmoor.settings import ROUTING_STRATEGIES, ChatPageSettings, ListenSettings, ObserveSettings
 from torchmoor.up import JOURNAL_URL, UpOptions, run
-
-CHECKOUT = Path(__file__).resolve().parents[2]
-STORE = "model_store"
 
 
 @click.command()
@@ -177,6 +173,7 @@ STORE = "model_store"
 @click.option(
     "--traces-url", metavar="URL", default="", help="Where spans go, as OTLP: http://127.0.0.1:4318/v1/traces."
 )
+@click.option("--no-chat-page", is_flag=True, help="Without the page for people at /chat (docs/chat-page.md).")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
 def up(
     endpoints: tuple[str, ...],
@@ -209,6 +206,7 @@ def up(
     processes: int,
     access_log: str,
     traces_url: str,
+    no_chat_page: bool,
     log_level: str,
 ) -> None:
     """Start TorchServe instances and the front proxy on this machine, and serve until Ctrl-C.
@@ -231,29 +229,24 @@ def up(
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    try:
-        scaling = _make_scaling(
-            instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold
-        )
-        listen = ListenSettings(
-            host=host,
-            port=port,
-            admin_host=admin_host,
-            admin_port=admin_port,
-            tls_certificate=tls_cert,
-            tls_key=tls_key,
-            processes=processes,
-        )
-        observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
+    scaling = _make_scaling(instances, min_instances, max_instances, backlog_per_instance, scale_in_cooldown, max_hold)
+    listen = ListenSettings(
+        host=host,
+        port=port,
+        admin_host=admin_host,
+        admin_port=admin_port,
+        tls_certificate=tls_cert,
+        tls_key=tls_key,
+        processes=processes,
+    )
+    observe = ObserveSettings(access_log=access_log, traces_url=traces_url)
     options = UpOptions(
         endpoints=endpoints,
         num_instances=1 if instances is None else instances,
         scaling=scaling,
         listen=listen,
         keys_file=keys_file,
-        model_store=(model_store or _default_store()).resolve(),
+        model_store=(model_store or default_store()).resolve(),
         run_dir=None if run_dir is None else run_dir.resolve(),
         journal=journal,
         strategy=strategy,
@@ -267,13 +260,12 @@ def up(
         heap_mib=heap_mib,
         models=models,
         observe=observe,
+        chat_page=ChatPageSettings(is_on=not no_chat_page),
     )
     try:
         uvloop.run(run(options, report_progress, click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}: {error.strerror or error}") from error
-    except TorchmoorError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _make_scaling(
@@ -298,8 +290,3 @@ def _make_scaling(
         step=StepScaling(cooldown_s=min(scale_in_s, StepScaling().cooldown_s)),
         max_hold_s=max_hold_s,
     )
-
-
-def _default_store() -> Path:
-    """model_store/ here, or else in the checkout that this package runs from."""
-    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

@@ -1,4 +1,4 @@
-"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/operations.md describes."""
+"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/dashboard.md describes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import PurePath
 from types import TracebackType
 from typing import Any
 
@@ -36,12 +37,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-FILES = {
-    "/": ("index.html", "text/html"),
-    "/dashboard.css": ("dashboard.css", "text/css"),
-    "/dashboard.js": ("dashboard.js", "text/javascript"),
-    "/models.js": ("models.js", "text/javascript"),
-}
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 class Dashboard:
@@ -57,13 +53,13 @@ class Dashboard:
         """refresh: brings the numbers up to date, where that takes asking other processes."""
         self._refresh = refresh
         self._registry = registry
-        self._statuses = InstanceStatuses(registry, operations)
+        self.statuses = InstanceStatuses(registry, operations)
         self._started_at = time.monotonic()
         self._histories = [VariantHistory(each, self._started_at) for each in traffic]
         self._sampling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Dashboard:
-        await self._statuses.__aenter__()
+        await self.statuses.__aenter__()
         self._sampling = asyncio.create_task(self._sample())
         return self
 
@@ -74,13 +70,15 @@ class Dashboard:
         self._sampling.cancel()
         with suppress(asyncio.CancelledError):
             await self._sampling
-        await self._statuses.__aexit__(kind, error, trace)
+        await self.statuses.__aexit__(kind, error, trace)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """The page's addresses."""
-        for path, (name, kind) in FILES.items():
-            text = files(__package__).joinpath(name).read_text(encoding="utf-8")
-            router.add_get(path, _answering(text, kind))
+        for file in files(__package__).joinpath("static").iterdir():
+            kind = KINDS.get(PurePath(file.name).suffix)
+            if kind is not None:
+                path = "/" if file.name == "index.html" else f"/dashboard/{file.name}"
+                router.add_get(path, _answering(file.read_text(encoding="utf-8"), kind))
         router.add_get("/dashboard.json", self._show)
 
     async def _sample(self) -> None:
@@ -95,7 +93,7 @@ class Dashboard:
                 logger.exception("a sample for the dashboard failed")
 
     async def _show(self, request: web.Request) -> web.Response:
-        await asyncio.gather(self._statuses.refresh(), self._refresh())
+        await asyncio.gather(self.statuses.refresh(), self._refresh())
         return web.json_response(self.describe(), headers=HEADERS)
 
     def describe(self) -> dict[str, Any]:
@@ -106,9 +104,11 @@ class Dashboard:
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
+            "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
+            "autoscaling": describe_scaling(self._registry),
             "variants": [self._describe_variant(history) for history in self._histories],
             "instances": [
-                {**describe_instance(instance, self._registry), "status": self._statuses.find(instance.name)}
+                {**describe_instance(instance, self._registry), "status": self.statuses.find(instance.name)}
                 for instance in self._registry.instances()
             ],
         }
@@ -132,6 +132,13 @@ class Dashboard:
             "retries": metrics.retries,
             "in_flight": sum(instance.outstanding for instance in members),
             "waiting": history.traffic.num_waiting,
+            "waiting_turns": dict(history.traffic.waiting_turns),
+            "asynchronous": {
+                "processed": metrics.async_processed,
+                "failed": metrics.async_failures,
+                "expired": metrics.async_expired,
+                "cancelled": metrics.async_cancelled,
+            },
             **history.describe(),
         }
 
@@ -146,6 +153,8 @@ def describe_scaling(registry: Registry) -> list[dict[str, Any]]:
             "max_capacity": scaling.max_capacity,
             "desired": scaling.initial_count if variant.scale is None else variant.scale.desired,
             "backlog": 0 if variant.scale is None else variant.scale.backlog,
+            "running": len(list(variant.pool.members)),
+            "why": "" if variant.scale is None else variant.scale.why,
             "last_start_s": _rounded(variant.last_start_s),
         }
         for endpoint in registry.endpoints()

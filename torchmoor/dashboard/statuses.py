@@ -12,7 +12,7 @@ import json
 from types import TracebackType
 from typing import Any
 
-from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.operations import OperationAnswer, Operations
 from torchmoor.fleet.registry import Registry
 
@@ -20,6 +20,7 @@ MAX_AGE_S = 1.5
 WAIT_S = 0.5  # for answers, before what is known is shown
 TIMEOUT_S = 2.0
 MAX_QUESTIONS = 32  # at once
+_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 SHOWN = ("device", "sessions", "memory", "turns", "tokens", "images", "engine")
 
 
@@ -49,13 +50,13 @@ class InstanceStatuses:
         """What an instance has said last; None if it does not say."""
         return self._known.get(name)
 
-    async def refresh(self) -> None:
+    async def refresh(self, wait_s: float = WAIT_S) -> None:
         """Ask those that were not asked lately, the longest ago first; wait a little for what they say."""
         now = asyncio.get_running_loop().time()
         due = [
             instance
             for instance in self._registry.instances()
-            if (instance.is_ready or instance.name in self._known)
+            if (instance.state in _UP or instance.name in self._known)
             and self._registry.variant_of(instance).models is None
             and instance.name not in self._questions
             and now - self._asked_at.get(instance.name, -MAX_AGE_S) >= MAX_AGE_S
@@ -65,7 +66,11 @@ class InstanceStatuses:
             self._asked_at[instance.name] = now
             self._questions[instance.name] = asyncio.create_task(self._ask(instance))
         if self._questions:
-            await asyncio.wait(list(self._questions.values()), timeout=WAIT_S)
+            await asyncio.wait(list(self._questions.values()), timeout=wait_s)
+
+    async def refresh_all(self) -> None:
+        """The same, until all have answered or will not: for who depends on it."""
+        await self.refresh(TIMEOUT_S)
 
     async def _ask(self, instance: Instance) -> None:
         try:

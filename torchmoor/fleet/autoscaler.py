@@ -27,7 +27,7 @@ from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.launcher import Launch
 from torchmoor.fleet.operations import OperationAnswer
 from torchmoor.fleet.registry import Registry, Scale, Variant
-from torchmoor.fleet.scaling import Scaling, decide
+from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.scaling_settings import ScalingSettings
 from torchmoor.settings import ALL_TRAFFIC
 
@@ -225,8 +225,10 @@ class Autoscaler:
             is_first = variant.endpoint not in {other.variant.endpoint for other in self._groups[:number]}
             backlog = await self._count(group, traffic[variant.endpoint, variant.name], has_queue=is_first)
             before = group.scaling.desired
-            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=self._clock())
-            variant.scale = Scale(group.scaling.desired, backlog)
+            now = self._clock()
+            group.scaling = decide(group.settings, group.scaling, backlog=backlog, now=now)
+            why = explain(group.settings, group.scaling, backlog=backlog, now=now)
+            variant.scale = Scale(group.scaling.desired, backlog, why)
             if group.scaling.desired != before:
                 self._report(f"{_name(variant)}: from {before} to {group.scaling.desired} instances, backlog {backlog}")
             await self._act(group)

@@ -20,10 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class Scale(NamedTuple):
-    """The autoscaler's last look at a variant: how many instances it wants, and for how much work."""
+    """The autoscaler's last look at a variant: how many instances it wants, for how much work, and why so many."""
 
     desired: int
     backlog: int
+    why: str
 
 
 class Variant:

@@ -56,6 +56,26 @@ def decide(settings: ScalingSettings, state: Scaling, *, backlog: int, now: floa
     return Scaling(most_needed, low_since=now if is_still_low else None, most_needed=needed if is_still_low else 0)
 
 
+def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float) -> str:
+    """Why it is so many instances: a clause for operators."""
+    tracking, wanted = settings.tracking, state.desired
+    if wanted == 0:
+        return "nothing waits"
+    if tracking is None:
+        return "no target tracking: only the step from no instance to some"
+    asked = math.ceil(backlog / tracking.target)
+    if asked > wanted:
+        return f"a backlog of {backlog} asks for {asked}, and MaxCapacity is {settings.max_capacity}"
+    if state.low_since is not None:
+        left_s = max(state.low_since + tracking.scale_in_cooldown_s, state.stays_until) - now
+        return (
+            f"{state.most_needed} would do for a backlog of {backlog}; fewer in {max(0.0, left_s):.0f} s if it stays so"
+        )
+    if wanted == settings.min_capacity and asked < wanted:
+        return f"MinCapacity is {wanted}"
+    return f"a backlog of {backlog}, at a target of {tracking.target:g} an instance"
+
+
 def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
     """CloudWatch's metric of that name, for the policy: something waits, and no instance runs or is being started."""
     return backlog > 0 and desired == 0

@@ -142,11 +142,14 @@ class Reply:
     body: bytes = b""
 
     def render(self, *, keep_alive: bool, without_body: bool = False) -> bytes:
-        """The bytes on the wire; without_body answers a HEAD."""
+        """The bytes on the wire; without_body answers a HEAD.
+
+        The body of a 304 is the one that the client has already: only its length is told.
+        """
         lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
         close = b"" if keep_alive else b"connection: close\r\n"
         head = b"%b%bcontent-length: %d\r\n%b\r\n" % (status_line(self.status), lines, len(self.body), close)
-        return head if without_body else head + self.body
+        return head if without_body or self.status == 304 else head + self.body
 
 
 def status_line(status: int, reason: bytes = b"") -> bytes:

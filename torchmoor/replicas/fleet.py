@@ -12,10 +12,14 @@ import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any
 
 from torchmoor.admin import AdminServer
 from torchmoor.admin_async import AsyncAdmin
+from torchmoor.admin_decisions import DecisionsAdmin
 from torchmoor.admin_models import ModelsAdmin
+from torchmoor.admin_sessions import SessionsAdmin
+from torchmoor.api.decisions import DecisionQuery, join_decisions
 from torchmoor.app import Proxy, admin_url, runtime_url
 from torchmoor.async_parts import make_async_inference
 from torchmoor.dashboard.page import Dashboard
@@ -80,6 +84,8 @@ class ReplicaFleet:
         self._speaking: Process | None = None  # whose word is being passed on to the others
         self._counts: SharedCounts | None = None
         self._reports: dict[int, asyncio.Event] = {}
+        self._decisions: dict[int, asyncio.Future[dict[str, Any]]] = {}  # of the newest round of questions
+        self._num_rounds = 0
         self._wake: Callable[[], None] | None = None
         self._stack = AsyncExitStack()
         for endpoint in registry.endpoints():
@@ -111,6 +117,8 @@ class ReplicaFleet:
                 MetricsCollector(self.registry, totals.variants, totals.denied, log),
                 scraper,
                 ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(totals.variants)),
+                SessionsAdmin(self.registry, self.operations, dashboard.statuses),
+                DecisionsAdmin(self.find_decisions),
                 dashboard,
                 listen.admin_host,
                 listen.admin_port,
@@ -242,6 +250,19 @@ class ReplicaFleet:
             self._counts.refresh()
         self.totals.compute()
 
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Those of all processes; of one that does not answer in time, none."""
+        asked = [process for process in self.processes if process.is_ready]
+        self._decisions = {process.row: asyncio.get_running_loop().create_future() for process in asked}
+        self._num_rounds += 1
+        for process in asked:
+            process.send("decisions", round=self._num_rounds, query=query.as_message())
+        told = []
+        if asked:
+            done, _ = await asyncio.wait(self._decisions.values(), timeout=REPORT_TIMEOUT_S)
+            told = [each.result() for each in done if not each.cancelled()]
+        return join_decisions(told, query.limit)
+
     # Instances, to the processes
 
     def _tell(self, kind: str, *, but: Process | None = None, **members: object) -> None:
@@ -298,6 +319,11 @@ class ReplicaFleet:
         if message["kind"] == "report":
             self._take_report(process, message["report"])
             return
+        if message["kind"] == "decisions":
+            waiting = self._decisions.get(process.row)
+            if waiting is not None and not waiting.done() and message["round"] == self._num_rounds:
+                waiting.set_result(message["told"])
+            return
         if message["kind"] == "held":
             if self._wake is not None:
                 self._wake()
@@ -332,6 +358,9 @@ class ReplicaFleet:
     def on_ended(self, process: Process) -> None:
         """Nothing of what it had outstanding is outstanding any more."""
         self.totals.end(process.row)
+        waiting = self._decisions.get(process.row)
+        if waiting is not None:
+            waiting.cancel()
         self._reports[process.row].set()
         if self._counts is not None:
             self._counts.clear(process.row)

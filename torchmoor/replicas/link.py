@@ -1,8 +1,8 @@
 """What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
 
-Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, credentials,
-reload_tls, reopen_log, stop.
-Process to parent: ready, failed, down, suspect, expecting, breaker, held, report.
+Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, decisions,
+credentials, reload_tls, reopen_log, stop.
+Process to parent: ready, failed, down, suspect, expecting, breaker, held, report, decisions.
 Either notices the other's end by the end of the socket, however it came.
 """
 

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, suppress
 
 import uvloop
 
+from torchmoor.api.decisions import DecisionQuery
 from torchmoor.data_plane import DataPlane
 from torchmoor.errors import TorchmoorError
 from torchmoor.fleet.breaker import BreakerState
@@ -92,6 +93,9 @@ class Replica:
                 self._link.send("ready")
             case "report":
                 self._report()
+            case "decisions":
+                told = self._plane.gateway.decisions.describe(DecisionQuery(**message["query"]))
+                self._link.send("decisions", round=message["round"], told=told)
             case "credentials":
                 self._plane.take_credentials(from_text(message["credentials"]))
             case "reload_tls":

@@ -28,7 +28,12 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
         ),
         recovery=replace(settings.recovery, retry_burst=part(settings.recovery.retry_burst)),
         access=replace(access, max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
-        observe=replace(observe, access_log_buffer_bytes=part(observe.access_log_buffer_bytes)),
+        observe=replace(
+            observe,
+            access_log_buffer_bytes=part(observe.access_log_buffer_bytes),
+            max_decisions=part(observe.max_decisions),
+            max_decisions_per_s=part(observe.max_decisions_per_s),
+        ),
         endpoints=tuple(_share_of_endpoint(endpoint, processes) for endpoint in settings.endpoints),
     )
 

@@ -36,6 +36,7 @@ class VariantTotal:
         self.variant = variant
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.num_waiting = 0
+        self.waiting_turns: dict[str, int] = {}
 
 
 class LogTotal:
@@ -71,7 +72,7 @@ class Totals:
             for total, given in zip(variants, old["variants"], strict=True):
                 total.metrics.add(given["metrics"])
         denied, log = _sum(old["denied"] for old in self._ended), _sum(old["log"] for old in self._ended)
-        kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0} for total in variants]
+        kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0, "turns": {}} for total in variants]
         self._ended = [{"variants": kept, "denied": denied, "log": log, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
@@ -89,6 +90,7 @@ class Totals:
             for report in reports:
                 total.metrics.add(report["variants"][number]["metrics"])
                 total.num_waiting += report["variants"][number]["num_waiting"]
+            total.waiting_turns = _sum(report["variants"][number]["turns"] for report in reports)
         self.denied.clear()
         self.denied.update(_sum(report["denied"] for report in reports))
         log = _sum(report["log"] for report in reports)
@@ -113,7 +115,11 @@ def make_report(
     """What a process has counted since its start, and how it sees the instances."""
     return {
         "variants": [
-            {"metrics": dispatcher.metrics.snapshot(), "num_waiting": dispatcher.num_waiting}
+            {
+                "metrics": dispatcher.metrics.snapshot(),
+                "num_waiting": dispatcher.num_waiting,
+                "turns": dispatcher.waiting_turns,
+            }
             for dispatcher in dispatchers
         ],
         "denied": dict(denied),

@@ -149,6 +149,10 @@ class WaitingQueue(Generic[T]):
         """The instances that turns wait for."""
         return list(self._turns)
 
+    def turns(self) -> dict[str, int]:
+        """How many turns wait, by the one instance that can serve them."""
+        return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
+
     def num_turns(self, instance: str) -> int:
         """How many wait for this instance alone."""
         line = self._turns.get(instance)

@@ -70,7 +70,7 @@ class ManyFleet:
     def worker(self, name: str = FIRST) -> int:
         """The process id of an instance's worker, by TorchServe's word."""
         url = f"http://127.0.0.1:{self.instance(name)['management_port']}/models/many"
-        (described,) = requests.get(url, timeout=10).json()
+        (described,) = requests.get(url, timeout=60).json()
         (worker,) = described["workers"]
         pid: int = worker["pid"]
         return pid
@@ -78,11 +78,11 @@ class ManyFleet:
     @contextmanager
     def only_the_first(self) -> Iterator[None]:
         """The other instance gets no requests meanwhile."""
-        requests.post(f"{self.fleet.admin}/instances/{SECOND}/drain", timeout=10).raise_for_status()
+        requests.post(f"{self.fleet.admin}/instances/{SECOND}/drain", timeout=60).raise_for_status()
         try:
             yield
         finally:
-            requests.post(f"{self.fleet.admin}/instances/{SECOND}/resume", timeout=10).raise_for_status()
+            requests.post(f"{self.fleet.admin}/instances/{SECOND}/resume", timeout=60).raise_for_status()
             wait_until(lambda: self.instance(SECOND)["state"] == "ready", "the other instance is back")
 
 

@@ -96,7 +96,7 @@ def test_the_metrics_tell_what_models_do(many: ManyFleet) -> None:
     many.ask("minilm-000", {"inputs": TEXTS[0]})
 
     def page() -> str:
-        return requests.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text
+        return requests.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
 
     for part in (
         'torchmoor_model_events_total{ModelName="many",Event="hits"',

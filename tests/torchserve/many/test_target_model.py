@@ -83,7 +83,7 @@ def test_platform_loads_invokes_and_unloads_by_its_own_names(many: ManyFleet) ->
 
     assert requests.post(f"{many.fleet.runtime}/models", json=load, timeout=60).status_code == 200
     assert requests.post(f"{many.fleet.runtime}/models", json=load, timeout=60).status_code == 409
-    assert requests.get(f"{many.fleet.runtime}/models/{name}", timeout=10).json() == {
+    assert requests.get(f"{many.fleet.runtime}/models/{name}", timeout=60).json() == {
         "modelName": name,
         "modelUrl": url,
     }
@@ -91,8 +91,8 @@ def test_platform_loads_invokes_and_unloads_by_its_own_names(many: ManyFleet) ->
     invoked = requests.post(f"{many.fleet.runtime}/models/{name}/invoke", data=BODY, headers=headers, timeout=60)
     assert invoked.json() == ask(many.fleet.client(), CLASSIFIERS[0])[0]
     assert requests.delete(f"{many.fleet.runtime}/models/{name}", timeout=60).status_code == 200
-    assert requests.get(f"{many.fleet.runtime}/models/{name}", timeout=10).status_code == 404
-    held = {row["name"] for row in requests.get(f"{many.fleet.admin}/models", timeout=10).json()["models"]}
+    assert requests.get(f"{many.fleet.runtime}/models/{name}", timeout=60).status_code == 404
+    held = {row["name"] for row in requests.get(f"{many.fleet.admin}/models", timeout=60).json()["models"]}
     assert name not in held
 
 
@@ -103,7 +103,7 @@ def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
     assert requests.post(f"{many.fleet.admin}/models/{CLASSIFIERS[1]}/pin", timeout=30).status_code == 200
 
     def rows() -> list[dict[str, Any]]:
-        told = requests.get(f"{many.fleet.admin}/models", timeout=10).json()["models"]
+        told = requests.get(f"{many.fleet.admin}/models", timeout=60).json()["models"]
         return [row for row in told if row["name"] == CLASSIFIERS[1] and row["instance"] == instance]
 
     wait_until(lambda: rows()[0]["pinned"], "it is pinned")
@@ -135,7 +135,7 @@ def test_dashboard_shows_where_a_model_is_and_unloads_it(many: ManyFleet) -> Non
 
         expect(page.locator("#done")).to_have_text(f"{CLASSIFIERS[2]} is unloaded.")
         expect(unload).to_have_count(0)
-    held = requests.get(f"{many.fleet.admin}/models", timeout=10).json()["models"]
+    held = requests.get(f"{many.fleet.admin}/models", timeout=60).json()["models"]
     assert [row for row in held if row["name"] == CLASSIFIERS[2] and row["tier"] in ("device", "host")] == []
 
 
@@ -146,7 +146,7 @@ def test_metrics_count_models_and_hits(many: ManyFleet) -> None:
         ask(client, name)
 
     def value(start: str) -> float:
-        lines = requests.get(f"{many.fleet.admin}/metrics", timeout=10).text.splitlines()
+        lines = requests.get(f"{many.fleet.admin}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start))
 
     assert value("ModelCacheHit_total") >= 2

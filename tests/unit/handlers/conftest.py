@@ -278,7 +278,11 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
             problems.append(f"left behind: {status['turns']} {store._ending} {service._engine.scheduler}")
         problems += [repr(s) for s in store._sessions.values() if s.turn is not None or s.waiting]
         pool = service._engine.runner.pool
-        problems += [f"pinned: {s!r}" for s in store._sessions.values() if s.cache.table and s.cache not in pool._idle]
+        problems += [
+            f"pinned: {s!r}"
+            for s in store._sessions.values()
+            if s.cache.table and not s.is_pinned and s.cache not in pool._idle
+        ]
         room = service._parts.room
         if room._num_using or room._waiting:
             problems.append(repr(room))

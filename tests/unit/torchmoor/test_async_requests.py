@@ -8,7 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from torchmoor.async_requests import AdminError, AsyncRequests
+from torchmoor.async_requests import AsyncRequests
+from torchmoor.clients.admin import AdminClient
+from torchmoor.clients.errors import AdminError
 
 
 class BreaksOff(BaseHTTPRequestHandler):
@@ -38,7 +40,7 @@ def admin_url() -> Iterator[str]:
 
 def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
     """A file that is too short must not pass for the answer."""
-    pieces = AsyncRequests(admin_url, "").get("one")
+    pieces = AsyncRequests(AdminClient(admin_url)).get("one")
 
     assert next(pieces) == b"x" * 60
     with pytest.raises(AdminError, match="40 bytes before its end"):

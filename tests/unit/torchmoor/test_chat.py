@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.config import Config
 from click.testing import CliRunner, Result
 
-from torchmoor.chat import ChatError, image_reference, make_client
 from torchmoor.cli import main
+from torchmoor.clients.signing import Login, Signer, make_client
+from torchmoor.conversation import ChatError, image_reference
 from torchmoor.http.eventstream import exception, payload_part
 
 # boto3's client is never closed, so its pooled connections are noticed when they are collected.
@@ -115,7 +117,7 @@ def picture(tmp_path: Path) -> Path:
 
 
 def chat(runtime: Runtime, picture: object, *arguments: str, typed: str = "") -> Result:
-    command = ["chat", str(picture), "--endpoint-url", runtime.url, *arguments]
+    command = ["chat", str(picture), "--url", runtime.url, *arguments]
     return CliRunner().invoke(main, command, input=typed)
 
 
@@ -217,7 +219,7 @@ def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: 
 
     result = chat(runtime, picture, "--ask", "?")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "torchmoor up" in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -254,10 +256,10 @@ def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, pict
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:
     """A laptop without AWS talks to a local proxy."""
-    client, credentials = make_client(runtime.url)
+    client = make_client(runtime.url, Login(), Config())
 
     assert client.meta.region_name == "us-east-1"
-    assert credentials.access_key
+    assert client._request_signer._credentials.access_key
 
 
 def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,10 +268,13 @@ def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
 
-    client, credentials = make_client(runtime.url)
+    client = make_client(runtime.url, Login(), Config())
+    signed = Signer(Login()).sign("GET", runtime.url, {})
 
     assert client.meta.region_name == "eu-west-1"
-    assert client._request_signer._credentials.access_key == credentials.access_key == "AKIAMINE"
+    assert client._request_signer._credentials.access_key == "AKIAMINE"
+    assert "Credential=AKIAMINE/" in signed["Authorization"]
+    assert "/eu-west-1/sagemaker/" in signed["Authorization"]
 
 
 def test_a_directory_is_no_image(tmp_path: Path) -> None:
@@ -280,7 +285,7 @@ def test_a_directory_is_no_image(tmp_path: Path) -> None:
 
 def test_a_conversation_needs_no_picture(runtime: Runtime) -> None:
     """An endpoint of a text model takes none."""
-    command = ["chat", "--endpoint", "llm", "--endpoint-url", runtime.url, "--ask", "hello"]
+    command = ["chat", "--endpoint", "llm", "--url", runtime.url, "--ask", "hello"]
 
     result = CliRunner().invoke(main, command)
 

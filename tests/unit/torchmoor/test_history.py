@@ -17,6 +17,7 @@ class Traffic:
     variant: Variant = field(default_factory=lambda: Variant("llava", VariantSettings(model="llava"), None))
     metrics: InvocationMetrics = field(default_factory=lambda: InvocationMetrics("llava", "AllTraffic"))
     num_waiting: int = 0
+    waiting_turns: dict[str, int] = field(default_factory=dict)
 
 
 def observed(*seconds: float) -> list[int]:

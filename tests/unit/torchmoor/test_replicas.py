@@ -58,7 +58,7 @@ def report(
     metrics.tally("session").count = invocations
     metrics.model_latency.observe(latency_s)
     return {
-        "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting}],
+        "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],
         "denied": {"InvalidSignature": invocations},
         "log": {"lines": invocations, "dropped": 1},
         "instances": {"chat-0": {"state": "ready", "breaker": breaker, "failures": 2, "share": share, "idle": 1}},
@@ -78,6 +78,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     (variant,), (instance,) = totals.variants, registry.instances()
 
     assert (variant.metrics.invocations, variant.num_waiting, totals.denied) == (5, 7, {"InvalidSignature": 5})
+    assert variant.waiting_turns == {"chat-0": 7}
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
     assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)

@@ -359,6 +359,9 @@ def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
     assert names(state=State.WAITING, limit=2) == ["r2", "r3"]
     assert names(state=State.WAITING, after="r3") == ["r4", "r5", "r6"]
     assert names(state=State.RUNNING) == ["r1"]
+    assert [f"r{number}" for number in reversed(range(7))] == names(is_newest_first=True)
+    assert names(is_newest_first=True, after="r5", limit=3) == ["r4", "r3", "r2"]
+    assert names(is_newest_first=True, state=State.WAITING, after="r3") == ["r2"]
     [failed] = store.do(queue.list(ENDPOINT, state=State.FAILED))
     assert (failed.request.body, failed.reason, failed.attempts) == (b"", "no such model", 1)
     assert failed.outcome == Outcome(state=State.FAILED, reason="no such model")

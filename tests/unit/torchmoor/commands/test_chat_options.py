@@ -3,8 +3,9 @@
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor.chat import ChatError, ChatOptions
+from torchmoor.chat import ChatOptions
 from torchmoor.cli import main
+from torchmoor.conversation import ChatError
 
 
 def invoke(*arguments: str) -> Result:
@@ -21,7 +22,7 @@ def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0
     (options,) = seen
     assert options.questions == ("one", "two")
-    assert options.parameters == {"max_new_tokens": 9}
+    assert options.target.parameters == {"max_new_tokens": 9}
     assert options.as_json
 
 

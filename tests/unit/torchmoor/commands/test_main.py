@@ -1,16 +1,45 @@
-"""The command line as a whole: help, and what a call costs."""
+"""The command line as a whole: help, what a call costs, and the page that describes it."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor.cli import main
+from scripts.make_command_reference import PAGE, insert, render, walk
+from torchmoor.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[4]
+# What takes longer to import than everything that help and completion need.
+SLOW = {"aiohttp", "asyncio", "boto3", "botocore", "httptools", "prometheus_client", "uvloop", "yaml"}
 
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("serve", "-h")])
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by its whole name, without the groups."""
+
+    def visit(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                yield from visit(found, f"{path} {name}")
+        else:
+            yield path, command
+
+    yield from visit(main, "torchmoor")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("-h",), ("up", "-h"), ("chat", "--help"), ("sessions", "list", "-h")]
+)
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     """-h and --help alike."""
     result = invoke(*arguments)
@@ -19,10 +48,75 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "chat"])
-def test_help_shows_examples(command: str) -> None:
-    """The fastest way to learn a command is a line to copy."""
-    assert f"torchmoor {command} " in invoke(command, "--help").stdout.partition("Examples:")[2]
+def test_help_shows_examples() -> None:
+    """The fastest way to learn a command is a line to copy: each has one that begins with its own name."""
+    without = [
+        path for path, text in walk(main, None, "torchmoor") if f"  {path} " not in text.partition("Examples:")[2]
+    ]
+
+    assert without == []
+
+
+def test_help_of_all_fits_a_terminal() -> None:
+    """One line a command in 80 columns."""
+    lines = invoke("--help").stdout.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]] == list(COMMANDS)
+
+
+def test_what_lists_can_give_json() -> None:
+    """For programs."""
+    without = {
+        path.split()[1]
+        for path, command in commands()
+        if "--json" not in {option for parameter in command.params for option in parameter.opts}
+    }
+
+    assert without == {"up", "serve", "package", "completion"}
+
+
+def test_no_secret_is_an_argument() -> None:
+    """Every process of the machine can read those."""
+    options = {option for _, command in commands() for parameter in command.params for option in parameter.opts}
+
+    assert not options & {"--token", "--password", "--secret", "--access-key", "--admin-token"}
+
+
+def test_help_and_completion_import_little() -> None:
+    """Somebody who waits for a Tab does not wait for boto3: the processes that answer never import it."""
+    script = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from torchmoor.cli import main\n"
+        "run = CliRunner().invoke\n"
+        "assert 'instances' in run(main, ['--help']).stdout\n"
+        "tab = {'_TORCHMOOR_COMPLETE': 'bash_complete', 'COMP_WORDS': 'torchmoor ins', 'COMP_CWORD': '1'}\n"
+        "assert 'plain,instances' in run(main, [], prog_name='torchmoor', env=tab).stdout\n"
+        "assert run(main, ['instances', '--help']).exit_code == 0\n"
+        f"print(sorted({SLOW!r} & set(sys.modules)))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_shells_own_script(shell: str) -> None:
+    """And says on standard error where it belongs, so that it can be redirected."""
+    result = invoke("completion", shell)
+
+    assert result.exit_code == 0
+    assert f"_TORCHMOOR_COMPLETE={shell}_complete" in result.stdout
+    assert "this goes to ~/" in result.stderr
+
+
+def test_the_page_has_the_help_of_every_command() -> None:
+    """Made by scripts/make_command_reference.py; run it when an option changes."""
+    page = PAGE.read_text()
+
+    assert page == insert(page, render()), "run: python scripts/make_command_reference.py"
 
 
 def test_the_version_is_told() -> None:
@@ -31,3 +125,11 @@ def test_the_version_is_told() -> None:
 
     assert result.exit_code == 0
     assert "0.1.0" in result.stdout
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    """Status 2, and what to do."""
+    result = invoke("instancse")
+
+    assert result.exit_code == 2
+    assert "--help" in result.stderr

@@ -22,7 +22,7 @@ from torchmoor.fleet.registry import Registry, Variant
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.settings import EndpointSettings, VariantSettings
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 QUICK = TargetTracking(target=5, scale_in_cooldown_s=10, scale_out_cooldown_s=0)
 STEP = StepScaling(cooldown_s=0)
 

@@ -22,7 +22,7 @@ from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.settings import EndpointSettings, VariantSettings
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass

@@ -9,12 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.scaling import Scaling, decide
+from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 
 PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s
 TRACKED = TargetTracking(target=5, scale_in_cooldown_s=60, scale_out_cooldown_s=30)
 SEVERAL = ScalingSettings(max_capacity=8, tracking=TRACKED, step=StepScaling(cooldown_s=20))
+
+
+def why(variant: Variant, backlog: int) -> str:
+    return explain(variant.settings, variant.state, backlog=backlog, now=variant.now)
 
 
 class Variant:
@@ -217,3 +221,17 @@ def test_a_steady_backlog_comes_to_rest(scaling: ScalingSettings, backlog: int, 
     assert backlog <= numbers[3] * scaling.tracking.target or numbers[3] == scaling.max_capacity
     if not backlog:
         assert numbers[3] == scaling.min_capacity
+
+
+def test_operators_are_told_why() -> None:
+    """Each state in a clause of its own, with the numbers that it comes from."""
+    variant = Variant(SEVERAL)
+    assert why(variant, 0) == "nothing waits"
+    assert variant.look(1) == 1
+    assert why(variant, 1) == "a backlog of 1, at a target of 5 an instance"
+    assert variant.look(100) == 8
+    assert why(variant, 100) == "a backlog of 100 asks for 20, and MaxCapacity is 8"
+    variant.look(12)
+    assert why(variant, 12) == "3 would do for a backlog of 12; fewer in 60 s if it stays so"
+    always = Variant(ScalingSettings(min_capacity=2, max_capacity=2, initial_count=2, tracking=TRACKED), desired=2)
+    assert why(always, 1) == "MinCapacity is 2"

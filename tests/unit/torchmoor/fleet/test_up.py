@@ -21,7 +21,7 @@ from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.settings import ListenSettings
 from torchmoor.up import DEVICE_FRACTION, UpOptions, find_gpus, plan, run, share_gpus
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

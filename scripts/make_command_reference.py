@@ -1,0 +1,47 @@
+"""Writes the help of every command into docs/command-line.md, between its two markers. A test holds the two together.
+
+python scripts/make_command_reference.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from torchmoor.cli import main
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "command-line.md"
+BEGIN, END = "<!-- made by scripts/make_command_reference.py -->", "<!-- end -->"
+COLUMNS = 100
+
+
+def walk(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[str, str]]:
+    """Every command and the commands within it: its whole name and its help."""
+    settings = {**command.context_settings, "terminal_width": COLUMNS}
+    context = click.Context(command, parent, info_name=name, **settings)
+    yield context.command_path, context.get_help()
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            found = command.get_command(context, each)
+            assert found is not None
+            yield from walk(found, context, each)
+
+
+def render() -> str:
+    """All of them as Markdown."""
+    return "\n".join(f"### {path}\n\n```text\n{text}\n```\n" for path, text in walk(main, None, "torchmoor"))
+
+
+def insert(page: str, reference: str) -> str:
+    """The page with this reference instead of the one that it has."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"the page has not both {BEGIN} and {END}")
+    return f"{before}{begin}\n\n{reference}\n{end}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(insert(PAGE.read_text(), render()))

@@ -1,0 +1,98 @@
+"""A fake instance's answers to the session API, for tests of the page that talks to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering
+
+RECEIPT = {
+    "X-Torchmoor-Cache-Tier": "kv",
+    "X-Torchmoor-Context-Tokens": "123",
+    "X-Torchmoor-Prefill-Tokens": "10",
+    "X-Torchmoor-Queue-Ms": "0.3",
+    "X-Torchmoor-Ttft-Ms": "8.2",
+}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def lines(words: Sequence[str]) -> list[bytes]:
+    """An answer as LMI's JSON lines, one a token."""
+    values: list[dict[str, Any]] = [
+        {"token": {"id": number, "text": word, "log_prob": -0.1, "special_token": False}}
+        for number, word in enumerate(words)
+    ]
+    values[-1] |= {
+        "generated_text": "".join(words),
+        "details": {"finish_reason": "eos_token", "generated_tokens": len(words)},
+    }
+    return [json.dumps(value).encode() + b"\n" for value in values]
+
+
+@dataclass
+class FakeChat:
+    """What all instances of a stage do, and what they were told.
+
+    instead: behaviours for the next requests, one each. gate: what waits there after an answer's first token.
+    """
+
+    stage: Stage
+    words: Sequence[str] = ("The", " circle", " is", " red", ".")
+    expires_in_s: float = 3600.0
+    gate: Gate | None = None
+    instead: list[Behaviour] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+    num_opened: int = 0
+
+    def __post_init__(self) -> None:
+        for name, fake in self.stage.instances.items():
+            fake.behave = self._at(name)
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """Those that were JSON, in order."""
+        return [json.loads(each.body) for each in self.received]
+
+    def asked(self) -> list[str]:
+        """The questions, in order."""
+        return [body["prompt_text"] for body in self.bodies if "prompt_text" in body]
+
+    def _at(self, name: str) -> Behaviour:
+        async def behave(request: Received, wire: Wire) -> None:
+            self.received.append(request)
+            if self.instead:
+                await self.instead.pop(0)(request, wire)
+                return
+            body = json.loads(request.body)
+            if body.get("requestType") == "NEW_SESSION":
+                await self._open(name, request, wire)
+            elif body["type"] == "send_text_prompt":
+                await self._answer(wire)
+            else:
+                await answering(body=b'{"success": true}')(request, wire)
+
+        return behave
+
+    async def _open(self, name: str, request: Received, wire: Wire) -> None:
+        self.num_opened += 1
+        session = make_session_id(
+            name,
+            endpoint=request.headers["x-torchmoor-endpoint"],
+            nonce="abcdefghijklmno" + LETTERS[self.num_opened],
+            principal=request.headers.get("x-torchmoor-principal", ""),
+        )
+        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self.expires_in_s))
+        await wire.answer(200, {"X-Amzn-SageMaker-New-Session-Id": f"{session}; Expires={expires}"})
+
+    async def _answer(self, wire: Wire) -> None:
+        await wire.begin_stream("application/jsonlines", RECEIPT)
+        for number, line in enumerate(lines(self.words)):
+            if number == 1 and self.gate is not None:
+                await self.gate.pass_through()
+            await wire.chunk(line)
+        await wire.chunk(b"")

@@ -1,0 +1,205 @@
+"""Sessions on the admin plane: which are where, closed and pinned there, and by nobody from outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import answering
+from tests.proxy.fake_sessions import FakeHolders, make_session
+from torchmoor.fleet.instance import InstanceState
+
+NAMES = tuple(f"{number:016x}" for number in range(1, 8))
+
+
+@pytest.fixture
+def holders() -> FakeHolders:
+    return FakeHolders()
+
+
+@pytest.fixture
+def stage(make_stage: Callable[..., Stage], holders: FakeHolders) -> Stage:
+    """Instance `a` holds the first four sessions, `b` the fourth, too, and the others."""
+    stage = make_stage(prepare=holders)
+    holders.of["a"].hold(make_session(name) for name in NAMES[:4])
+    holders.of["b"].hold(make_session(name) for name in NAMES[3:])
+    return stage
+
+
+def get(stage: Stage, query: str = "") -> dict[str, Any]:
+    answer = requests.get(f"{stage.proxy.admin_url}/sessions{query}", timeout=30)
+    assert answer.status_code == 200, answer.text
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
+    answer = requests.post(f"{stage.proxy.admin_url}/sessions/{path}", headers=headers, timeout=60)
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int) -> None:
+    """Whatever a page's size; a session that two instances hold is never cut in two."""
+    found, after = [], ""
+    for _ in range(20):
+        page = get(stage, f"?limit={limit}&after={after}")
+        found += [(row["session"], row["instance"]) for row in page["sessions"]]
+        assert len(page["sessions"]) <= limit + 1
+        after = page["next"]
+        if after is None:
+            break
+
+    assert found == sorted([*((name, "a") for name in NAMES[:4]), *((name, "b") for name in NAMES[3:])])
+
+
+def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
+    """The filters go to the instances, so that a page of them is full."""
+    assert [row["session"] for row in get(stage, "?instance=b")["sessions"]] == list(NAMES[3:])
+    assert [row["instance"] for row in get(stage, f"?session={NAMES[3]}")["sessions"]] == ["a", "b"]
+    assert get(stage, "?endpoint=llava&session=ffff")["sessions"] == []
+    assert {row["instance"]: row["open"] for row in get(stage)["instances"]} == {"a": 4, "b": 4}
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "limit=x", "after=ts-seq-a", "session=%27", "endpoint=nobody", "instance=nobody"]
+)
+def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> None:
+    """With a word on what would."""
+    answer = requests.get(f"{stage.proxy.admin_url}/sessions?{query}", timeout=10)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]
+
+
+def test_row_has_what_is_known_of_a_session_and_nothing_else(stage: Stage, holders: FakeHolders) -> None:
+    """An instance that says more, an id above all, or that talks nonsense, is not passed on."""
+    holders.of["a"].hold([make_session("a" * 16, session_id="ts-seq-secret", turns="many", is_pinned="yes", tier=7)])
+    holders.of["a"].hold([{"session": "ts-seq-secret"}])
+
+    page = get(stage, f"?session={'a' * 16}")
+
+    [row] = page["sessions"]
+    assert (row["endpoint"], row["instance"], row["turns"], row["is_pinned"], row["tier"]) == (
+        "llava",
+        "a",
+        None,
+        False,
+        "7",
+    )
+    assert row["bytes"] == 1 << 20
+    assert "ts-seq" not in json.dumps([page, get(stage)])
+
+
+def test_session_is_closed_wherever_it_is_held(stage: Stage, holders: FakeHolders) -> None:
+    """Else the instance that had it before would go on holding it."""
+    status, told = post(stage, f"{NAMES[3]}/close")
+
+    assert status == 200
+    assert [row["instance"] for row in told["instances"]] == ["a", "b"]
+    assert NAMES[3] not in {*holders.of["a"].sessions, *holders.of["b"].sessions}
+    assert NAMES[3] not in [row["session"] for row in get(stage)["sessions"]]
+    assert post(stage, f"{NAMES[3]}/close")[0] == 404
+
+
+def test_session_is_pinned_and_unpinned(stage: Stage) -> None:
+    """And the list shows it at once."""
+    get(stage)
+    assert post(stage, f"{NAMES[0]}/pin")[0] == 200
+    assert [row["session"] for row in get(stage)["sessions"] if row["is_pinned"]] == [NAMES[0]]
+    assert post(stage, f"{NAMES[0]}/unpin?instance=a")[0] == 200
+    assert not any(row["is_pinned"] for row in get(stage)["sessions"])
+    assert post(stage, f"{NAMES[0]}/pin?instance=b")[0] == 404
+
+
+def test_refusal_of_an_instance_is_told_in_its_words(stage: Stage, holders: FakeHolders) -> None:
+    """So that an operator knows what to do."""
+    holders.of["a"].refusal = (507, "OutOfMemory", "pinned sessions may hold 50% of the KV cache; unpin one first")
+
+    status, told = post(stage, f"{NAMES[0]}/pin")
+
+    assert (status, told["error"]) == (507, "pinned sessions may hold 50% of the KV cache; unpin one first")
+
+
+@pytest.mark.parametrize("name", ["ts-seq-abcdefghijklmnop", "0" * 15, "0" * 17, "G" * 16])
+def test_only_a_hash_names_a_session(stage: Stage, name: str) -> None:
+    """An id is no hash."""
+    assert post(stage, f"{name}/close")[0] == 400
+
+
+def test_page_of_elsewhere_closes_nothing(stage: Stage, holders: FakeHolders) -> None:
+    """A browser that has the admin plane open is not a tool of other sites."""
+    assert post(stage, f"{NAMES[0]}/close", Origin="http://evil.example")[0] == 403
+    assert NAMES[0] in holders.of["a"].sessions
+
+
+def test_drained_instance_is_asked_too(stage: Stage, holders: FakeHolders) -> None:
+    """Its sessions are there until they end."""
+
+    async def drain() -> None:
+        stage.registry.drain("a")
+
+    stage.run(drain())
+    assert stage.instance("a").state is InstanceState.DRAINING
+
+    assert get(stage, "?instance=a")["sessions"]
+    assert post(stage, f"{NAMES[0]}/close")[0] == 200
+
+
+def test_foreign_container_cannot_tell_and_is_never_invoked(make_stage: Callable[..., Stage]) -> None:
+    """It would take an operation for a request of its model."""
+    stage = make_stage()
+    for fake in stage.instances.values():
+        fake.on_status = answering(body=b'{"label": "a cat"}')
+
+    page = get(stage)
+
+    assert [row["answered"] for row in page["instances"]] == [False, False]
+    assert page["sessions"] == []
+    assert post(stage, f"{NAMES[0]}/close") == (
+        404,
+        {
+            "error": f"No instance holds a session {NAMES[0]}: it may have ended, or moved; see GET /sessions. "
+            "No word from a, b."
+        },
+    )
+    assert [len(fake.received) for fake in stage.instances.values()] == [0, 0]
+
+
+def test_many_who_look_cost_one_round(stage: Stage, holders: FakeHolders) -> None:
+    """Instances are asked for a question once a second, whoever asks."""
+    for _ in range(20):
+        get(stage)
+
+    assert holders.of["a"].num_lists < 20
+    assert holders.of["b"].num_lists < 20
+
+
+@pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/invocations", "/predictions/llava"])
+def test_operation_from_outside_reaches_no_instance(stage: Stage, holders: FakeHolders, path: str) -> None:
+    """The data plane takes the header away: what arrives is an invocation like any other."""
+    body = json.dumps({"action": "close", "session": NAMES[0]}).encode()
+    for name in ("X-Torchmoor-Operation", "x-torchmoor-operation", "X-TORCHMOOR-OPERATION"):
+        requests.post(stage.proxy.runtime_url + path, data=body, headers={name: "sessions"}, timeout=10)
+
+    received = [request for fake in stage.instances.values() for request in fake.received]
+    assert len(received) == 3
+    assert all("x-torchmoor-operation" not in request.headers for request in received)
+    assert NAMES[0] in holders.of["a"].sessions
+
+
+def test_hash_is_that_of_the_decisions(stage: Stage) -> None:
+    """So that a session in the list can be found among the decisions, and in the access log."""
+    session_id = make_session_id("a")
+    stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
+
+    [decision] = requests.get(f"{stage.proxy.admin_url}/decisions", timeout=10).json()["decisions"]
+
+    assert len(decision["session"]) == 16
+    assert session_id not in json.dumps(decision)
+    assert get(stage, f"?session={decision['session']}")["sessions"] == []

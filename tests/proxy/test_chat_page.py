@@ -1,0 +1,625 @@
+"""The chat page in a real browser, before fake instances: what it sends, shows, and says when something goes wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from botocore.eventstream import EventStreamBuffer
+from PIL import Image
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser import DESKTOP, Tab, open_tab, run_chromium
+from tests.proxy.conftest import Stage
+from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
+from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
+from tests.waiting import wait_until
+from torchmoor.http import eventstream
+from torchmoor.settings import ChatPageSettings, Credentials
+
+SMALL_PHONE = (360, 740)
+WATCH = """
+() => {
+  window.seen = [];
+  const log = document.querySelector("#log");
+  const watcher = new MutationObserver(() => seen.push(log.textContent));
+  watcher.observe(log, { subtree: true, childList: true, characterData: true });
+}
+"""
+FILES = ("/chat", "/chat/main.js", "/chat/session.js", "/chat/eventstream.js", "/chat/chat.css")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with run_chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def chat(stage: Stage) -> FakeChat:
+    return FakeChat(stage)
+
+
+@pytest.fixture
+def tab(chat: FakeChat, browser: Browser) -> Iterator[Tab]:
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat") as opened:
+        yield opened
+
+
+def picture_file(name: str, size: tuple[int, int] = (64, 48), form: str = "PNG") -> dict[str, Any]:
+    """As Playwright takes files; a picture that cannot be squeezed into few bytes."""
+    encoded = io.BytesIO()
+    noise = Image.frombytes("RGB", size, random.Random(7).randbytes(size[0] * size[1] * 3))
+    noise.save(encoded, form)
+    return {"name": name, "mimeType": f"image/{form.lower()}", "buffer": encoded.getvalue()}
+
+
+def ask(page: Page, question: str) -> Locator:
+    """Types it; returns the new turn."""
+    wait_ready(page)
+    turns = page.locator(".turn").count()
+    page.get_by_role("textbox", name="Your question").fill(question)
+    page.keyboard.press("Enter")
+    turn = page.locator(".turn").nth(turns)
+    expect(turn).to_be_visible()
+    return turn
+
+
+def wait_ready(page: Page) -> None:
+    """Until it knows whom it can talk to."""
+    expect(page.locator("#frame[inert]")).to_have_count(0)
+
+
+def images_of(body: dict[str, Any]) -> list[Image.Image]:
+    """The pictures in a request's body."""
+    return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in body["images"]]
+
+
+# Without a browser
+
+
+def test_files_are_only_for_their_own_origin_and_sent_again_only_if_changed(stage: Stage) -> None:
+    """Strict headers on each; an ETag that saves the body; HEAD as GET; nothing else is served there."""
+    for path in FILES:
+        url = stage.proxy.runtime_url + path
+        answer = requests.get(url, timeout=10)
+
+        assert answer.status_code == 200, path
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        again = requests.get(url, headers={"If-None-Match": answer.headers["ETag"]}, timeout=10)
+        assert (again.status_code, again.content) == (304, b"")
+        head = requests.head(url, timeout=10)
+        assert (head.status_code, head.headers["Content-Length"]) == (200, str(len(answer.content)))
+        assert requests.post(url, timeout=10).status_code == 404
+    assert not re.search(
+        r"<script(?! type=\"module\" src=)|<style|style=|\son\w+=", requests.get(url[:-9], timeout=10).text
+    )
+    assert requests.get(f"{stage.proxy.runtime_url}/chat/page.py", timeout=10).status_code == 404
+
+
+def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
+    """GET / answers who takes HTML with the way, by an address that stays below what is before the proxy."""
+    url = stage.proxy.runtime_url
+    found = requests.get(url, headers={"Accept": "text/html,*/*"}, allow_redirects=False, timeout=10)
+
+    assert (found.status_code, found.headers["Location"]) == (307, "chat")
+    assert requests.get(f"{url}/chat/", timeout=10).url == f"{url}/chat"
+    assert requests.get(url, headers={"Accept": "application/json"}, timeout=10).status_code == 404
+
+
+def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
+    """Then its paths are unknown operations, like all that nobody serves."""
+    url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
+
+    for path in ("/", "/chat", "/chat/main.js", "/chat/endpoints"):
+        answer = requests.get(url + path, headers={"Accept": "text/html"}, timeout=10)
+        assert (answer.status_code, answer.headers["x-amzn-errortype"]) == (404, "UnknownOperationException")
+
+
+def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: Callable[..., Stage]) -> None:
+    """The names of endpoints are behind the gate, with everything else."""
+    url = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice"})).proxy.runtime_url
+    mine = {"Authorization": "Bearer a-token-of-alice"}
+
+    assert requests.get(f"{url}/chat", timeout=10).status_code == 200
+    assert requests.get(f"{url}/chat/endpoints", timeout=10).status_code == 403
+    told = requests.get(f"{url}/chat/endpoints", headers=mine, timeout=10).json()
+    assert told == {"endpoints": ["llava"], "max_body_bytes": 6 << 20, "max_pictures": 8}
+
+
+# The stream's decoder
+
+
+@pytest.mark.browser
+def test_decoder_agrees_with_botocore_however_the_bytes_are_cut(tab: Tab) -> None:
+    """Our proxy's frames, cut at random, damaged or broken off: the same events, or an error where botocore has one."""
+    rng = random.Random(11)
+    cases: list[dict[str, Any]] = []
+    expected: list[list[list[Any]] | None] = []
+    for number in range(200):
+        data = bytearray()
+        for _ in range(rng.randrange(1, 6)):
+            if rng.random() < 0.2:
+                data += eventstream.exception("ModelStreamError", "gröber Fehler " * rng.randrange(4), "StreamBroken")
+            else:
+                data += eventstream.payload_part(rng.randbytes(rng.choice((0, 1, 7, 300))))
+        if number % 5 == 4:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        if number % 7 == 6:
+            del data[rng.randrange(len(data)) :]
+        cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 1, 5, 100))))
+        cases.append({"data": base64.b64encode(data).decode(), "cuts": cuts})
+        expected.append(decode_as_botocore(bytes(data)))
+
+    decoded = tab.page.evaluate(
+        """async (cases) => {
+          const { FrameReader } = await import(new URL("chat/eventstream.js", document.baseURI));
+          return cases.map(({ data, cuts }) => {
+            const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+            const reader = new FrameReader();
+            const frames = [];
+            try {
+              [...cuts, bytes.length].reduce((from, to) => (frames.push(...reader.feed(bytes.slice(from, to))), to), 0);
+              reader.end();
+            } catch (error) {
+              return error.name === "BrokenFrame" ? null : String(error);
+            }
+            const hex = (bytes) => [...bytes].map((each) => each.toString(16).padStart(2, "0")).join("");
+            return frames.map(({ headers, payload }) => [Object.fromEntries(headers), hex(payload)]);
+          });
+        }""",
+        cases,
+    )
+
+    assert decoded == expected
+    assert 20 < sum(each is None for each in expected) < 100
+
+
+def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
+    """Headers and payload of each event; None if the bytes are damaged, or end within one."""
+    buffer = EventStreamBuffer()
+    buffer.add_data(data)
+    events: list[list[Any]] = []
+    num_bytes = 0
+    try:
+        for event in buffer:
+            events.append([dict(event.headers), event.payload.hex()])
+            num_bytes += event.prelude.total_length
+    except Exception:
+        return None
+    return events if num_bytes == len(data) else None
+
+
+# Conversations
+
+
+@pytest.mark.browser
+def test_two_presses_to_a_streamed_answer_with_its_receipt(chat: FakeChat, tab: Tab) -> None:
+    """A sample picture, a sample question; the answer grows token by token, and its receipt says what it cost."""
+    page, chat.gate = tab.page, Gate()
+    expect(page.get_by_role("heading", name="Ask a model about your pictures")).to_be_visible()
+    tab.check_accessibility()
+    page.get_by_role("button", name="Take a red circle and a blue square").click()
+    page.get_by_role("button", name="What color is the circle?").click()
+
+    turn = page.locator(".turn")
+    expect(turn.locator(".text")).to_have_text("The")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(page.locator("#announcer")).not_to_contain_text("Answer")
+    chat.gate.open()
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    expect(page.locator("#announcer")).to_contain_text("Answer: The circle is red.")
+    expect(turn.locator(".receipt summary")).to_have_text(re.compile(r"^[ab] · 10 of 123 tokens · [\d.]+ m?s$"))
+    expect(turn.locator(".receipt dl")).to_contain_text("Chosen becauseit holds this session")
+    expect(turn.locator(".receipt dl")).to_contain_text("CacheKV cache hit")
+    expect(turn.locator(".receipt dl")).to_contain_text("Tokens computed10 of 123 in context")
+    expect(turn.locator(".receipt dl")).to_contain_text(
+        re.compile(r"First tokenafter [\d.]+ m?sAt the serverafter 8.2 ms")
+    )
+    expect(turn.locator(".receipt dl")).to_contain_text(re.compile(r"Answer5 tokensSpeed\d+ tokens/s"))
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
+    opened, asked = chat.bodies
+    assert [image.size for image in images_of(opened)] == [(256, 256)]
+    assert asked == {"type": "send_text_prompt", "prompt_text": "What color is the circle?", "stream": True}
+
+
+@pytest.mark.browser
+def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) -> None:
+    """Large ones are made smaller before they are sent, in as many requests as they need; no picture is told."""
+    page = tab.page
+    files = [picture_file(f"noise{n}.jpg", (1400, 1000), "JPEG") for n in range(3)]
+    wide = picture_file("wide.png", (3200, 100))
+    page.set_input_files("#file", [*files, wide, {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}])
+    expect(page.locator("#pending li")).to_have_count(4)
+    expect(page.locator("#pending")).to_contain_text("scaled down from 3200 \u00d7 100")
+    expect(page.locator("#composer-notice")).to_have_text(re.compile("a.png is no picture that this browser can read"))
+    expect(page.get_by_role("alert")).to_contain_text("a.png")
+    page.get_by_role("button", name="Remove noise0.jpg").click()
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
+    tab.check_accessibility()
+
+    expect(ask(page, "What is this?").locator(".text")).to_have_text("The circle is red.")
+    opened, *added, _ = chat.bodies
+    assert opened["requestType"] == "NEW_SESSION"
+    assert {body["type"] for body in added} == {"add_images"}
+    sizes = [image.size for body in (opened, *added) for image in images_of(body)]
+    assert sizes == [(1400, 1000), (1400, 1000), (1600, 50)]
+    assert all(len(each.body) < 2 << 20 for each in chat.received)
+    page.set_input_files("#file", [picture_file(f"{n}.png") for n in range(6)])
+    expect(page.locator("#pending li")).to_have_count(5)
+    expect(page.locator("#composer-notice")).to_contain_text("A session may have 8 pictures")
+
+
+@pytest.mark.browser
+def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeChat, tab: Tab) -> None:
+    """Whoever presses Enter at once has not asked without it."""
+    page = tab.page
+    wait_ready(page)
+    page.evaluate("() => { Image.prototype.decode = () => new Promise((resolve) => (window.goOn = resolve)) }")
+    page.set_input_files("#file", picture_file("slow.png"))
+    page.get_by_role("textbox", name="Your question").fill("What is this?")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => Boolean(window.goOn)")
+    page.evaluate("() => goOn()")
+
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    assert len(chat.bodies[0]["images"]) == 1
+    assert chat.asked() == ["What is this?"]
+
+
+@pytest.mark.browser
+def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
+    """Anywhere on the page."""
+    page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
+    for kind in ("drop", "paste"):
+        page.evaluate(
+            """([kind, data]) => {
+              const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+              const files = new DataTransfer();
+              files.items.add(new File([bytes], `${kind}.png`, { type: "image/png" }));
+              const how = { bubbles: true, cancelable: true, dataTransfer: files, clipboardData: files };
+              const event = kind === "drop" ? new DragEvent(kind, how) : new ClipboardEvent(kind, how);
+              document.querySelector("h1").dispatchEvent(event);
+            }""",
+            [kind, data],
+        )
+        expect(page.get_by_role("img", name=f"{kind}.png")).to_be_visible()
+
+
+@pytest.mark.browser
+def test_words_of_models_people_and_files_are_never_markup(chat: FakeChat, tab: Tab) -> None:
+    """Markup in an answer, a question, a file's name and an error is shown as it was written."""
+    evil = "<img src=x onerror=\"document.title='evil'\"><script>document.title='evil'</script>"
+    chat.words = (evil, "\u202e", evil)
+    page = tab.page
+    page.set_input_files("#file", picture_file(f"{evil}.png".replace("/", "")))
+    turn = ask(page, evil)
+
+    expect(turn.locator(".text")).to_contain_text(evil)
+    expect(turn.locator('[data-is="question"]')).to_have_text(evil)
+    expect(page.locator(".switch").first).to_contain_text(evil)
+    assert page.locator("main script, #log img:not(.thumbs img)").count() == 0
+    assert page.title().startswith("<img")
+
+
+@pytest.mark.browser
+def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
+    """One answers while another is looked at; each keeps what was typed; all are closed at the server."""
+    page, chat.gate = tab.page, Gate()
+    first = ask(page, "First question")
+    expect(first.locator(".text")).to_have_text("The")
+    page.get_by_role("button", name="New session").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    page.get_by_role("textbox", name="Your question").fill("half a que")
+    page.locator(".switch", has_text="First question").click()
+    expect(page.locator("#title")).to_have_text("First question")
+    chat.gate.open()
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    page.locator(".switch", has_text="New session").click()
+    expect(page.get_by_role("textbox", name="Your question")).to_have_value("half a que")
+    expect(ask(page, "Second question").locator(".text")).to_have_text("The circle is red.")
+
+    page.get_by_role("button", name="Close session: Second question").click()
+    expect(page.locator("#title")).to_have_text("First question")
+    expect(page.locator(".switch", has_text="First question")).to_be_focused()
+    wait_until(lambda: chat.bodies[-1] == {"type": "close_session"}, "the closing of the session")
+    assert chat.num_opened == 2
+    sessions = [each.headers["x-amzn-sagemaker-session-id"] for each in chat.received]
+    assert sessions[-1] == sessions[-2] != sessions[1]
+
+    page.goto("about:blank")
+    wait_until(lambda: len(chat.bodies) == 6, "the end of the other session, which the page tells as it goes")
+    assert chat.bodies[-1] == {"type": "close_session"}
+    assert chat.received[-1].headers["x-amzn-sagemaker-session-id"] == sessions[1]
+
+
+@pytest.mark.browser
+def test_an_answer_is_stopped_and_asked_for_again(chat: FakeChat, tab: Tab) -> None:
+    """By the button or the Escape key; what came stays; asked again it is another request."""
+    page, chat.gate = tab.page, Gate()
+    turn = ask(page, "What color is the circle?")
+    expect(turn.locator(".text")).to_have_text("The")
+    page.get_by_role("button", name="Stop").click()
+
+    expect(turn).to_contain_text("Stopped.")
+    expect(page.get_by_role("textbox", name="Your question")).to_be_focused()
+    chat.gate.open()
+    turn.get_by_role("button", name="Ask again").click()
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    expect(turn.get_by_role("button", name="Ask again")).to_be_hidden()
+    ids = [each.headers["amz-sdk-invocation-id"] for each in chat.received[1:]]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.browser
+def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab) -> None:
+    """Characters whose bytes are cut come whole."""
+    smile = "a 🙂!".encode()
+    chat.instead = []
+    expect(ask(tab.page, "one").locator(".text")).to_have_text("The circle is red.")
+    chat.instead = [streaming([smile[:3], smile[3:4], smile[4:]])]
+
+    expect(ask(tab.page, "two").locator(".text")).to_have_text("a 🙂!")
+    assert chat.asked() == ["one", "two"]
+
+
+# What goes wrong
+
+
+def breaking(at: int) -> Callable[[Received, Wire], Any]:
+    """An instance that dies in the middle of its answer."""
+
+    async def behave(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("application/jsonlines", RECEIPT)
+        for line in lines(["The", " circle", " is"])[:at]:
+            await wire.chunk(line)
+        wire.reset()
+
+    return behave
+
+
+@pytest.mark.browser
+def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, tab: Tab) -> None:
+    """As the same request, so that an answer which was recorded after all is not made twice."""
+    page = tab.page
+    expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+    chat.instead = [breaking(2)]
+    turn = ask(page, "two")
+
+    expect(turn.locator(".notice")).to_have_text(["", re.compile("The instance was lost in the middle of the answer")])
+    expect(turn.locator(".text")).to_have_text("The circle")
+    expect(page.get_by_role("alert")).to_contain_text("lost")
+    tab.check_accessibility()
+    turn.get_by_role("button", name="Ask again").click()
+    expect(turn.locator(".text")).to_have_text("The circle is red.")
+    expect(turn.locator('[data-is="failure"]')).to_be_hidden()
+    assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 1
+
+
+@pytest.mark.browser
+def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """Another instance went on with it: from which, to which."""
+    stage = make_stage(are_journaled=True)
+    chat = FakeChat(stage)
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
+        expect(ask(tab.page, "one").locator(".text")).to_have_text("The circle is red.")
+        home = stage.a if any("prompt_text" in json.loads(each.body) for each in stage.a.received) else stage.b
+        other = "b" if home is stage.a else "a"
+        stage.run(home.stop())
+
+        turn = ask(tab.page, "two")
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        expect(turn).to_contain_text(f"The session moved from {home.name} to {other}, and went on there.")
+        expect(turn.locator(".receipt")).to_contain_text("the session's own instance is away")
+        expect(tab.page.locator("#announcer")).to_contain_text(f"moved from {home.name} to {other}")
+        assert chat.asked() == ["one", "two"]
+
+
+@pytest.mark.browser
+def test_overload_is_waited_out_where_one_can_see_it(chat: FakeChat, browser: Browser) -> None:
+    """As long as Retry-After says, then again under the same name; stopping ends the wait."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("503",)) as tab:
+        busy = refusing(429, "Overloaded", "all rows are taken", {"Retry-After": "1"})
+        page = tab.page
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        page.evaluate(WATCH)
+        chat.instead = [busy]
+        turn = ask(page, "two")
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        assert any(re.search("all rows are taken. Trying again in 1 s", text) for text in page.evaluate("seen"))
+        assert len({each.headers["amz-sdk-invocation-id"] for each in chat.received[-2:]}) == 1
+
+        chat.instead = [refusing(429, "Overloaded", "all rows are taken", {"Retry-After": "30"})]
+        turn = ask(page, "three")
+        expect(turn).to_contain_text(re.compile(r"Trying again in \d+ s"))
+        page.keyboard.press("Escape")
+        expect(turn).to_contain_text("Stopped.")
+
+
+@pytest.mark.browser
+def test_a_lost_network_is_told_and_nothing_typed_is_lost(chat: FakeChat, browser: Browser) -> None:
+    """The question stays, and is asked when somebody presses again."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("ERR_INTERNET_DISCONNECTED",)) as tab:
+        page = tab.page
+        wait_ready(page)
+        page.context.set_offline(True)
+        expect(page.locator("#composer-notice")).to_contain_text("The network is gone")
+        turn = ask(page, "one")
+        expect(turn).to_contain_text("The server cannot be reached. Check the network")
+        page.context.set_offline(False)
+
+        turn.get_by_role("button", name="Ask again").click()
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+
+
+@pytest.mark.browser
+def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: Browser) -> None:
+    """With the question, to be sent without it."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("424",)) as tab:
+        page = tab.page
+        chat.instead = [refusing(415, "NotAnImage", "this is not an image")]
+        page.set_input_files("#file", picture_file("odd.png"))
+        page.get_by_role("textbox", name="Your question").fill("What is it?")
+        page.keyboard.press("Enter")
+        expect(page.locator("#composer-notice")).to_contain_text("not taken: this is not an image")
+        expect(page.get_by_role("textbox", name="Your question")).to_have_value("What is it?")
+        page.get_by_role("button", name="Remove odd.png").click()
+        page.keyboard.press("Enter")
+
+        expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+        assert "images" not in chat.bodies[1]
+
+
+@pytest.mark.browser
+def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser: Browser) -> None:
+    """Announced before it comes; afterwards the session is opened again with its pictures, and the page says what it
+    has forgotten. A question that finds it gone is asked in the new one."""
+    url = f"{chat.stage.proxy.runtime_url}/chat"
+    with open_tab(browser, url, refusals=("400",)) as tab:
+        page = tab.page
+        page.clock.install()
+        chat.expires_in_s = 100
+        page.set_input_files("#file", picture_file("x.png"))
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        expect(page.locator("#expiry")).to_have_text(re.compile(r"This session expires in (2 min|\d\d s)\."))
+        page.clock.fast_forward(1100)
+        expect(page.locator("#announcer")).to_contain_text(re.compile("This session expires in"))
+        expect(page.locator("#expiry.soon")).to_be_visible()
+        page.clock.fast_forward(101_000)
+        expect(page.locator("#log > .notice.warn")).to_contain_text("This session has expired.")
+        tab.check_accessibility()
+        chat.expires_in_s = 3600
+        page.get_by_role("button", name="Open it again with the same pictures").click()
+        expect(page.locator("#log > .notice")).to_have_text(
+            re.compile("Opened again. The model has the pictures, but not")
+        )
+        assert [image.size for image in images_of(chat.bodies[-1])] == [(64, 48)]
+        expect(ask(page, "two").locator(".text")).to_have_text("The circle is red.")
+
+        chat.instead = [refusing(410, "SessionExpired", "this session has expired; open a new one")]
+        turn = ask(page, "three")
+        expect(turn).to_contain_text("this session has expired; open a new one")
+        turn.get_by_role("button", name="Open it again with the same pictures").click()
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        assert (chat.num_opened, chat.asked()) == (3, ["one", "two", "three", "three"])
+
+
+@pytest.mark.browser
+def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """Asked for once the page opens, and again if it is wrong; it is in no storage of the browser."""
+    stage = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice", "bob": "a-token-of-bobby"}))
+    chat = FakeChat(stage)
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat", refusals=("403", "400")) as tab:
+        page = tab.page
+        dialog = page.get_by_role("dialog", name="Access token")
+        expect(dialog).to_contain_text("Missing Authentication Token")
+        tab.check_accessibility()
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        page.get_by_role("button", name="Access token").click()
+        for token, said in (("not-a-token-at-all", "security token"), ("a-token-of-alice", "")):
+            dialog.get_by_label("Token").fill(token)
+            page.keyboard.press("Enter")
+            if said:
+                expect(dialog).to_contain_text(re.compile(said, re.IGNORECASE))
+        expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
+        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 0, ""]
+
+        page.get_by_role("button", name="Access token").click()
+        dialog.get_by_label("Token").fill("a-token-of-bobby")
+        page.keyboard.press("Enter")
+        turn = ask(page, "two")  # another caller, whose session this is not
+        turn.get_by_role("button", name="Open it again").click()
+        expect(turn.locator(".text")).to_have_text("The circle is red.")
+        assert chat.num_opened == 2
+
+
+# Everybody
+
+
+@pytest.mark.browser
+def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
+    """From the first Tab to the close of a session, without a pointer."""
+    page = tab.page
+    expect(page.locator("#samples button")).to_have_count(2)
+
+    def tab_to(name: str) -> None:
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.textContent").startswith(name):
+                return
+        pytest.fail(f"no way to {name}")
+
+    tab_to("Skip to the question")
+    tab_to("Take a yellow star")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="What is this?")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn .text")).to_have_text("The circle is red.")
+    page.keyboard.type("And more?")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Two lines.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
+    assert chat.asked()[-1] == "And more?\nTwo lines."
+    tab_to("Skip")
+    tab_to("Close session")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("New session")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("scheme", "size"), [("light", SMALL_PHONE), ("dark", DESKTOP)])
+def test_any_light_a_small_phone_and_both_directions(
+    chat: FakeChat, browser: Browser, tmp_path: Path, scheme: str, size: tuple[int, int]
+) -> None:
+    """Nothing is wider than the screen; receipts are folded where there is no room; axe-core finds nothing."""
+    with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
+        page = tab.page
+        page.emulate_media(reduced_motion="reduce")
+        page.set_input_files("#file", [picture_file("one.png"), picture_file("two.png")])
+        expect(ask(page, "What color is the circle?").locator(".text")).to_have_text("The circle is red.")
+        chat.instead = [breaking(1)]
+        expect(ask(page, "Averylongword" * 12).get_by_role("button", name="Ask again")).to_be_visible()
+        page.get_by_role("button", name="New session").click()
+        page.locator(".switch", has_text="What color").click()
+        is_open = page.locator(".turn").first.locator(".receipt").evaluate("(each) => each.open")
+        assert not is_open
+        for direction in ("ltr", "rtl"):
+            page.evaluate("(direction) => (document.documentElement.dir = direction)", direction)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+            tab.check_accessibility()
+            tab.save(tmp_path / f"chat-{scheme}-{size[0]}-{direction}.png")
+
+
+@pytest.mark.browser
+def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """A new session is with the model that was chosen; those that there are stay with theirs."""
+    stage = make_stage(endpoints={"a": "llava", "b": "llm"})
+    chat = FakeChat(stage)
+    with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
+        page = tab.page
+        expect(ask(page, "one").locator(".receipt summary")).to_contain_text("a ·")
+        page.get_by_label("Model", exact=True).select_option("llm")
+        expect(ask(page, "two").locator(".receipt summary")).to_contain_text("b ·")
+        tab.check_accessibility()
+        page.locator(".switch", has_text="one").click()
+        expect(page.get_by_label("Model", exact=True)).to_have_value("llava")
+        assert chat.num_opened == 2

@@ -1,0 +1,383 @@
+"""The commands against a real proxy with its admin plane, before fake instances."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
+from tests.proxy.fake_many import FakeMany
+from torchmoor.cli import main
+from torchmoor.fleet.instance import InstanceState
+from torchmoor.settings import AccessKey, Credentials, MultiModelSettings
+
+MakeStage = Callable[..., Stage]
+
+# boto3's client is never closed where a command ends with an error, so its connections are noticed when collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+STATUS = {
+    "sessions": {"open": 37, "max": 1024},
+    "memory": {"kv_bytes": 1 << 30, "kv_capacity_bytes": 2 << 30, "host_bytes": 0, "host_capacity_bytes": 1 << 20},
+}
+SSE = [
+    b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "a red "}}]}\n\n',
+    b'data: {"choices": [{"delta": {"content": "circle"}, "finish_reason": "stop"}]}\n\n',
+    b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}\n\n',
+    b"data: [DONE]\n\n",
+]
+TGI = [
+    b'data:{"token": {"id": 5, "text": "a red ", "logprob": -1, "special": false}, "generated_text": null}\n\n',
+    b'data:{"token": {"id": 6, "text": "circle", "logprob": -1, "special": false}, "generated_text": "a red circle",'
+    b' "details": {"finish_reason": "eos_token", "generated_tokens": 2}}\n\n',
+]
+
+
+@pytest.fixture(autouse=True)
+def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A user without any credentials of AWS or ours."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "TORCHMOOR_TOKEN", "TORCHMOOR_KEYS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def invoke(stage: Stage, *arguments: str) -> Result:
+    where = {"TORCHMOOR_URL": stage.proxy.runtime_url, "TORCHMOOR_ADMIN_URL": stage.proxy.admin_url}
+    return CliRunner().invoke(main, arguments, env=where)
+
+
+async def converse(request: Received, wire: Wire) -> None:
+    """Sessions and conversations without one, as our handlers answer them."""
+    body = json.loads(request.body)
+    session = make_session_id("a")
+    if request.headers.get("x-amzn-sagemaker-session-id") == "NEW_SESSION":
+        expiring = {"X-Amzn-SageMaker-New-Session-Id": f"{session}; Expires=2035-01-01T00:00:00Z"}
+        await wire.answer(200, expiring, json.dumps({"session_id": session}).encode())
+    elif body.get("type") == "close_session":
+        await wire.answer(200, {"X-Amzn-SageMaker-Closed-Session-Id": session})
+    elif not body.get("stream"):
+        receipts = {"X-Torchmoor-Generated-Tokens": "2", "X-Torchmoor-Context-Tokens": "9"}
+        whole = {"response_text": "a red circle"} if "type" in body else {"choices": [{"message": {"content": "a"}}]}
+        await wire.answer(200, receipts, json.dumps(whole).encode())
+    elif "messages" in body:
+        await streaming(SSE, "text/event-stream")(request, wire)
+    elif request.headers.get("accept") == "text/event-stream":
+        await streaming(TGI, "text/event-stream")(request, wire)
+    else:
+        await streaming([b"a red ", b"circle"])(request, wire)
+
+
+@pytest.fixture
+def talking(stage: Stage) -> Stage:
+    stage.a.behave = stage.b.behave = converse
+    return stage
+
+
+def bodies(stage: Stage) -> list[dict[str, Any]]:
+    return [json.loads(received.body) for received in (*stage.a.received, *stage.b.received)]
+
+
+# Instances
+
+
+def test_instances_are_a_table(stage: Stage) -> None:
+    """What an instance does not tell is empty; nothing is colored in a pipe."""
+    stage.a.on_status = answering(body=json.dumps(STATUS).encode())
+
+    result = invoke(stage, "instances")
+
+    head, first, second = result.stdout.splitlines()
+    assert head.split() == ["NAME", "ENDPOINT", "STATE", "LOAD", "SESSIONS", "KV", "FEATURES", "HOST"]
+    assert first.split() == ["a", "llava", "ready", "0/64", "37/1024", "1.0G/2.0G", "0/1.0M"]
+    assert second.split() == ["b", "llava", "ready", "0/64"]
+    assert len(json.loads(invoke(stage, "instances", "--json").stdout)["instances"]) == 2
+    assert invoke(stage, "instances", "--endpoint", "llm").stdout == "There is no instance.\n"
+
+
+def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how many, and returns when there is none; undrain gives the instance work again."""
+    gate = Gate()
+
+    async def hold(request: Received, wire: Wire) -> None:
+        await gate.pass_through()
+        await wire.answer()
+
+    stage.a.behave = hold
+    client = stage.client()
+    asking = threading.Thread(
+        target=client.invoke_endpoint,
+        kwargs={"EndpointName": "llava", "SessionId": make_session_id("a"), "Body": b"{}"},
+    )
+    asking.start()
+    gate.wait_reached()
+
+    in_time = invoke(stage, "drain", "a", "--wait", "--timeout", "0.1")
+    monkeypatch.setattr("torchmoor.commands.drain.sleep", lambda seconds: gate.open())
+    waited = invoke(stage, "drain", "a", "--wait")
+    asking.join()
+
+    assert in_time.exit_code == 1
+    assert "1 request runs there" in in_time.stderr
+    assert waited.exit_code == 0
+    assert "Waiting: a is draining, 1 request runs there" in waited.stderr
+    assert waited.stdout == "a: draining, no requests run there\n"
+    assert stage.instance("a").state is InstanceState.DRAINING
+    back = invoke(stage, "undrain", "a", "--wait", "--json")
+    assert json.loads(back.stdout)["instances"] == [{"name": "a", "state": "ready", "outstanding": 0}]
+
+
+def test_an_unknown_instance_is_told(stage: Stage) -> None:
+    """With where to look."""
+    result = invoke(stage, "drain", "nobody")
+
+    assert result.exit_code == 1
+    assert "There is no instance 'nobody'" in result.stderr
+
+
+def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
+    make_stage: MakeStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it: status 4, and how to give it."""
+    stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
+    keys = tmp_path / "keys.txt"
+    keys.write_text("admin 0123456789abcdef0123\n")
+    keys.chmod(0o600)
+
+    without = invoke(stage, "instances")
+    by_file = invoke(stage, "instances", "--keys", str(keys))
+    monkeypatch.setenv("TORCHMOOR_ADMIN_TOKEN", "0123456789abcdef0123")
+    by_environment = invoke(stage, "instances")
+
+    assert (without.exit_code, by_file.exit_code, by_environment.exit_code) == (4, 0, 0)
+    assert "TORCHMOOR_ADMIN_TOKEN" in without.stderr
+
+
+# Models
+
+
+def test_models_are_listed_pinned_and_unloaded(make_stage: MakeStage) -> None:
+    """Of an endpoint with many."""
+    stage = make_stage(multi_model=MultiModelSettings())
+    for fake in stage.instances.values():
+        FakeMany(fake, source={"m1", "m2"})
+
+    pinned = invoke(stage, "models", "pin", "m1", "--instance", "a")
+    listed = invoke(stage, "models", "list")
+    unknown = invoke(stage, "models", "prewarm", "m9")
+    unloaded = invoke(stage, "models", "unload", "m1", "--instance", "a", "--json")
+
+    assert pinned.stdout == "a: m1 is in device memory\n"
+    _, row = listed.stdout.splitlines()
+    assert row.split() == ["m1", "a", "device", "1.0K", "0", "s", "ago", "1", "pinned"]
+    assert unknown.exit_code == 1
+    assert "there is no model m9" in unknown.stderr
+    assert json.loads(unloaded.stdout)["instances"][0]["status"] == 200
+
+
+def test_no_endpoint_with_many_models_is_told(stage: Stage) -> None:
+    """Instead of an empty table."""
+    assert "no endpoint has many models" in invoke(stage, "models", "list").stdout
+
+
+# Sessions
+
+
+def test_sessions_are_listed_and_closed(stage: Stage) -> None:
+    """By their hashes; what is not there is an error."""
+    rows = [{"session": "00aa11bb22cc33dd", "tier": "kv", "bytes": 2048, "turns": 3, "is_pinned": True}]
+
+    async def operate(request: Received, wire: Wire) -> None:
+        body = json.loads(request.body)
+        if request.headers["x-torchmoor-operation"] == "status":
+            await wire.answer(body=json.dumps(STATUS).encode())
+        elif "action" not in body:
+            await wire.answer(body=json.dumps({"sessions": rows, "open": 1, "next": None}).encode())
+        elif body["session"] == rows[0]["session"]:
+            await wire.answer(body=b'{"is_running": false, "is_pinned": false}')
+        else:
+            await refusing(404, "SessionUnknown", "no such session")(request, wire)
+
+    stage.a.on_operation = operate
+
+    listed = invoke(stage, "sessions", "list", "--instance", "a")
+    closed = invoke(stage, "sessions", "close", "00aa11bb22cc33dd")
+    unknown = invoke(stage, "sessions", "close", "ffaa11bb22cc33dd")
+    silent = invoke(stage, "sessions", "list", "--instance", "b")
+
+    assert listed.stdout.splitlines()[1].split() == ["00aa11bb22cc33dd", "llava", "a", "kv", "2.0K", "3", "pinned"]
+    assert closed.stdout == "00aa11bb22cc33dd: closed\n"
+    assert unknown.exit_code == 1
+    assert "ffaa11bb22cc33dd" in unknown.stderr
+    assert silent.stdout == "b does not say which sessions it has.\nNo session is open.\n"
+
+
+# Questions
+
+
+def test_a_question_with_a_system_message_is_no_session(talking: Stage) -> None:
+    """It goes in OpenAI's form; the receipt has the tokens of the answer, which the stream tells."""
+    result = invoke(talking, "ask", "What is it?", "https://example.com/a.png", "--system", "Be terse.", "--json")
+
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    assert (said["answer"], said["session_id"]) == ("a red circle", None)
+    assert said["receipt"]["generated_tokens"] == 2
+    assert said["receipt"]["instance"] in ("a", "b")
+    [body] = bodies(talking)
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["messages"][1]["content"][0]["image_url"]["url"] == "https://example.com/a.png"
+
+
+def test_a_conversation_with_a_system_message_is_sent_whole(talking: Stage) -> None:
+    """Pictures once, answers in their places; parameters by OpenAI's names."""
+    asking = ("--ask", "one", "--ask", "two", "--max-new-tokens", "9")
+
+    result = invoke(talking, "chat", "https://example.com/a.png", "--system", "Be terse.", *asking)
+
+    assert result.stdout == "a red circle\na red circle\n"
+    last = max(bodies(talking), key=lambda body: len(body["messages"]))
+    assert [message["role"] for message in last["messages"]] == ["system", "user", "assistant", "user"]
+    assert last["messages"][2]["content"] == "a red circle"
+    assert last["messages"][3]["content"] == "two"
+    assert last["max_tokens"] == 9
+
+
+def test_a_system_message_and_a_session_do_not_go_together(talking: Stage) -> None:
+    """A usage error, before anything is sent."""
+    result = invoke(talking, "ask", "?", "--system", "Be terse.", "--keep")
+
+    assert result.exit_code == 2
+    assert bodies(talking) == []
+
+
+def test_a_session_is_kept_if_asked_for_and_closed_by_the_next(talking: Stage) -> None:
+    """The id is on standard error only; the question that goes on in it has its pictures with it."""
+    kept = invoke(talking, "ask", "one", "--keep")
+    session = make_session_id("a")
+    on = invoke(talking, "ask", "two", "https://example.com/a.png", "--session", session)
+
+    assert kept.stdout == on.stdout == "a red circle\n"
+    assert f"--session {session}" in kept.stderr
+    assert [body.get("type", body.get("requestType")) for body in bodies(talking)] == [
+        *("NEW_SESSION", "send_text_prompt", "send_text_prompt", "close_session")
+    ]
+    assert bodies(talking)[2]["images"] == ["https://example.com/a.png"]
+
+
+def test_a_question_comes_from_standard_input(talking: Stage) -> None:
+    """In a pipe."""
+    where = {"TORCHMOOR_URL": talking.proxy.runtime_url}
+    result = CliRunner().invoke(main, ["ask", "-"], input="what is\nit?\n", env=where)
+    empty = CliRunner().invoke(main, ["ask", "-"], input="\n", env=where)
+
+    assert result.stdout == "a red circle\n"
+    assert bodies(talking)[1]["prompt_text"] == "what is\nit?"
+    assert empty.exit_code == 2
+
+
+@pytest.mark.parametrize("line", ["token alice 0123456789abcdef0123", "key AKIAEXAMPLE 0123456789abcdef0123"])
+def test_a_question_is_asked_with_a_token_or_a_key_of_the_file(
+    make_stage: MakeStage, tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the server has, too; without it, status 4."""
+    secret = "0123456789abcdef0123"
+    stage = make_stage(
+        credentials=Credentials(keys={"AKIAEXAMPLE": AccessKey(secret=secret)}, tokens={"alice": secret})
+    )
+    stage.a.behave = stage.b.behave = converse
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"{line}\n")
+    keys.chmod(0o600)
+
+    good = invoke(stage, "ask", "?", "--system", "", "--keys", str(keys))
+    without = invoke(stage, "ask", "?", "--system", "")
+    monkeypatch.setenv("TORCHMOOR_TOKEN", "something else")
+    wrong = invoke(stage, "ask", "?", "--system", "")
+    load = invoke(stage, "bench", "--stateless", "--requests", "2", "--users", "1", "--keys", str(keys), "--json")
+    refused = invoke(stage, "bench", "--requests", "2")
+
+    assert (good.exit_code, good.stdout) == (0, "a red circle\n")
+    assert (without.exit_code, wrong.exit_code, refused.exit_code) == (4, 4, 4)
+    assert json.loads(load.stdout)["completed"] == 2
+
+
+# A load
+
+
+@pytest.mark.parametrize("mode", [(), ("--stateless",), ("--no-stream",), ("--stateless", "--no-stream")])
+def test_a_load_is_measured_in_every_mode(talking: Stage, mode: tuple[str, ...]) -> None:
+    """Each question once, by the names of the field's benchmarks; sessions are opened and closed in pairs."""
+    result = invoke(talking, "bench", "--requests", "9", "--users", "2", "--turns", "2", "--json", *mode)
+
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert (found["completed"], found["failed"], found["errors"]) == (9, 0, {})
+    assert found["mode"] == ("stateless" if "--stateless" in mode else "session")
+    assert found["p99_e2el_ms"] > 0
+    assert (found["p99_ttft_ms"] is None) == ("--no-stream" in mode)
+    assert found["total_output_tokens"] == 18
+    asked = bodies(talking)
+    opened = [body for body in asked if body.get("requestType") == "NEW_SESSION"]
+    closed = [body for body in asked if body.get("type") == "close_session"]
+    assert len(opened) == len(closed)
+    assert bool(opened) == ("--stateless" not in mode)
+
+
+def test_an_open_loop_load_keeps_its_rate_and_its_number(talking: Stage) -> None:
+    """The table for people is on standard output, progress on standard error."""
+    result = invoke(talking, "bench", "--rate", "200", "--requests", "20", "--turns", "1")
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("20 answers, 0 failures")
+    assert "TTFT  time to first token" in result.stdout
+
+
+def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
+    """The exit status is 1 where nothing was answered."""
+    stage.a.behave = stage.b.behave = refusing(400, "ContextTooLong", "too long")
+
+    result = invoke(stage, "bench", "--requests", "3", "--users", "1", "--stateless", "--json")
+
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["errors"] == {"424 ModelError": 3}
+
+
+def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
+    """Half an answer is none."""
+
+    async def break_off(request: Received, wire: Wire) -> None:
+        await wire.begin_stream("text/event-stream")
+        await wire.chunk(SSE[1])
+        wire.reset()
+
+    stage.a.behave = stage.b.behave = break_off
+
+    result = invoke(stage, "bench", "--requests", "2", "--users", "1", "--stateless", "--json")
+
+    assert json.loads(result.stdout)["errors"] == {"ModelStreamError": 2}
+
+
+def test_a_load_on_nobody_is_told_before_it_begins() -> None:
+    """Status 3 at once, instead of a table of failures."""
+    result = CliRunner().invoke(main, ["bench", "--url", "http://127.0.0.1:9"])
+
+    assert result.exit_code == 3
+    assert "torchmoor up" in result.stderr
+
+
+def test_a_load_on_an_unknown_endpoint_is_told(stage: Stage) -> None:
+    """With the name."""
+    result = invoke(stage, "bench", "--endpoint", "nothing")
+
+    assert result.exit_code == 1
+    assert "nothing" in result.stderr

@@ -1,0 +1,302 @@
+"""The dashboard's lists in a real browser, before fake instances: sessions, decisions, asynchronous requests, waiting
+lines, the autoscaler; what is done to them, and that what strangers named is only ever text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
+from tests.proxy.conftest import Stage, make_session_id
+from tests.proxy.fake_instance import Received, Wire, refusing
+from tests.proxy.fake_many import FakeFleet
+from tests.proxy.fake_sessions import FakeHolders, make_session
+from torchmoor.fleet.registry import Scale
+from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.settings import LateBindingSettings, MultiModelSettings, VariantSettings
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "<img src=x onerror=document.title='taken'>"
+HASHES = tuple(f"{number:016x}" for number in range(0xA000, 0xA000 + 60))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with run_chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def holders() -> FakeHolders:
+    return FakeHolders()
+
+
+def row_of(page: Page, table: str, text: str) -> Any:
+    return page.locator(f"#{table} tr", has_text=text)
+
+
+def press(page: Page, button: str, answer: str, question: str = "") -> None:
+    """Press a button, and answer the question that comes."""
+    page.get_by_role("button", name=button, exact=True).click()
+    dialog = page.get_by_role("dialog", name=f"{question or button}?")
+    dialog.get_by_role("button", name=answer, exact=True).click()
+
+
+def check_is_text(page: Page, shown: str = HOSTILE) -> None:
+    """What was named so is shown, and has done nothing."""
+    expect(page.locator("main")).to_contain_text(shown)
+    assert page.title() == "torchmoor"
+    assert page.locator("img").count() == 0
+
+
+def test_sessions_are_found_sorted_pinned_and_closed(
+    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser, tmp_path: Path
+) -> None:
+    """Each after a question that says what happens; what came of it is said, and what to do if nothing did."""
+    stage = make_stage(prepare=holders)
+    a, b = holders.of["a"], holders.of["b"]
+    a.hold(make_session(name, turns=at, bytes=at << 20) for at, name in enumerate(HASHES[:59]))
+    b.hold([make_session(HASHES[59], tier="journal", is_running=True, waiting=2), make_session("f" * 16, tier=HOSTILE)])
+    for scheme, size in (("light", DESKTOP), ("dark", PHONE)):
+        with open_tab(browser, stage.proxy.admin_url, scheme=scheme, size=size) as tab:
+            expect(tab.page.locator("#sessions-table")).to_contain_text("1 to 25 of 61 sessions")
+            assert tab.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.save(tmp_path / f"sessions-{size[0]}.png")
+            tab.page.locator("#sessions-instance").select_option("b")
+            expect(tab.page.locator("#sessions tr")).to_have_count(2)
+            check_is_text(tab.page, HOSTILE[:16])
+            tab.check_accessibility()
+
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        rows = page.locator("#sessions tr")
+        page.get_by_role("columnheader", name="Turns").get_by_role("button").click()
+        expect(rows.first).to_contain_text(HASHES[58])
+        expect(page.get_by_role("columnheader", name="Turns")).to_have_attribute("aria-sort", "descending")
+        page.get_by_role("button", name="Next sessions").click()
+        expect(page.locator("#sessions-table")).to_contain_text("26 to 50 of 61 sessions")
+        page.get_by_label("Session begins with").fill("f")
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text(HOSTILE[:16])
+        page.get_by_label("Session begins with").fill("ts-seq")
+        expect(page.locator("#sessions-facts")).to_contain_text("the digits 0 to 9 and a to f")
+        page.get_by_label("Session begins with").fill("")
+        page.locator("#sessions-instance").select_option("b")
+        expect(rows).to_have_count(2)
+        expect(row_of(page, "sessions", HASHES[59])).to_contain_text("2 waiting")
+
+        press(page, f"Close session {HASHES[59]}", "Cancel")
+        press(page, f"Pin session {HASHES[59]}", "Pin")
+        expect(page.locator("#done")).to_have_text(f"Session {HASHES[59]} is pinned.")
+        expect(row_of(page, "sessions", HASHES[59])).to_contain_text("pinned")
+        assert b.sessions[HASHES[59]]["is_pinned"]
+        press(page, f"Unpin session {HASHES[59]}", "Unpin")
+        expect(page.get_by_role("button", name=f"Pin session {HASHES[59]}", exact=True)).to_be_visible()
+        page.get_by_role("button", name=f"Close session {HASHES[59]}").click()
+        expect(page.get_by_role("dialog")).to_contain_text("answer that is being written ends with an error")
+        page.get_by_role("dialog").get_by_role("button", name="Close").click()
+        expect(rows).to_have_count(1)
+        expect(page.locator("#done")).to_have_text(f"Session {HASHES[59]} is closed.")
+        assert HASHES[59] not in b.sessions
+
+        b.refusal = (503, "JournalUnavailable", "the session's journal cannot be reached")
+        press(page, f"Close session {'f' * 16}", "Close")
+        expect(page.get_by_role("alert")).to_have_text(
+            re.compile(r"the session's journal cannot be reached\. Try again in a moment\.")
+        )
+        assert "f" * 16 in b.sessions
+        tab.complaints.clear()  # Chromium's own line for the refusal
+        page.get_by_role("button", name="Dismiss").click()
+        expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_refresh_leaves_focus_scroll_and_order_alone(
+    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
+) -> None:
+    """Whoever is about to press a button presses that one, whatever the new numbers are."""
+    stage = make_stage(prepare=holders)
+    a = holders.of["a"]
+    a.hold(make_session(name, last_used_at=1.8e9 - at) for at, name in enumerate(HASHES[:10]))
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        expect(page.locator("#sessions tr")).to_have_count(10)
+        button = page.get_by_role("button", name=f"Close session {HASHES[4]}")
+        button.focus()
+        element = button.element_handle()
+        assert element is not None
+        scroll = page.evaluate("window.scrollY")
+        order = page.locator("#sessions th").all_text_contents()
+
+        a.hold([make_session(HASHES[9], last_used_at=1.9e9, turns=77)])
+        expect(row_of(page, "sessions", HASHES[9])).to_contain_text("77")
+
+        assert page.locator("#sessions th").all_text_contents() == order
+        assert element.evaluate("element => element === document.activeElement && element.isConnected")
+        assert page.evaluate("window.scrollY") == scroll
+        button.blur()
+        expect(page.locator("#sessions tr").first).to_contain_text(HASHES[9])
+
+
+def test_hidden_page_asks_for_nothing(make_stage: Callable[..., Stage], browser: Browser) -> None:
+    """And goes on when it is looked at again."""
+    stage = make_stage()
+    with open_tab(browser, "about:blank") as tab:
+        page = tab.page
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.clock.install()
+        page.goto(stage.proxy.admin_url)
+        expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
+        page.wait_for_load_state("networkidle")
+        hide = """is => { Object.defineProperty(document, "hidden", {value: is, configurable: true});
+                          document.dispatchEvent(new Event("visibilitychange")); }"""
+        page.evaluate(hide, True)
+        before = len(asked)
+        page.clock.run_for(600_000)
+        assert len(asked) == before
+
+        with page.expect_request("**/dashboard.json"):
+            page.evaluate(hide, False)
+
+
+def test_decisions_are_told_in_words_filtered_and_paused(
+    make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser, tmp_path: Path
+) -> None:
+    """With how they ended; a session's hash leads to the session."""
+    stage = make_stage(prepare=holders)
+    stage.instances["b"].behave = refusing(400, "InvalidRequest", HOSTILE)
+    client = stage.client()
+    for name in ("a", "b"):
+        for _ in range(3):
+            requests_to(client, SessionId=make_session_id(name))
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        rows = page.locator("#decisions tr")
+        expect(rows).to_have_count(6)
+        expect(rows.first).to_contain_text("its session lives there")
+        expect(rows.first).to_contain_text("424")
+        tab.check_accessibility()
+        tab.save(tmp_path / "decisions.png")
+        page.locator("#decisions-instance").select_option("a")
+        expect(rows).to_have_count(3)
+        expect(rows.first).to_contain_text("answered")
+
+        page.get_by_role("button", name="Pause").click()
+        requests_to(client, SessionId=make_session_id("a"))
+        with page.expect_response("**/dashboard.json"), page.expect_response("**/sessions?*"):
+            pass
+        expect(rows).to_have_count(3)
+        page.get_by_role("button", name="Pause").click()
+        expect(rows).to_have_count(4)
+
+        rows.first.get_by_role("button").click()
+        session = page.get_by_label("Session begins with").input_value()
+        assert re.fullmatch("[0-9a-f]{16}", session)
+
+
+def requests_to(client: Any, **members: Any) -> None:
+    """An invocation, however it ends."""
+    with suppress(client.exceptions.ModelError):
+        client.invoke_endpoint(EndpointName="llava", Body=b"{}", **members)
+
+
+def test_asynchronous_requests_are_told_with_their_reasons_and_cancelled(
+    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+) -> None:
+    """Backlog, ages, counts; the newest first; a model's words are text."""
+
+    async def behave(received: Received, wire: Wire) -> None:
+        if received.body == b"slow":
+            await wire.until_closed()
+            return
+        await (refusing(400, "InvalidRequest", HOSTILE) if received.body == b"bad" else answer)(received, wire)
+
+    async def answer(received: Received, wire: Wire) -> None:
+        await wire.answer(body=b"<script>document.title='taken'</script>")
+
+    stage = make_stage(async_folder=tmp_path)
+    for fake in stage.instances.values():
+        fake.behave = behave
+    client = stage.client()
+    for name, body in (("good-1", b"good"), ("bad-1", b"bad"), ("slow-1", b"slow")):
+        client.invoke_endpoint_async(EndpointName="llava", Body=body, InferenceId=name)
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        expect(page.locator("#queue-facts")).to_contain_text("1 request to be done, the oldest is")
+        expect(page.locator("#queue-facts")).to_contain_text("1 failed")
+        expect(row_of(page, "queue", "bad-1")).to_contain_text("failed")
+        expect(row_of(page, "queue", "slow-1")).to_contain_text("running")
+        expect(row_of(page, "queue", "good-1").get_by_role("link")).to_have_attribute(
+            "href", "async-requests/good-1/result"
+        )
+        check_is_text(page)
+        tab.check_accessibility()
+        tab.save(tmp_path / "queue.png")
+
+        page.locator("#queue-state").select_option("FAILED")
+        expect(page.locator("#queue tr")).to_have_count(1)
+        page.locator("#queue-state").select_option("")
+        press(page, "Cancel slow-1", "Cancel it")
+        expect(page.locator("#done")).to_have_text("slow-1 is cancelled.")
+        expect(row_of(page, "queue", "slow-1")).to_contain_text("cancelled")
+        expect(page.locator("#queue-facts")).to_contain_text("1 cancelled")
+
+
+def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
+    make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path
+) -> None:
+    """By class: turns of sessions for their instance, all else for any; and what needs attention."""
+
+    async def hold(received: Received, wire: Wire) -> None:
+        await wire.until_closed()
+
+    variant = VariantSettings(model="llava", scaling=ScalingSettings(max_capacity=2))
+    stage = make_stage(late_binding=LateBindingSettings(), capacity=1, variants=(variant,))
+    for fake in stage.instances.values():
+        fake.behave = hold
+    connections = []
+    for number in range(4):
+        connections.append(stage.http())
+        headers = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")} if number == 3 else {}
+        connections[-1].request("POST", "/endpoints/llava/invocations", b"{}", headers)
+        stage.until(lambda: stage.outstanding() == min(2, number + 1), "it is at an instance, or waits")  # noqa: B023
+    [dispatcher] = stage.proxy.gateway.dispatchers()
+    stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
+
+    async def decide() -> None:
+        dispatcher.variant.scale = Scale(2, 40, "a backlog of 40 asks for 8, and MaxCapacity is 2")
+
+    stage.run(decide())
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        page = tab.page
+        expect(page.locator("#overview")).to_contain_text("2 of 2 instances ready, 2 requests wait for an instance.")
+        expect(page.locator("#attention")).to_contain_text("2 requests waiting for an instance")
+        expect(page.locator("#attention")).to_contain_text("MaxCapacity is 2")
+        expect(page.locator("#variants")).to_contain_text("Turns of sessions, for a1")
+        expect(page.locator("#variants")).to_contain_text("Others, for any instance1")
+        expect(page.locator("#scaling")).to_contain_text("2 wanted, 2 there")
+        tab.check_accessibility()
+        tab.save(tmp_path / "waiting.png")
+    for connection in connections:
+        connection.close()
+
+
+def test_models_with_hostile_names_are_text(make_stage: Callable[..., Stage], browser: Browser, tmp_path: Path) -> None:
+    """In the table, in the question, and in what is said of them."""
+    fleet = FakeFleet({HOSTILE})
+    stage = make_stage(multi_model=MultiModelSettings(), prepare=fleet)
+    fleet.many["a"].tiers = {HOSTILE: "device"}
+    with open_tab(browser, stage.proxy.admin_url) as tab:
+        check_is_text(tab.page)
+        press(tab.page, f"Pin {HOSTILE} at a", "Pin")
+        expect(tab.page.locator("#done")).to_have_text(f"{HOSTILE} is pinned, on device.")
+        check_is_text(tab.page)
+        assert fleet.many["a"].pinned == {HOSTILE}

@@ -1,0 +1,163 @@
+"""`torchmoor doctor` and a fleet that runs: real admin plane, fake instances."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.proxy.conftest import Stage
+from torchmoor.cli import main
+from torchmoor.doctor.finding import Finding, Patient
+from torchmoor.doctor.run import CHECKS
+from torchmoor.settings import Credentials
+
+
+def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:
+    """The result of --json and its findings by check."""
+    command = ["doctor", "--json", "--port", "0", "--admin-port", "0", "--instances", "0", *arguments]
+    result = CliRunner().invoke(main, command, env=environment)
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(result.stdout)["findings"]:
+        found.setdefault(finding["check"], []).append(finding)
+    return result, found
+
+
+def test_a_fleet_that_is_well(stage: Stage) -> None:
+    """Its ports are in use as they should be; the clocks agree."""
+    where = ("--admin-url", stage.proxy.admin_url, "--url", stage.proxy.runtime_url)
+
+    result, found = examine(*where, "--admin-port", stage.proxy.admin_url.rpartition(":")[2])
+
+    assert result.exit_code == 0, result.stdout
+    assert "2 of 2 instances are ready" in found["fleet"][0]["found"]
+    assert "in use by the fleet" in found["ports"][0]["found"]
+
+
+def test_an_instance_that_gets_no_work_is_a_warning(stage: Stage) -> None:
+    """With the command that gives it work again; none left is a problem."""
+    stage.registry.drain("a")
+    one, some = examine("--admin-url", stage.proxy.admin_url)
+    stage.registry.drain("b")
+    none, all_of_them = examine("--admin-url", stage.proxy.admin_url)
+
+    assert (one.exit_code, none.exit_code) == (0, 1)
+    assert some["fleet"][0]["remedy"] == "torchmoor undrain a"
+    assert all_of_them["fleet"][-1]["level"] == "problem"
+
+
+def test_a_fleet_that_wants_its_token_is_a_problem(make_stage: Callable[..., Stage]) -> None:
+    """What it would say is not known."""
+    stage = make_stage(credentials=Credentials(admin_token="0123456789abcdef0123"))
+
+    without, found = examine("--admin-url", stage.proxy.admin_url)
+    given, _ = examine("--admin-url", stage.proxy.admin_url, TORCHMOOR_ADMIN_TOKEN="0123456789abcdef0123")
+
+    assert (without.exit_code, given.exit_code) == (1, 0)
+    assert "TORCHMOOR_ADMIN_TOKEN" in found["fleet"][0]["remedy"]
+
+
+def test_no_fleet_is_a_problem_only_where_one_was_named() -> None:
+    """Nothing runs yet when the doctor is asked first."""
+    named, _ = examine("--admin-url", "http://127.0.0.1:9")
+
+    assert named.exit_code == 1
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def write_config(folder: Path, *, asynchronous: dict[str, Any] | None = None, **more: Any) -> Path:
+    variants = [{"VariantName": "AllTraffic", "ModelName": "llava"}]
+    endpoint: dict[str, Any] = {"EndpointConfigName": "chat", "ProductionVariants": variants}
+    if asynchronous is not None:
+        endpoint["AsyncInferenceConfig"] = asynchronous
+    config = {
+        "Endpoints": [{"EndpointName": "llava", "EndpointConfig": endpoint}],
+        "Instances": [{"name": "a", "port": 9}],
+        "listen": {"port": 0, "admin_port": 0},
+        **more,
+    }
+    path = folder / "torchmoor.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
+    """A name that leads nowhere is a problem; one that does not listen yet is a warning."""
+    places = {"up": ("127.0.0.1", silent), "down": ("127.0.0.1", 9), "lost": ("no.such.host.invalid", 8085)}
+    instances = [{"name": name, "host": host, "port": port} for name, (host, port) in places.items()]
+
+    result, found = examine("--config", str(write_config(tmp_path, Instances=instances)))
+
+    assert result.exit_code == 1
+    assert {each["found"].split()[0]: each["level"] for each in found["instances"]} == {
+        "up": "ok",
+        "down": "warning",
+        "lost": "problem",
+    }
+
+
+def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
+    """A server that is away, a directory that nobody can write; the queue's password is in no finding."""
+    path = write_config(
+        tmp_path,
+        asynchronous={"OutputConfig": {}},
+        async_inference={"queue": "redis://me:secret@127.0.0.1:9/0", "output_root": "file:///proc/results"},
+        objects={"output_directories": ["/proc/results"]},
+    )
+
+    result, found = examine("--config", str(path))
+
+    assert result.exit_code == 1
+    assert "127.0.0.1:9/0 does not answer" in found["queue"][0]["found"]
+    assert "/proc cannot be written" in found["results"][0]["found"]
+    assert "secret" not in result.stdout
+
+
+def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:
+    """Before anything is looked at."""
+    path = tmp_path / "torchmoor.yaml"
+    path.write_text("Endpoints: 3")
+
+    result = CliRunner().invoke(main, ["doctor", "--config", str(path)])
+
+    assert result.exit_code == 1
+    assert "Endpoints" in result.stderr
+
+
+def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a problem of its own, and the rest is looked at."""
+
+    def check_moon(patient: Patient) -> Iterator[Finding]:
+        raise ZeroDivisionError("no moon")
+        yield
+
+    monkeypatch.setattr("torchmoor.doctor.run.CHECKS", (check_moon, *CHECKS))
+
+    result, found = examine("--admin-url", "http://127.0.0.1:9")
+
+    assert result.exit_code == 1
+    assert "no moon" in found["moon"][0]["found"]
+    assert found["disk"]
+
+
+def test_findings_are_readable(stage: Stage) -> None:
+    """A line each, what to do below it, and a sum."""
+    stage.registry.drain("a")
+    command = ["doctor", "--port", "0", "--admin-port", "0", "--instances", "0"]
+
+    result = CliRunner().invoke(main, [*command, "--admin-url", stage.proxy.admin_url])
+
+    lines = result.stdout.splitlines()
+    assert "warning  fleet: instance a is draining" in lines
+    assert "         -> torchmoor undrain a" in lines
+    assert lines[-1].startswith("0 problems, ")

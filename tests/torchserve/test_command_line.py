@@ -1,0 +1,150 @@
+"""The commands as a user runs them, as processes, against a real fleet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from tests.torchserve.conftest import ROOT, Fleet
+from tests.torchserve.drawings import draw
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.torchserve
+
+ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "6")  # as test_cancel.py has it
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    path = tmp_path / "circle.png"
+    path.write_bytes(draw("circle", "red"))
+    return str(path)
+
+
+def begin(fleet: Fleet, *arguments: str) -> subprocess.Popen[str]:
+    where = {"TORCHMOOR_URL": fleet.runtime, "TORCHMOOR_ADMIN_URL": fleet.admin}
+    return subprocess.Popen(
+        [sys.executable, "-m", "torchmoor", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("AWS_")}, **where},
+    )
+
+
+def run(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with begin(fleet, *arguments) as process:
+        output, errors = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+def num_open(fleet: Fleet) -> int:
+    return sum(int(fleet.status(each["name"])["sessions"]["open"]) for each in fleet.instances())
+
+
+@pytest.fixture
+def before(fleet: Fleet) -> Iterator[int]:
+    """Sessions that others have open; none is left beside them."""
+    number = num_open(fleet)
+    yield number
+    wait_until(lambda: num_open(fleet) <= number, "every session of the test is closed")
+
+
+def test_a_question_is_answered_on_standard_output(fleet: Fleet, picture: str, before: int) -> None:
+    """Text and nothing else, so that it can be piped."""
+    done = run(fleet, "ask", "What color is the circle?", picture)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "The circle is red.\n", "")
+
+
+def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture: str, before: int) -> None:
+    """The second question finds the first one's KV cache; then an operator looks, closes it, and it is gone."""
+    first = json.loads(run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json").stdout)
+    second = run(fleet, "ask", "Where is it?", "--session", first["session_id"], "--keep", "--json")
+    answer = json.loads(second.stdout)
+    name = blake2b(first["session_id"].encode(), digest_size=8).hexdigest()  # as in the access log
+    listed = json.loads(run(fleet, "sessions", "list", "--limit", "1000", "--json").stdout)["sessions"]
+    [row] = [each for each in listed if each["session"] == name]
+    closed = run(fleet, "sessions", "close", name)
+    after = run(fleet, "ask", "And now?", "--session", first["session_id"])
+
+    assert answer["receipt"]["cache_tier"] == "kv"
+    assert answer["receipt"]["routing_reason"] == "session"
+    assert (row["turns"], row["instance"]) == (2, answer["receipt"]["instance"])
+    assert first["session_id"] not in json.dumps(listed), "it is a credential"
+    assert closed.stdout == f"{name}: closed\n"
+    assert after.returncode == 1
+    assert after.stderr.startswith("Error: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_session_is_closed_when_a_question_is_given_up(
+    fleet: Fleet, picture: str, before: int, number: signal.Signals
+) -> None:
+    """In the middle of an answer: status 130, quietly, and nothing is left at the endpoint (`before` sees to it)."""
+    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert errors.strip() == ""
+
+
+def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
+    """`torchmoor ask ... | head -c 1`; its session is closed, too."""
+    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(60)
+
+    assert (process.returncode, errors) == (141, "")
+
+
+def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int) -> None:
+    """The same conversations with and without sessions; every question answered."""
+    load = ("bench", "--image", picture, "--users", "2", "--turns", "3", "--requests", "12", "--max-new-tokens", "16")
+
+    found = json.loads(run(fleet, *load, "--json").stdout)
+    stateless = json.loads(run(fleet, *load, "--stateless", "--json").stdout)
+
+    for each in (found, stateless):
+        assert (each["completed"], each["failed"]) == (12, 0), each["errors"]
+        assert each["p50_ttft_ms"] <= each["p50_e2el_ms"] <= each["p99_e2el_ms"]
+        assert 12 <= each["total_output_tokens"] <= 12 * 16
+    assert found["instances"].keys() <= {"llava-0", "llava-1"}
+    assert sum(found["instances"].values()) == 12
+    assert found["routing_reasons"] == {"session": 12}
+    assert found["total_prefilled_tokens"] < found["total_input_tokens"]
+
+
+def test_the_doctor_finds_a_machine_that_runs_a_fleet_to_be_well(fleet: Fleet, archives: Path) -> None:
+    """With everything that an instance needs; torch is imported in a process of its own."""
+    done = run(fleet, "doctor", "--port", "0", "--admin-port", "0", "--json")
+
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, [each for each in found["findings"] if each["level"] == "problem"]
+    checks = {each["check"] for each in found["findings"]}
+    assert {"java", "packages", "gpu", "memory", "disk", "archives", "fleet", "clock"} <= checks
+
+
+def test_instances_are_listed(fleet: Fleet) -> None:
+    """With what they hold."""
+    lines = run(fleet, "instances").stdout.splitlines()
+
+    assert [line.split()[0] for line in lines] == ["NAME", "llava-0", "llava-1"]
+    assert all(len(line) <= 80 and len(line.split()) == 8 for line in lines)

@@ -1,0 +1,206 @@
+"""The operation `sessions`: what operators see of a worker's sessions, and what they may do to them."""
+
+import base64
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from handlers.journal.directory import DirectoryJournal
+
+SHORT = {"parameters": {"max_new_tokens": 8}}
+OPERATION = {"x-torchmoor-operation": "sessions"}
+TOMBSTONE_S = 3600
+
+
+def data_url(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def hash_of(session_id: str) -> str:
+    """As the proxy's access log has it."""
+    return hashlib.blake2b(session_id.encode(), digest_size=8).hexdigest()
+
+
+def operate(client: Any, **body: Any) -> Any:
+    return client.call(json.dumps(body).encode(), OPERATION)
+
+
+def listed(client: Any, **body: Any) -> list[dict[str, Any]]:
+    answer = operate(client, **body)
+    assert answer.status == 200, answer.body
+    rows: list[dict[str, Any]] = answer.json["sessions"]
+    return rows
+
+
+def settle(client: Any) -> None:
+    """Until the engine's thread has done all that was asked of it."""
+    client.service._engine.call(lambda: None).result(30)
+
+
+def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any, red: Any) -> None:
+    """Never its id, which is a credential, nor what is said in it."""
+    sid = client.open(data_url(red), ttl_s=500)
+    opened_at = clock.now
+    clock.advance(7)
+    client.answer(sid, "what is the secret shape?", **SHORT)
+    settle(client)
+
+    answer = operate(client)
+
+    [row] = answer.json["sessions"]
+    assert (answer.json["open"], answer.json["next"]) == (1, None)
+    assert row["session"] == hash_of(sid)
+    assert (row["tier"], row["turns"], row["images"], row["waiting"]) == ("device", 1, 1, 0)
+    assert (row["is_running"], row["is_pinned"]) == (False, False)
+    assert (row["opened_at"], row["last_used_at"], row["expires_at"]) == (opened_at, clock.now, int(opened_at + 500))
+    status = client.service.status()["memory"]
+    assert row["bytes"] == status["kv_bytes"] + status["features_bytes"] + status["host_bytes"]
+    assert sid.encode() not in answer.body
+    assert b"secret" not in answer.body
+
+
+def test_tier_is_where_the_next_turn_finds_what_it_needs(make_client: Any, red: Any, tmp_path: Path) -> None:
+    """Its blocks, else the farthest of its pictures."""
+    client = make_client(session={"host_bytes": 1}, journal=DirectoryJournal(tmp_path, TOMBSTONE_S))
+    sid = client.open(data_url(red))
+    assert [row["tier"] for row in listed(client)] == ["device"]
+
+    [session] = client.service.store.snapshot()
+    entry = client.service.images._entries[session.pending_images[0].key]
+    client.service.images._set_features(entry, None)
+    assert [row["tier"] for row in listed(client)] == ["journal"]
+
+    client.answer(sid, "what is it?", **SHORT)
+    settle(client)
+    assert [row["tier"] for row in listed(client)] == ["device"]
+    assert [row["tier"] for row in listed(make_client())] == []
+
+
+def test_pages_follow_each_other(client: Any) -> None:
+    """Each session once, in the order of the hashes, which no turn changes."""
+    hashes = sorted(hash_of(client.open()) for _ in range(7))
+
+    found, after = [], ""
+    while after is not None:
+        page = operate(client, after=after, limit=3).json
+        assert len(page["sessions"]) <= 3
+        found += [row["session"] for row in page["sessions"]]
+        after = page["next"]
+
+    assert found == hashes
+    assert [row["session"] for row in listed(client, prefix=hashes[0][:12])] == hashes[:1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"limit": 0},
+        {"limit": 1001},
+        {"limit": True},
+        {"after": "ts-seq-a"},
+        {"prefix": 7},
+        {"session": "0" * 16},
+        {"action": "drop", "session": "0" * 16},
+        {"action": "close"},
+        {"action": "close", "session": "ts-seq-abcdefghijklmnop-7fffffff-a-k1aaaaaaaaaaaaaaaaaaaaaaaaaa"},
+        {"action": "close", "session": "0" * 16, "limit": 1},
+    ],
+)
+def test_question_that_makes_no_sense_is_refused(client: Any, body: dict[str, Any]) -> None:
+    """So that nothing is closed by mistake; an id is no hash."""
+    assert operate(client, **body).error == "InvalidRequest"
+
+
+def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: Any, endless_llava: Any) -> None:
+    """The turn hears SessionClosed, what it held is free, and the client's next question is told the same."""
+    client = make_client(endless_llava)
+    sid = client.open()
+    turn = client.ask(sid, "and on and on", stream=True, headers={"accept": "text/event-stream"})
+    turn.wait_until(lambda exchange: bool(exchange.pieces))
+    assert [row["is_running"] for row in listed(client)] == [True]
+
+    answer = operate(client, action="close", session=hash_of(sid))
+
+    assert answer.status == 200
+    assert b"this session was closed" in turn.wait().body
+    settle(client)
+    assert client.ask(sid, "and now?").wait().error == "SessionClosed"
+    assert operate(client, action="close", session=hash_of(sid)).error == "SessionUnknown"
+    assert client.service.status()["memory"]["kv_bytes"] == 0
+
+
+def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any, tmp_path: Path) -> None:
+    """It is closed in the journal, where the next instance would find it."""
+    journal = DirectoryJournal(tmp_path, TOMBSTONE_S)
+    first, second = make_client(instance="one", journal=journal), make_client(instance="two", journal=journal)
+    sid = first.open(data_url(red))
+    first.answer(sid, "what is it?", **SHORT)
+
+    assert operate(first, action="close", session=hash_of(sid)).status == 200
+
+    assert second.ask(sid, "and now?").wait().error == "SessionClosed"
+    assert not list(tmp_path.rglob("*.png"))
+
+
+def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: Any) -> None:
+    """Until it is unpinned; each is then the next to go."""
+    client = make_client(session={"kv_bytes": 3 << 20})
+    pool = client.service._engine.runner.pool
+    kept, other = client.open(), client.open()
+    for sid in (kept, other):
+        client.answer(sid, "hello " * 40, **SHORT)
+    settle(client)
+    assert operate(client, action="pin", session=hash_of(kept)).json["is_pinned"] is True
+
+    def held() -> dict[str, int]:
+        return {session.id.text: session.cache.length for session in client.service.store.snapshot()}
+
+    num_kept = held()[kept]
+    pool.release(pool.take(pool.capacity - pool.num_used + 1, None))
+    assert held() == {kept: num_kept, other: 0}
+    client.answer(kept, "and?", **SHORT)
+    settle(client)
+    assert held()[kept] > num_kept
+
+    assert operate(client, action="unpin", session=hash_of(kept)).json["is_pinned"] is False
+    pool.release(pool.take(pool.capacity - pool.num_used + 1, None))
+    assert held() == {kept: 0, other: 0}
+
+
+def test_pinned_sessions_leave_room_for_others(make_client: Any) -> None:
+    """More than their part of the cache is refused; one that grows beyond it is pinned no more."""
+    client = make_client(session={"kv_bytes": 3 << 20, "max_pinned_fraction": 0.2})
+    small, large = client.open(), client.open()
+    client.answer(small, "hi", **SHORT)
+    client.answer(large, "hello " * 60, **SHORT)
+    settle(client)
+
+    assert operate(client, action="pin", session=hash_of(large)).error == "OutOfMemory"
+    assert operate(client, action="pin", session=hash_of(small)).status == 200
+    client.answer(small, "hello " * 60, **SHORT)
+    settle(client)
+
+    assert not any(row["is_pinned"] for row in listed(client))
+
+
+def test_pinned_session_that_ends_holds_nothing(make_client: Any, clock: Any) -> None:
+    """By its time or by its close."""
+    client = make_client()
+    sids = [client.open(ttl_s=60) for _ in range(2)]
+    for sid in sids:
+        client.answer(sid, "hello there", **SHORT)
+        settle(client)
+        assert operate(client, action="pin", session=hash_of(sid)).status == 200
+
+    assert operate(client, action="close", session=hash_of(sids[0])).status == 200
+    clock.advance(61)
+    client.service.store.expire()
+
+    assert client.service.status()["memory"]["kv_bytes"] == 0

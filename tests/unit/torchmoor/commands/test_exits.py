@@ -1,0 +1,149 @@
+"""Exit statuses, and how a command ends that somebody ends, against an admin plane that a test plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from torchmoor.cli import main
+
+ROOT = Path(__file__).parents[4]
+ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 0, "capacity": 8, "status": None}
+
+
+class Admin(BaseHTTPRequestHandler):
+    """Answers everything alike."""
+
+    status = 200
+    body: object = {"instances": [ROW]}
+
+    def do_GET(self) -> None:
+        content = json.dumps(self.body).encode()
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def run_admin(status: int = 200, body: object = None) -> Iterator[str]:
+    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def watching(url: str) -> Iterator[subprocess.Popen[str]]:
+    """`torchmoor instances --watch`, which never ends by itself."""
+    command = [sys.executable, "-m", "torchmoor", "instances", "--watch", "0.1", "--admin-url", url]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "NO_COLOR": "1"},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_reader_that_has_gone_ends_a_command_quietly() -> None:
+    """As in `torchmoor ... | head -1`: 141, as of any program that SIGPIPE ends, and nothing on standard error."""
+    with run_admin() as url, watching(url) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("NAME")
+
+        process.stdout.close()
+
+        assert process.wait(30) == 141
+        assert process.stderr.read() == ""
+
+
+def test_ctrl_c_is_no_failure_to_explain() -> None:
+    """130, and no stack trace."""
+    with run_admin() as url, watching(url) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(30) == 130
+        assert process.stderr.read().strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "exit_status", "said"),
+    [
+        (401, {"error": "no token"}, 4, "set TORCHMOOR_ADMIN_TOKEN"),
+        (403, {"error": "not from here"}, 4, "not from here"),
+        (404, {"error": "there is no such thing"}, 1, "there is no such thing"),
+        (502, "<html>", 1, "status 502"),
+        (200, "<html>", 1, "is it the runtime's port?"),
+        (409, {"model": "m", "instances": [{"instance": "a", "error": "busy"}]}, 1, "a: busy"),
+    ],
+)
+def test_a_refusal_says_what_to_do(status: int, body: object, exit_status: int, said: str) -> None:
+    """One sentence and a status of its own."""
+    with run_admin(status, body) as url:
+        result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
+
+    assert result.exit_code == exit_status
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
+
+
+def test_nobody_there_is_a_status_of_its_own() -> None:
+    """3, and the address that was tried."""
+    result = CliRunner().invoke(main, ["sessions", "list"], env={"TORCHMOOR_ADMIN_URL": "http://127.0.0.1:9"})
+
+    assert result.exit_code == 3
+    assert "http://127.0.0.1:9" in result.stderr
+
+
+def test_an_address_that_is_none_is_told() -> None:
+    """A forgotten http:// is a slip."""
+    result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
+
+    assert result.exit_code == 1
+    assert "must begin with http" in result.stderr
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    """As where the fleet is started."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("admin 0123456789abcdef0123\n")
+    keys.chmod(0o644)
+
+    result = CliRunner().invoke(main, ["instances", "--keys", str(keys)])
+
+    assert result.exit_code == 1
+    assert "chmod 600" in result.stderr
+    assert "0123456789" not in result.stderr

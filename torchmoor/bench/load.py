@@ -1,0 +1,144 @@
+"""Conversations at once: as many as there are users (closed loop), or as they arrive at random (open loop)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from time import monotonic
+from typing import Protocol
+
+from torchmoor.bench.sample import Sample
+
+NOT_SENT = "not sent: too many conversations at once"
+PAUSE_S = 0.05  # after a failure: an endpoint that refuses at once is not to be asked as fast as we can
+
+
+class Converses(Protocol):
+    """What a load is made of."""
+
+    async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """users: of a closed loop; in an open one, the most conversations at once.
+
+    rate: questions a second of an open loop; None: closed. The load ends after duration_s, or num_requests questions,
+    whichever is set and comes first; what is in flight then is finished and counted.
+    """
+
+    users: int
+    rate: float | None = None
+    num_turns: int = 1
+    duration_s: float | None = None
+    num_requests: int | None = None
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All samples so far. began and ended: of the load, by the samples' clock."""
+
+    samples: list[Sample] = field(default_factory=list)
+    num_failed: int = 0  # of the samples
+    num_running: int = 0  # conversations
+    began: float = 0.0
+    ended: float = 0.0
+    is_interrupted: bool = False
+
+
+class Load:
+    """Runs once. `outcome` can be looked at meanwhile."""
+
+    def __init__(self, settings: LoadSettings, caller: Converses) -> None:
+        self.outcome = Outcome()
+        self._settings = settings
+        self._caller = caller
+        self._num_begun = 0
+        self._num_spent = 0  # of num_requests
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Begin nothing more; what runs is finished."""
+        self._stopped.set()
+        self.outcome.is_interrupted = True
+
+    async def run(self) -> Outcome:
+        """Until the end that the settings name."""
+        self.outcome.began = monotonic()
+        await (self._arrive() if self._settings.rate else self._work())
+        self.outcome.ended = monotonic()
+        return self.outcome
+
+    async def _work(self) -> None:
+        """Each user has one conversation after another."""
+
+        async def user() -> None:
+            while not self._is_over():
+                await self._converse()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.users):
+                group.create_task(user())
+
+    async def _arrive(self) -> None:
+        """Conversations begin as a Poisson process does, whether or not others have ended."""
+        assert self._settings.rate
+        random, at = Random(self._settings.seed), monotonic()
+        async with asyncio.TaskGroup() as group:
+            while not self._is_over():
+                at += random.expovariate(self._settings.rate / self._settings.num_turns)
+                await self._sleep_until(at)
+                if self._is_over():
+                    return
+                if self.outcome.num_running >= self._settings.users:
+                    self._take(Sample(monotonic(), monotonic(), error=NOT_SENT, was_asked=False))
+                else:
+                    group.create_task(self._converse())
+                    await asyncio.sleep(0)  # it counts itself
+
+    async def _sleep_until(self, at: float) -> None:
+        """Or until there is nothing to wait for any more."""
+        if self._settings.duration_s is not None:
+            at = min(at, self.outcome.began + self._settings.duration_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), max(0.0, at - monotonic()))
+
+    async def _converse(self) -> None:
+        number, self._num_begun = self._num_begun, self._num_begun + 1
+        samples: list[Sample] = []
+
+        def take(sample: Sample) -> None:
+            samples.append(sample)
+            self._take(sample)
+
+        self.outcome.num_running += 1
+        try:
+            await self._caller.converse(number, self._may_ask, take)
+            if any(sample.error for sample in samples):
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            self.outcome.num_running -= 1
+
+    def _may_ask(self) -> bool:
+        """Whether one question more may be asked; it is counted, then."""
+        if self._is_over():
+            return False
+        self._num_spent += 1
+        return True
+
+    def _take(self, sample: Sample) -> None:
+        self.outcome.samples.append(sample)
+        self.outcome.num_failed += sample.error is not None
+        self._num_spent += not sample.was_asked
+
+    def _is_over(self) -> bool:
+        most, duration_s = self._settings.num_requests, self._settings.duration_s
+        return (
+            self._stopped.is_set()
+            or (most is not None and self._num_spent >= most)
+            or (duration_s is not None and monotonic() - self.outcome.began >= duration_s)
+        )

@@ -1,0 +1,86 @@
+"""`torchmoor bench` from the first question to the last number."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import aiohttp
+
+from torchmoor.bench.caller import Caller, Plan
+from torchmoor.bench.load import Load, LoadSettings, Outcome
+from torchmoor.bench.summary import summarize
+from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
+from torchmoor.clients.signing import Login, Signer
+
+CONNECT_TIMEOUT_S = 10.0
+INTERVAL_S = 1.0
+
+
+async def run(
+    plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """The numbers. report: told every second how far it is. SIGINT ends the load early, a second one at once.
+
+    Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
+    """
+    signer = Signer(login)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s)
+    ca_file = os.environ.get("AWS_CA_BUNDLE")  # as boto3 has it
+    connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=ca_file) if ca_file else True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+        await _check(http, signer, plan)
+        load = Load(settings, Caller(http, signer, plan))
+        working = asyncio.current_task()
+        assert working is not None
+
+        def interrupt() -> None:
+            if load.outcome.is_interrupted:
+                working.cancel()  # somebody does not want to wait for what runs
+            load.stop()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+        reporting = asyncio.create_task(_report(load.outcome, settings, report))
+        try:
+            outcome = await load.run()
+        finally:
+            reporting.cancel()
+            with suppress(asyncio.CancelledError):
+                await reporting
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+    return summarize(outcome, settings)
+
+
+async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
+    url = f"{plan.url.rstrip('/')}/endpoints/{plan.endpoint}"
+    try:
+        async with http.get(url, headers=signer.sign("GET", url, {})) as answer:
+            status, content = answer.status, await answer.text()
+    except (aiohttp.InvalidURL, ValueError) as error:
+        raise EndpointError(f"--url must be an http(s) address, not {plan.url!r}") from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise EndpointUnreachable(f"no answer from {plan.url}: {error} (is `torchmoor up` running?)") from error
+    if status in (401, 403):
+        raise CredentialsRefused(f"{plan.url} does not take these credentials: see docs/access.md")
+    if status != 200:
+        raise EndpointError(f"endpoint {plan.endpoint!r} cannot be asked ({status}): {content[:300]}")
+
+
+async def _report(outcome: Outcome, settings: LoadSettings, report: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        passed = monotonic() - outcome.began
+        failed = outcome.num_failed
+        done = len(outcome.samples) - failed
+        end = "" if settings.duration_s is None else f" of {settings.duration_s:g}"
+        most = "" if settings.num_requests is None else f" of {settings.num_requests}"
+        report(
+            f"{passed:.0f}{end} s: {done}{most} answers, {failed} failures, "
+            f"{outcome.num_running} conversations, {done / passed:.1f} requests/s"
+        )

@@ -1,0 +1,134 @@
+// A streamed answer: from the bytes of InvokeEndpointWithResponseStream to pieces of text.
+
+import { BrokenFrame, FrameReader } from "./eventstream.js";
+
+const EVENT_STREAM = "application/vnd.amazon.eventstream";
+const INNER_TYPE = "x-amzn-sagemaker-content-type";
+export const JSON_LINES = "application/jsonlines";
+
+// The answer began and cannot be finished. code: what the proxy calls it, or "".
+export class AnswerBroken extends Error {
+  name = "AnswerBroken";
+
+  constructor(message, code = "") {
+    super(message);
+    this.code = code;
+  }
+}
+
+// Yields {text, isToken, finish}: finish is null but for the last piece of an answer that says why it ended.
+export async function* readAnswer(response) {
+  const type = response.headers.get("content-type") ?? "";
+  if (!type.startsWith(EVENT_STREAM)) throw new AnswerBroken(`The answer is no event stream but ${type || "untyped"}.`);
+  const reader = makeReader(response.headers.get(INNER_TYPE) ?? "");
+  try {
+    for await (const payload of readPayloads(response.body)) yield* reader.feed(payload);
+    yield* reader.end();
+  } catch (error) {
+    throw error instanceof BrokenFrame ? new AnswerBroken(`The answer cannot be read: ${error.message}.`) : error;
+  }
+}
+
+async function* readPayloads(body) {
+  const frames = new FrameReader();
+  const source = body.getReader();
+  try {
+    for (;;) {
+      const { done, value } = await source.read();
+      if (done) break;
+      for (const { headers, payload } of frames.feed(value)) {
+        const kind = headers.get(":message-type");
+        if (kind === "exception" || kind === "error") throw failureOf(headers, payload);
+        if (headers.get(":event-type") === "PayloadPart") yield payload;
+      }
+    }
+    frames.end();
+  } finally {
+    source.cancel().catch(() => {}); // nobody reads on; if it has failed, that was told above
+  }
+}
+
+function failureOf(headers, payload) {
+  let told = {};
+  try {
+    told = JSON.parse(new TextDecoder().decode(payload));
+  } catch {
+    // An error without a body of its own: its name is all there is.
+  }
+  const name = headers.get(":exception-type") ?? headers.get(":error-code") ?? "error";
+  const message = told?.Message ?? headers.get(":error-message") ?? name;
+  return new AnswerBroken(String(message), String(told?.ErrorCode ?? name));
+}
+
+function makeReader(type) {
+  if (type.startsWith(JSON_LINES)) return new LineReader();
+  return type.startsWith("application/json") ? new WholeReader() : new TextReader();
+}
+
+// Plain text, as a handler streams it that does not know JSON lines.
+class TextReader {
+  #decoder = new TextDecoder();
+
+  *feed(bytes) {
+    const text = this.#decoder.decode(bytes, { stream: true });
+    if (text) yield { text, isToken: false, finish: null };
+  }
+
+  *end() {
+    yield { text: this.#decoder.decode(), isToken: false, finish: null };
+  }
+}
+
+// One JSON value, from a handler that does not stream.
+class WholeReader {
+  #decoder = new TextDecoder();
+  #text = "";
+
+  *feed(bytes) {
+    this.#text += this.#decoder.decode(bytes, { stream: true });
+  }
+
+  *end() {
+    const text = this.#text + this.#decoder.decode();
+    let said;
+    try {
+      const value = JSON.parse(text);
+      said = value?.response_text ?? value?.generated_text ?? value?.[0]?.generated_text;
+    } catch {
+      // Shown as it came.
+    }
+    yield { text: typeof said === "string" ? said : text, isToken: false, finish: null };
+  }
+}
+
+// LMI's JSON lines: `{"token": {"text"}}`, the last with `details`; an error is a line too.
+class LineReader {
+  #decoder = new TextDecoder();
+  #line = "";
+  #isOver = false;
+
+  *feed(bytes) {
+    this.#line += this.#decoder.decode(bytes, { stream: true });
+    const lines = this.#line.split("\n");
+    this.#line = lines.pop();
+    for (const line of lines) yield* this.#read(line);
+  }
+
+  *end() {
+    yield* this.#read(this.#line + this.#decoder.decode());
+    if (!this.#isOver) throw new AnswerBroken("The answer ended before it was complete.");
+  }
+
+  *#read(line) {
+    if (!line.trim()) return;
+    let value;
+    try {
+      value = JSON.parse(line);
+    } catch {
+      throw new AnswerBroken("The answer cannot be read: a line of it is no JSON.");
+    }
+    if (value.error !== undefined) throw new AnswerBroken(String(value.error), String(value.code ?? ""));
+    this.#isOver ||= typeof value.generated_text === "string" || value.details !== undefined;
+    yield { text: String(value.token?.text ?? ""), isToken: Boolean(value.token), finish: value.details?.finish_reason ?? null };
+  }
+}

@@ -1,0 +1,179 @@
+// The operations of the runtime API that a conversation needs, as any client calls them.
+
+import { JSON_LINES, readAnswer } from "./answer.js";
+
+const SESSION = "X-Amzn-SageMaker-Session-Id";
+const DENIED = [
+  "MissingAuthenticationTokenException",
+  "UnrecognizedClientException",
+  "IncompleteSignatureException",
+  "InvalidSignatureException",
+];
+
+// The server said no. kind: the API's name of the error; status: HTTP's.
+export class Refused extends Error {
+  name = "Refused";
+
+  constructor(message, kind, status, retryAfterS) {
+    super(message);
+    this.kind = kind;
+    this.status = status;
+    this.retryAfterS = retryAfterS;
+  }
+
+  get isBusy() {
+    return this.status === 503 || this.status === 429;
+  }
+
+  get isDenied() {
+    return this.status === 401 || DENIED.includes(this.kind);
+  }
+}
+
+// Nobody answered, or the connection broke.
+export class NetworkGone extends Error {
+  name = "NetworkGone";
+}
+
+let token = ""; // kept here and nowhere else
+
+export function setToken(value) {
+  token = value;
+}
+
+// A name for a request, the same when it is sent again, so that it is done once. (crypto.randomUUID wants https.)
+export function newInvocationId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+async function send(path, options = {}) {
+  const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers, cache: "no-store" });
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new NetworkGone("The server cannot be reached.");
+  }
+  if (!answer.ok) throw await refusalOf(answer);
+  return answer;
+}
+
+async function refusalOf(answer) {
+  let told = {};
+  try {
+    told = await answer.json();
+  } catch {
+    // Something before the proxy has answered, in words of its own.
+  }
+  const kind = answer.headers.get("x-amzn-errortype") ?? "";
+  const message = told?.OriginalMessage || told?.Message || told?.message || `The server answered ${answer.status}.`;
+  const retryAfterS = Number.parseFloat(answer.headers.get("retry-after") ?? "");
+  return new Refused(handlersWords(String(message)), kind, answer.status, Number.isFinite(retryAfterS) ? retryAfterS : null);
+}
+
+// A ModelError's original message may be the handler's whole error body.
+function handlersWords(message) {
+  try {
+    return String(JSON.parse(message).error.message);
+  } catch {
+    return message;
+  }
+}
+
+// Reads an answer to its end, so that its connection is free for the next request.
+async function finish(answer) {
+  try {
+    await answer.arrayBuffer();
+  } catch (error) {
+    throw error instanceof TypeError ? new NetworkGone("The connection broke in the middle of the answer.") : error;
+  }
+}
+
+function invoke(endpoint, sessionId, body, { signal, invocationId, keepalive = false } = {}) {
+  return send(`endpoints/${encodeURIComponent(endpoint)}/invocations`, {
+    method: "POST",
+    headers: {
+      "Content-Type": "application/json",
+      [SESSION]: sessionId,
+      ...(invocationId ? { "amz-sdk-invocation-id": invocationId } : {}),
+    },
+    body: JSON.stringify(body),
+    signal,
+    keepalive,
+  });
+}
+
+// Whom one can talk to, and how much at a time.
+export async function findEndpoints() {
+  return (await send("chat/endpoints")).json();
+}
+
+// What is being done to get an instance for the endpoint, in words; "" if nothing is.
+export async function findProgress(endpoint, signal) {
+  const told = await (await send(`endpoints/${encodeURIComponent(endpoint)}`, { signal })).json();
+  const statuses = (told.ProductionVariants ?? []).flatMap((variant) => variant.VariantStatus ?? []);
+  return statuses.map((status) => status.StatusMessage).join("; ");
+}
+
+// Opens a session with these data URLs, which may be none: {id, expiresAt (ms since 1970, or null), instance}.
+export async function openSession(endpoint, images, options) {
+  const body = { requestType: "NEW_SESSION", ...(images.length ? { images } : {}) };
+  const answer = await invoke(endpoint, "NEW_SESSION", body, options);
+  const [id, ...attributes] = (answer.headers.get("x-amzn-sagemaker-new-session-id") ?? "").split(";");
+  if (!id) throw new Refused("This endpoint answers, but opens no sessions.", "", answer.status, null);
+  const expires = attributes.map((each) => each.trim()).find((each) => each.startsWith("Expires="));
+  const expiresAt = expires ? Date.parse(expires.slice("Expires=".length)) : Number.NaN;
+  await finish(answer);
+  return { id, expiresAt: Number.isNaN(expiresAt) ? null : expiresAt, instance: answer.headers.get("x-torchmoor-instance") };
+}
+
+export async function addImages(endpoint, sessionId, images, options) {
+  await finish(await invoke(endpoint, sessionId, { type: "add_images", images }, options));
+}
+
+export async function closeSession(endpoint, sessionId, options) {
+  await finish(await invoke(endpoint, sessionId, { type: "close_session" }, options));
+}
+
+// Asks, and gives {receipt} first and then what `readAnswer` yields.
+export async function* ask(endpoint, sessionId, question, { signal, invocationId }) {
+  const answer = await send(`endpoints/${encodeURIComponent(endpoint)}/invocations-response-stream`, {
+    method: "POST",
+    headers: {
+      "Content-Type": "application/json",
+      "X-Amzn-SageMaker-Accept": JSON_LINES,
+      [SESSION]: sessionId,
+      "amz-sdk-invocation-id": invocationId,
+    },
+    body: JSON.stringify({ type: "send_text_prompt", prompt_text: question, stream: true }),
+    signal,
+  });
+  yield { receipt: receiptOf(answer.headers) };
+  try {
+    yield* readAnswer(answer);
+  } catch (error) {
+    throw error instanceof TypeError ? new NetworkGone("The connection broke in the middle of the answer.") : error;
+  }
+}
+
+function receiptOf(headers) {
+  const number = (name) => {
+    const value = headers.get(name);
+    return value === null || !Number.isFinite(Number(value)) ? null : Number(value);
+  };
+  return {
+    instance: headers.get("x-torchmoor-instance") ?? "",
+    reason: headers.get("x-amzn-sagemaker-invoked-routing-reason") ?? "",
+    tier: headers.get("x-torchmoor-cache-tier") ?? "",
+    contextTokens: number("x-torchmoor-context-tokens"),
+    prefillTokens: number("x-torchmoor-prefill-tokens"),
+    queueMs: number("x-torchmoor-queue-ms"),
+    serverTtftMs: number("x-torchmoor-ttft-ms"),
+    rebuiltEvents: number("x-torchmoor-rebuilt-events"),
+    droppedTurns: number("x-torchmoor-dropped-turns"),
+    ttftMs: null, // measured here, as the rest
+    numTokens: 0,
+    tokensPerS: null,
+  };
+}

@@ -1,0 +1,207 @@
+// The question and the pictures that are about to be sent.
+
+import { BadPicture, LIMITS_IN_WORDS, makeSample, readPicture, SAMPLES } from "./pictures.js";
+import { $, announce, complain, say, showPicture } from "./view.js";
+import { number, plural } from "./words.js";
+
+const MAX_ROWS_PX = 160;
+
+export class Composer {
+  #session = null;
+  #maxPictures = 1;
+  #reading = Promise.resolve(); // pictures are read one after the other: large ones take much memory
+  #onAsk;
+
+  // onAsk(question, pictures): somebody wants to know. onStop(): or does not any more.
+  constructor(onAsk, onStop) {
+    this.#onAsk = onAsk;
+    $("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#submit();
+    });
+    $("question").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        this.#submit();
+      }
+    });
+    $("question").addEventListener("input", () => {
+      this.#session.draft.text = $("question").value;
+      this.#grow();
+    });
+    $("stop").onclick = onStop;
+    $("add").onclick = () => $("file").click();
+    $("file").onchange = () => {
+      this.add([...$("file").files]);
+      $("file").value = ""; // so that the same file can be chosen again
+    };
+    this.#acceptDrops();
+    this.#offerSamples();
+  }
+
+  setLimits(maxPictures) {
+    this.#maxPictures = maxPictures;
+    say($("limits"), `Drop or paste pictures anywhere: ${number(maxPictures)} a session, ${LIMITS_IN_WORDS}`);
+  }
+
+  show(session) {
+    this.#session = session;
+    $("question").value = session.draft.text;
+    complain("");
+    this.#grow();
+    this.#showPending();
+    this.showState();
+  }
+
+  // What can be pressed now.
+  showState() {
+    const isRunning = Boolean(this.#session.running);
+    const hadFocus = document.activeElement;
+    $("ask").hidden = isRunning;
+    $("stop").hidden = !isRunning;
+    if (hadFocus && hadFocus !== document.body && hadFocus.hidden) $("question").focus();
+    $("welcome").hidden = this.#session.turns.length > 0;
+    this.#showQuestions();
+  }
+
+  // Files from anywhere; what is no picture is told.
+  add(files) {
+    const session = this.#session;
+    if (!session) return this.#reading; // nobody knows yet who could look at them
+    complain("");
+    this.#reading = this.#reading.then(async () => {
+      const problems = [];
+      for (const file of files) {
+        if (session.numPictures >= this.#maxPictures) {
+          problems.push(`A session may have ${plural(this.#maxPictures, "picture")}; open another for more.`);
+          break;
+        }
+        try {
+          const picture = await readPicture(file);
+          session.draft.pictures.push(picture);
+        } catch (error) {
+          problems.push(error instanceof BadPicture ? error.message : `${file.name} cannot be read: ${error.message}`);
+        }
+      }
+      if (session !== this.#session) return;
+      this.#showPending();
+      if (problems.length) complain(problems.join(" "));
+      else announce(`${plural(files.length, "picture")} added.`);
+      $("question").focus();
+    });
+    return this.#reading;
+  }
+
+  // Pictures that are being read still belong to the question that is sent after them.
+  async #submit() {
+    const session = this.#session;
+    await this.#reading;
+    const { draft, running } = session;
+    const question = $("question").value.trim();
+    if (running || session !== this.#session) return;
+    if (!question) {
+      complain(draft.pictures.length ? "Type a question about the pictures." : "Type a question.");
+      $("question").focus();
+      return;
+    }
+    this.ask(question);
+  }
+
+  ask(question) {
+    const { pictures } = this.#session.draft;
+    this.#session.draft = { text: "", pictures: [] };
+    $("question").value = "";
+    complain("");
+    this.#grow();
+    this.#showPending();
+    this.#onAsk(question, pictures);
+    $("question").focus();
+  }
+
+  #grow() {
+    const box = $("question");
+    box.style.height = "auto";
+    box.style.height = `${Math.min(MAX_ROWS_PX, box.scrollHeight + 2)}px`;
+  }
+
+  #showPending() {
+    const { draft } = this.#session;
+    $("pending").replaceChildren(
+      ...draft.pictures.map((picture) =>
+        showPicture(picture, () => {
+          draft.pictures.splice(draft.pictures.indexOf(picture), 1);
+          picture.release();
+          complain("");
+          this.#showPending();
+          announce(`${picture.name} removed.`);
+          $("question").focus();
+        })
+      )
+    );
+    $("pending").hidden = !draft.pictures.length;
+    this.#showQuestions();
+  }
+
+  #acceptDrops() {
+    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+    const mark = (isOver) => $("composer").classList.toggle("dropping", isOver);
+    addEventListener("dragover", (event) => {
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      mark(true);
+    });
+    addEventListener("dragleave", (event) => {
+      if (!event.relatedTarget) mark(false);
+    });
+    addEventListener("drop", (event) => {
+      mark(false);
+      if (!hasFiles(event)) return;
+      event.preventDefault();
+      this.add([...event.dataTransfer.files]);
+    });
+    addEventListener("paste", (event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length) return;
+      event.preventDefault();
+      this.add(files);
+    });
+  }
+
+  async #offerSamples() {
+    for (const sample of SAMPLES) {
+      const picture = await makeSample(sample);
+      const [item, button, image] = ["li", "button", "img"].map((tag) => document.createElement(tag));
+      Object.assign(image, { src: picture.url, alt: "", width: 96, height: 96 });
+      button.type = "button";
+      button.append(image, Object.assign(document.createElement("span"), { textContent: `Take ${sample.name}` }));
+      button.onclick = async () => {
+        for (const each of this.#session.draft.pictures) each.release();
+        this.#session.draft.pictures = [await makeSample(sample)];
+        this.#session.draft.sample = sample;
+        this.#showPending();
+        announce(`${sample.name} is ready to be sent. Questions for it follow.`);
+        $("questions").querySelector("button").focus();
+      };
+      item.append(button);
+      $("samples").append(item);
+    }
+  }
+
+  #showQuestions() {
+    const { sample, pictures } = this.#session.draft;
+    $("questions").hidden = !sample || !pictures.length;
+    if ($("questions").hidden) return;
+    const list = $("questions").querySelector("ul");
+    if (list.dataset.of === sample.name) return;
+    list.dataset.of = sample.name;
+    list.replaceChildren(
+      ...sample.questions.map((question) => {
+        const button = Object.assign(document.createElement("button"), { type: "button", textContent: question });
+        button.onclick = () => this.ask(question);
+        const item = document.createElement("li");
+        item.append(button);
+        return item;
+      })
+    );
+  }
+}

@@ -1,0 +1,266 @@
+// Joins the sessions, their log and the composer; owns which session is shown.
+
+import * as api from "./api.js";
+import { Composer } from "./composer.js";
+import { Session } from "./session.js";
+import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
+import { span } from "./words.js";
+
+const TICK_MS = 1000;
+const RETRY_MS = 3000;
+const log = new Log();
+const composer = new Composer(ask, () => current.stop());
+const heard = new WeakSet(); // turns whose beginning was announced
+let sessions = [];
+let current = null;
+let limits = null;
+
+const hooks = {
+  onTurn(session, turn) {
+    if (!sessions.includes(session)) return; // it was closed meanwhile
+    for (const each of session.turns.slice(-2)) log.update(session, each, remedyFor(session, each));
+    tell(session, turn);
+    refresh(session);
+  },
+  onSession: refresh,
+  onReturned(session, turn, message) {
+    log.forgetTurn(session, turn);
+    const { draft } = session; // what was typed meanwhile
+    session.draft = { text: draft.text || turn.question, pictures: [...turn.pictures, ...draft.pictures] };
+    if (session === current) composer.show(session);
+    const words = `The pictures were not taken: ${message} Nothing was asked.`;
+    if (session === current) complain(words);
+    else log.notice(session, words, "bad");
+  },
+  onExpiring(session, leftS) {
+    announce(`${named(session)} expires in ${span(leftS)}.`);
+    refresh(session);
+  },
+  onEnded(session, message) {
+    const told = `${message} Its memory at the server is gone; what was said stays here while this page is open.`;
+    offerReopening(session, told);
+    announce(`${named(session)}: ${message}`);
+    refresh(session);
+  },
+  needToken: askForToken,
+};
+
+function remedyFor(session, turn) {
+  if (turn.isRunning || turn !== session.turns.at(-1) || session.state === "closed") return null;
+  if (turn.failure?.remedy === "reopen") return { label: reopenWords(session), run: () => reopen(session, turn) };
+  if (turn.failure || turn.state === "stopped") return { label: "Ask again", run: () => session.askAgain(turn) };
+  return null;
+}
+
+const reopenWords = (session) =>
+  session.pictures.length + session.untaken.length ? "Open it again with the same pictures" : "Open it again";
+
+function offerReopening(session, message) {
+  session.offer?.remove();
+  session.offer = log.notice(session, message, "warn", { label: reopenWords(session), run: () => reopen(session) });
+}
+
+// turn: the question that found it ended, which is asked in the new one; null if none has.
+async function reopen(session, turn = null) {
+  session.offer?.remove();
+  session.offer = null;
+  const hadTurns = session.turns.some((turn) => turn.state === "done");
+  const line = log.notice(session, "Opening it again…");
+  await session.reopen();
+  line.remove();
+  if (session.state !== "open") return;
+  if (turn) session.askAgain(turn);
+  const words = hadTurns ? "Opened again. The model has the pictures, but not what was said above." : "Opened again.";
+  log.notice(session, words);
+  announce(words);
+  refresh(session);
+}
+
+// What a screen reader hears of a turn: that it began, and the whole answer when it is there.
+function tell(session, turn) {
+  if (turn.isRunning) {
+    if (turn.waiting && session === current) announceOnce(turn, turn.waiting);
+    return;
+  }
+  const where = session === current ? "" : `${named(session)}: `;
+  if (turn.moved) announce(where + movedInWords(turn));
+  if (turn.failure) alarm(where + turn.failure.message);
+  else if (turn.state === "stopped") announce(`${where}Stopped.`);
+  else announce(`${where}Answer: ${turn.text}`);
+}
+
+function announceOnce(turn, text) {
+  if (heard.has(turn)) return;
+  heard.add(turn);
+  announce(text);
+}
+
+const named = (session) => (session === current ? "This session" : `The session “${session.title}”`);
+
+// Sessions
+
+function startSession() {
+  const unused = sessions.find((session) => !session.turns.length && session.state === "new");
+  if (unused && unused.endpoint === $("endpoint").value) return show(unused);
+  const session = new Session($("endpoint").value, limits, hooks);
+  if (unused) session.draft = unused.draft;
+  sessions = [session, ...sessions.filter((each) => each !== unused)];
+  return show(session);
+}
+
+function show(session) {
+  current = session;
+  log.show(session);
+  composer.show(session);
+  if ($("endpoint").value !== session.endpoint) $("endpoint").value = session.endpoint;
+  refresh(session);
+  reveal(session);
+}
+
+function refresh(session) {
+  showSessions(sessions, current, { onSwitch: switchTo, onClose: close });
+  if (session !== current) return;
+  say($("title"), session.title);
+  document.title = session.turns.length ? `${session.title} – torchmoor chat` : "torchmoor chat";
+  composer.showState();
+  showExpiry();
+}
+
+function switchTo(session) {
+  show(session);
+  announce(`Session: ${session.title}`);
+  $("question").focus();
+}
+
+async function close(session) {
+  const at = sessions.indexOf(session);
+  sessions.splice(at, 1);
+  const closing = session.close();
+  log.forget(session);
+  for (const picture of [...session.pictures, ...session.untaken, ...session.draft.pictures]) picture.release();
+  if (session === current) {
+    if (sessions.length) show(sessions[Math.min(at, sessions.length - 1)]);
+    else startSession();
+  } else {
+    refresh(session);
+  }
+  (switchButtonOf(current) ?? $("new-session")).focus();
+  announce(`Closed: ${session.title}`);
+  try {
+    await closing;
+  } catch (error) {
+    const isForgotten = error instanceof api.Refused && error.kind === "ValidationError"; // it is gone already
+    if (!isForgotten) announce(`The server was not told (${error.message}); the session ends there by itself.`);
+  }
+}
+
+async function ask(question, pictures) {
+  const session = current;
+  if (session.state === "ended") await reopen(session);
+  if (session.state === "ended") {
+    session.draft = { text: question, pictures };
+    if (session === current) composer.show(session);
+    return;
+  }
+  announce("Asked.");
+  session.ask(question, pictures);
+}
+
+function showExpiry() {
+  const leftS = current.expiresAt === null ? null : (current.expiresAt - Date.now()) / 1000;
+  const isOpen = current.state === "open" && leftS !== null && leftS > 0;
+  $("expiry").hidden = !isOpen;
+  if (!isOpen) return;
+  $("expiry").classList.toggle("soon", leftS <= 120);
+  say($("expiry"), `This session expires in ${span(leftS)}.`);
+}
+
+// Tokens
+
+let tokenAnswer = null; // the dialog that is open, for all who wait for it
+
+function askForToken(message) {
+  tokenAnswer ??= new Promise((resolve) => {
+    const dialog = $("token-dialog");
+    say($("token-text"), message || "Requests are sent with this token, where the server asks for one.");
+    $("token").value = "";
+    $("token-no").onclick = () => dialog.close("");
+    dialog.returnValue = "";
+    dialog.querySelector("form").onsubmit = (event) => {
+      event.preventDefault();
+      dialog.close("used");
+    };
+    dialog.addEventListener(
+      "close",
+      () => {
+        const given = $("token").value.trim();
+        $("token").value = "";
+        tokenAnswer = null;
+        if (dialog.returnValue === "used" && given) useToken(given);
+        resolve(dialog.returnValue === "used" && Boolean(given));
+      },
+      { once: true }
+    );
+    dialog.showModal();
+  });
+  return tokenAnswer;
+}
+
+function useToken(given) {
+  api.setToken(given);
+  announce("The token is in use.");
+  onToken();
+}
+
+let onToken = () => {}; // who waits for one, with the dialog closed
+
+// The beginning and the end
+
+async function begin() {
+  for (;;) {
+    try {
+      limits = await api.findEndpoints();
+      break;
+    } catch (error) {
+      complain(error.message);
+      const isDenied = error instanceof api.Refused && error.isDenied;
+      if (isDenied && (await askForToken(error.message))) continue;
+      await new Promise((resolve) => {
+        onToken = resolve;
+        if (!isDenied) setTimeout(resolve, RETRY_MS);
+      });
+    }
+  }
+  complain("");
+  const names = limits.endpoints;
+  $("endpoint").replaceChildren(...names.map((name) => new Option(name, name)));
+  $("endpoint-choice").hidden = names.length < 2;
+  composer.setLimits(limits.max_pictures);
+  if (!names.length) {
+    complain("This server has no model to chat with here: only endpoints of one model can be chosen.");
+    return;
+  }
+  $("frame").inert = false;
+  startSession();
+  setInterval(() => {
+    for (const session of sessions) session.tick(Date.now());
+    showExpiry();
+  }, TICK_MS);
+}
+
+$("new-session").onclick = () => {
+  startSession();
+  $("question").focus();
+};
+$("endpoint").onchange = startSession;
+$("token-button").onclick = () => askForToken("");
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && current?.running && !$("token-dialog").open) current.stop();
+});
+addEventListener("offline", () => complain("The network is gone. What is typed here stays."));
+addEventListener("online", () => complain(""));
+addEventListener("pagehide", (event) => {
+  if (event.persisted) return; // it may come back
+  for (const session of sessions) session.close({ keepalive: true }).catch(() => {});
+});
+begin();

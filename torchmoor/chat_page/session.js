@@ -1,0 +1,327 @@
+// One conversation, from its first question to its close, without anything of the page that shows it.
+//
+// A session id is as good as a credential, so it is kept in this page's memory alone, like the pictures: whoever
+// reloads the page or closes the tab leaves nothing behind, and the server is told that the sessions are over.
+
+import * as api from "./api.js";
+import { AnswerBroken } from "./answer.js";
+import { BadPicture } from "./pictures.js";
+import { span } from "./words.js";
+
+const MAX_TRIES = 12;
+const RETRY_S = 2; // where the server does not say
+const MAX_RETRY_S = 30;
+const PROGRESS_AFTER_MS = 3000;
+const PROGRESS_EVERY_MS = 2000;
+const BODY_BYTES = 1_500_000; // of one request's pictures: a body up to 2 MiB can be sent to another instance
+const WARN_S = [120, 30];
+
+// What was asked, and what became of it.
+// state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
+// failure: {message, remedy: "again" | "reopen"} or null.
+export class Turn {
+  constructor(question, pictures) {
+    this.question = question;
+    this.pictures = pictures;
+    this.begin();
+  }
+
+  // invocationId: the same as before if this is the same question sent again.
+  begin(invocationId = api.newInvocationId()) {
+    Object.assign(this, { text: "", state: "sending", waiting: "", receipt: null, moved: null, failure: null });
+    Object.assign(this, { finish: null, invocationId, controller: new AbortController() });
+  }
+
+  get isRunning() {
+    return ["sending", "waiting", "streaming"].includes(this.state);
+  }
+}
+
+// state: new (nothing is open at the server yet), open, ended (it can be opened again), closed.
+// hooks: onTurn(session, turn), onSession(session), onReturned(session, turn, message), onExpiring(session, leftS),
+// onEnded(session), needToken(message) -> whether there is one now.
+export class Session {
+  #id = null;
+  #opening = null;
+  #batch = null; // pictures that are being sent, and the name of that request, until it is known what became of them
+
+  constructor(endpoint, limits, hooks) {
+    Object.assign(this, { endpoint, hooks, state: "new", turns: [], instance: null, expiresAt: null });
+    this.maxBodyBytes = Math.min(BODY_BYTES, limits.max_body_bytes - 4096);
+    this.pictures = []; // that the server has
+    this.untaken = []; // that it shall have before the next question
+    this.warned = new Set();
+    this.draft = { text: "", pictures: [] };
+  }
+
+  get title() {
+    return this.turns[0]?.question ?? "New session";
+  }
+
+  get numPictures() {
+    return this.pictures.length + this.untaken.length + this.draft.pictures.length;
+  }
+
+  get running() {
+    return this.#opening ?? this.turns.find((turn) => turn.isRunning) ?? null;
+  }
+
+  async ask(question, pictures) {
+    const turn = new Turn(question, pictures);
+    this.turns.push(turn);
+    this.untaken.push(...pictures);
+    await this.#run(turn);
+  }
+
+  // The same question once more: as the same request, unless it was somebody here who ended it.
+  async askAgain(turn) {
+    if (this.running) return;
+    turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
+    await this.#run(turn);
+  }
+
+  // Another session at the server with the same pictures; if there is none, `onEnded` says why.
+  async reopen() {
+    if (this.running) return;
+    this.#forget();
+    this.#opening = new Turn("", []); // it waits and is stopped like the turns, and is shown nowhere
+    this.hooks.onSession(this);
+    try {
+      await this.#takeIn(this.#opening);
+    } catch (error) {
+      if (this.state !== "closed") {
+        this.state = "ended";
+        this.hooks.onEnded(this, error.name === "AbortError" ? "It was not opened again." : wordsFor(error));
+      }
+    }
+    this.#opening = null;
+    this.hooks.onSession(this);
+  }
+
+  #forget() {
+    Object.assign(this, { state: "new", instance: null, expiresAt: null });
+    this.#id = null;
+    this.#batch = null;
+    this.untaken = [...this.pictures, ...this.untaken];
+    this.pictures = [];
+    this.warned.clear();
+  }
+
+  stop() {
+    this.running?.controller.abort();
+  }
+
+  // Frees the server's memory of it. keepalive: although the page is going.
+  async close({ keepalive = false } = {}) {
+    const id = this.#id;
+    this.stop();
+    this.state = "closed";
+    this.#id = null;
+    if (id !== null) await api.closeSession(this.endpoint, id, { keepalive });
+  }
+
+  // What time has done to it. now: ms since 1970.
+  tick(now) {
+    if (this.state !== "open" || this.expiresAt === null) return;
+    const leftS = (this.expiresAt - now) / 1000;
+    if (leftS <= 0) {
+      if (this.running) return; // its answer will say it
+      this.state = "ended";
+      this.hooks.onEnded(this, "This session has expired.");
+      return;
+    }
+    const due = WARN_S.filter((seconds) => leftS <= seconds && !this.warned.has(seconds));
+    due.forEach((seconds) => this.warned.add(seconds));
+    if (due.length) this.hooks.onExpiring(this, leftS);
+  }
+
+  async #run(turn) {
+    this.hooks.onTurn(this, turn);
+    try {
+      await this.#takeIn(turn);
+      await this.#patiently(turn, () => this.#generate(turn));
+      turn.state = "done";
+    } catch (error) {
+      this.#settle(turn, error);
+    }
+    turn.waiting = "";
+    if (this.turns.includes(turn)) this.hooks.onTurn(this, turn);
+    else this.hooks.onSession(this);
+  }
+
+  #settle(turn, error) {
+    if (error.name === "AbortError") {
+      turn.state = "stopped";
+      return;
+    }
+    turn.state = "failed";
+    const isRefused = error instanceof api.Refused && !error.isBusy && !error.isDenied;
+    if ((isRefused || error instanceof BadPicture) && this.untaken.length && !this.#isOver(error)) {
+      this.#return(turn, error);
+      return;
+    }
+    turn.failure = { message: wordsFor(error), remedy: this.#isOver(error) ? "reopen" : "again" };
+    if (this.#isOver(error)) this.state = "ended";
+  }
+
+  // True if the server does not know the session any more: it checks everything else that is invalid elsewhere.
+  #isOver(error) {
+    return this.#id !== null && error instanceof api.Refused && error.kind === "ValidationError";
+  }
+
+  // The pictures were not taken, so nothing was asked: give all back.
+  #return(turn, error) {
+    this.turns.splice(this.turns.indexOf(turn), 1);
+    turn.pictures = [...this.untaken];
+    this.untaken = [];
+    this.#batch = null;
+    this.hooks.onReturned(this, turn, wordsFor(error));
+  }
+
+  // Opens the session if there is none, and sends the pictures that the server has not.
+  async #takeIn(turn) {
+    while (this.#id === null || this.untaken.length) {
+      this.#batch ??= { invocationId: api.newInvocationId(), pictures: this.#nextBatch() };
+      const { invocationId, pictures } = this.#batch;
+      const urls = await Promise.all(pictures.map((picture) => picture.dataUrl()));
+      const options = { signal: turn.controller.signal, invocationId };
+      await this.#patiently(turn, async () => {
+        if (this.#id === null) {
+          const opened = await api.openSession(this.endpoint, urls, options);
+          this.#id = opened.id;
+          // A time that is past already tells of a wrong clock here, and nothing of the session.
+          const expiresAt = opened.expiresAt > Date.now() ? opened.expiresAt : null;
+          Object.assign(this, { state: "open", instance: opened.instance, expiresAt });
+        } else {
+          await api.addImages(this.endpoint, this.#id, urls, options);
+        }
+      });
+      this.untaken.splice(0, pictures.length);
+      this.pictures.push(...pictures);
+      this.#batch = null;
+      this.hooks.onSession(this);
+    }
+  }
+
+  // As many pictures as one request may have.
+  #nextBatch() {
+    let numBytes = 0;
+    const end = this.untaken.findIndex((picture, at) => {
+      numBytes += Math.ceil(picture.blob.size / 3) * 4 + 64;
+      return at > 0 && numBytes > this.maxBodyBytes;
+    });
+    return this.untaken.slice(0, end < 0 ? undefined : end);
+  }
+
+  async #generate(turn) {
+    const { signal } = turn.controller;
+    const askedAt = performance.now();
+    let firstAt = null;
+    for await (const piece of api.ask(this.endpoint, this.#id, turn.question, { signal, invocationId: turn.invocationId })) {
+      if (piece.receipt) {
+        this.#receive(turn, piece.receipt);
+      } else {
+        const now = performance.now();
+        firstAt ??= now;
+        turn.text += piece.text;
+        turn.finish = piece.finish ?? turn.finish;
+        const { receipt } = turn;
+        receipt.ttftMs = firstAt - askedAt;
+        receipt.numTokens += piece.isToken;
+        const tookS = (now - firstAt) / 1000;
+        receipt.tokensPerS = receipt.numTokens > 1 && tookS > 0.001 ? (receipt.numTokens - 1) / tookS : null;
+      }
+      turn.state = "streaming";
+      turn.waiting = "";
+      this.hooks.onTurn(this, turn);
+    }
+  }
+
+  #receive(turn, receipt) {
+    turn.receipt = receipt;
+    if (this.instance && receipt.instance && receipt.instance !== this.instance) {
+      turn.moved = { from: this.instance, to: receipt.instance };
+    }
+    this.instance = receipt.instance || this.instance;
+  }
+
+  // Does it again while the server is busy, and tells how long it waits; asks for a token where one is wanted.
+  async #patiently(turn, action) {
+    for (let tries = 1; ; tries += 1) {
+      const watching = this.#watchProgress(turn);
+      try {
+        await action();
+        return;
+      } catch (error) {
+        watching.abort();
+        if (!(error instanceof api.Refused)) throw error;
+        if (error.isDenied) {
+          if (!(await this.hooks.needToken(error.message))) throw error;
+        } else if (error.isBusy && tries < MAX_TRIES) {
+          await this.#wait(turn, Math.min(MAX_RETRY_S, error.retryAfterS ?? RETRY_S), error.message);
+        } else {
+          throw error;
+        }
+      } finally {
+        watching.abort();
+      }
+    }
+  }
+
+  async #wait(turn, seconds, message) {
+    const why = message.replace(/\s*Try again later\.?$/, "").replace(/[^.!?]$/, "$&.");
+    const until = performance.now() + seconds * 1000;
+    for (let left = seconds; left > 0; left = (until - performance.now()) / 1000) {
+      this.#tellWaiting(turn, `${why} Trying again in ${span(left)}.`);
+      await pause(Math.min(1000, left * 1000), turn.controller.signal);
+    }
+    this.#tellWaiting(turn, "Trying again.");
+  }
+
+  #tellWaiting(turn, text) {
+    Object.assign(turn, { state: "waiting", waiting: text });
+    if (this.turns.includes(turn)) this.hooks.onTurn(this, turn);
+  }
+
+  // While nothing comes, says what is being done about it: an instance that is started takes a while.
+  #watchProgress(turn) {
+    const watching = new AbortController();
+    const { signal } = watching;
+    const watch = async () => {
+      await pause(PROGRESS_AFTER_MS, signal);
+      while (["sending", "waiting"].includes(turn.state)) {
+        const progress = await api.findProgress(this.endpoint, signal);
+        if (progress && !signal.aborted) this.#tellWaiting(turn, `Waiting: ${progress}.`);
+        await pause(PROGRESS_EVERY_MS, signal);
+      }
+    };
+    watch().catch(() => {}); // what matters is the request itself
+    return watching;
+  }
+}
+
+function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const gone = () => reject(new DOMException("stopped", "AbortError"));
+    if (signal.aborted) return gone();
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", stop);
+      resolve();
+    }, ms);
+    const stop = () => {
+      clearTimeout(timer);
+      gone();
+    };
+    return signal.addEventListener("abort", stop, { once: true });
+  });
+}
+
+function wordsFor(error) {
+  if (error instanceof AnswerBroken && error.code === "StreamBroken") {
+    return "The instance was lost in the middle of the answer: this is not the whole of it.";
+  }
+  if (error instanceof api.NetworkGone) return `${error.message} Check the network, and that the server runs.`;
+  if (error instanceof api.Refused || error instanceof AnswerBroken || error instanceof BadPicture) return error.message;
+  console.error(error); // a fault of this page's own
+  return `This page failed: ${error.message}`;
+}

@@ -1,0 +1,92 @@
+"""The admin plane, as its clients see it: JSON by HTTP, with a token where it asks for one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
+
+TIMEOUT_S = 30.0
+
+
+class AdminClient:
+    """One admin plane. token: its own; "" if it has none. Raises AdminError everywhere."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        if not url.startswith(("http://", "https://")):
+            raise AdminError(f"the admin plane's address must begin with http:// or https://, not {url!r}")
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, query: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """What a path shows. Parts of the query that are None are left out."""
+        return self._ask("GET", path, query)
+
+    def post(
+        self, path: str, query: Mapping[str, object] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Have something done."""
+        return self._ask("POST", path, query, timeout_s)
+
+    def open(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> HTTPResponse:
+        """An answer whose body is yet to be read."""
+        given = urlencode({key: value for key, value in (query or {}).items() if value is not None})
+        request = Request(f"{self._url}{path}{'?' * bool(given)}{given}", method=method, headers=self._headers)
+        try:
+            answer: HTTPResponse = urlopen(request, timeout=timeout_s)
+            return answer
+        except HTTPError as error:
+            with error:
+                raise _refusal(error) from error
+        except (URLError, OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise AdminUnreachable(
+                f"no answer from the admin plane at {self._url}: {reason} (does the fleet run, and is this its "
+                "--admin-url?)"
+            ) from error
+
+    def _ask(
+        self, method: str, path: str, query: Mapping[str, object] | None, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
+        try:
+            with self.open(method, path, query, timeout_s) as answer:
+                found = json.load(answer)
+        except (ValueError, OSError, HTTPException) as error:
+            raise AdminError(
+                f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
+            ) from error
+        if not isinstance(found, dict):
+            raise AdminError(f"{self._url} does not answer as an admin plane does: is it the runtime's port?")
+        return found
+
+    def _foreign(self) -> str:
+        return f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
+
+
+def _refusal(error: HTTPError) -> AdminError:
+    if error.code == 401:
+        return AdminRefused("the admin plane asks for its token: set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
+    try:
+        body = json.loads(error.read())
+        message = _explain(body)
+    except (ValueError, KeyError, TypeError, OSError):
+        message = f"the admin plane answers with status {error.code}; does it belong to this version?"
+    return AdminRefused(message) if error.code == 403 else AdminError(message)
+
+
+def _explain(body: Any) -> str:
+    """The words of an error body, which may tell the state of an asynchronous request or what each instance said."""
+    if "state" in body:
+        reason = f" ({body['reason']})" if body.get("reason") else ""
+        return f"{body.get('error', 'The request has ended.')} It is {body['state']}{reason}."
+    if "error" not in body and "instances" in body:
+        return "; ".join(f"{row['instance']}: {row['error']}" for row in body["instances"] if "error" in row)
+    return str(body["error"])

@@ -1,0 +1,61 @@
+"""Whose requests they are: a bearer token, a key that signs as AWS does, or nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from botocore import UNSIGNED
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+
+from torchmoor.clients import runtime
+
+SERVICE = "sagemaker"
+DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """What somebody shows. With neither, boto3 finds their keys as it always does, or they have none."""
+
+    token: str = field(default="", repr=False)
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # as boto3.client's arguments
+
+
+def make_client(url: str, login: Login, config: Config) -> Any:
+    """boto3's runtime client for this login. Raises ValueError if the address is none, BotoCoreError."""
+    if not login.token:
+        return runtime.make_client(endpoint_url=url, keys=login.keys, config=config)
+    client = runtime.make_client(endpoint_url=url, config=config.merge(Config(signature_version=UNSIGNED)))
+
+    def add_token(params: dict[str, Any], **_: object) -> None:
+        params["headers"]["Authorization"] = f"Bearer {login.token}"
+
+    client.meta.events.register("before-call.sagemaker-runtime", add_token)
+    return client
+
+
+class Signer:
+    """The same for requests that go without boto3's client."""
+
+    def __init__(self, login: Login) -> None:
+        session = boto3.Session(**login.keys)
+        found = None if login.token else session.get_credentials()
+        self._token = login.token
+        self._region = session.region_name or DEFAULT_REGION
+        self._credentials = None if found is None else Credentials(*found.get_frozen_credentials()[:3])
+
+    def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
+        """All headers that the request is to have."""
+        if self._token:
+            return {**headers, "Authorization": f"Bearer {self._token}"}
+        if self._credentials is None:
+            return dict(headers)
+        request = AWSRequest(method, url, headers=dict(headers), data=body)
+        SigV4Auth(self._credentials, SERVICE, self._region).add_auth(request)
+        return dict(request.headers.items())

@@ -1,0 +1,54 @@
+// Writing to the page. Elements are kept and only what has changed is written, so that focus, selection, scroll and
+// screen readers stay where they are. Texts go in as text, never as HTML: names come from strangers.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const $ = (id) => document.getElementById(id);
+export const part = (element, name) => element.querySelector(`[data-is="${name}"]`);
+export const copy = (id) => $(id).content.firstElementChild.cloneNode(true);
+
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function setClass(element, name) {
+  if (element.className !== name) element.className = name;
+}
+
+export function setAttribute(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+// An element of that name, with a text and attributes.
+export function make(name, text = "", attributes = {}) {
+  const element = document.createElement(name);
+  element.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
+// One child for each key, made by `create(key)` the first time, in the order of the keys. What stays in its place is not
+// touched: an element that moves loses the focus.
+export function keep(parent, keys, create) {
+  const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const children = keys.map((key) => {
+    const child = known.get(key) ?? create(key);
+    known.delete(key);
+    child.dataset.key = key;
+    return child;
+  });
+  for (const child of known.values()) child.remove();
+  children.forEach((child, at) => {
+    if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
+  });
+  return children;
+}
+
+// A part of a drawing.
+export function draw(parent, name, attributes, text) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text !== undefined) element.textContent = text;
+  parent.append(element);
+  return element;
+}

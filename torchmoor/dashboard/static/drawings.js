@@ -1,0 +1,90 @@
+// Curves, histograms and bars.
+
+import { copy, draw, keep, make, say } from "./dom.js";
+import { duration, short } from "./words.js";
+
+// Curves of the same scale over five minutes, the newest value at the right; null is a gap.
+export function drawCurves(svg, curves) {
+  const most = Math.max(...curves.flat().filter((value) => value !== null), 0) || 1;
+  const paths = curves.map((values) => {
+    let path = "";
+    let pen = "M";
+    values.forEach((value, at) => {
+      if (value === null) {
+        pen = "M";
+        return;
+      }
+      const x = 150 - (values.length - 1 - at);
+      path += `${pen}${x} ${(34 - (value / most) * 32).toFixed(1)}`;
+      if (pen === "M" && (at + 1 === values.length || values[at + 1] === null)) path += "h1";
+      pen = "L";
+    });
+    return path;
+  });
+  if (svg.dataset.drawn === paths.join("|")) return;
+  svg.dataset.drawn = paths.join("|");
+  svg.replaceChildren();
+  draw(svg, "line", { x1: 0, y1: 35, x2: 150, y2: 35 });
+  paths.forEach((path, which) => draw(svg, "path", which ? { d: path, class: "second" } : { d: path }));
+}
+
+// Where a value lies among the buckets, in buckets from the left; within one, values are taken as spread evenly.
+function placeOf(value, uppers) {
+  const at = uppers.findIndex((upper) => upper === null || value <= upper);
+  if (at < 0) return uppers.length;
+  if (uppers[at] === null) return at;
+  const lower = at ? uppers[at - 1] : uppers[0] / 2;
+  return at + Math.min(1, Math.max(0, (value - lower) / (uppers[at] - lower)));
+}
+
+// Buckets with their counts, and marks at p50 and p99.
+export function drawHistogram(box, told, what) {
+  const total = told.counts.reduce((sum, count) => sum + count, 0);
+  const key = JSON.stringify(told);
+  if (box.dataset.drawn === key) return;
+  box.dataset.drawn = key;
+  box.replaceChildren();
+  if (!total) {
+    box.append(make("p", "None in five minutes.", { class: "quiet" }));
+    return;
+  }
+  const bounds = told.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
+  const label = told.counts.map((count, at) => `${count} up to ${bounds[at]}`).join(", ");
+  const middle = `half within ${duration(told.p50_ms)}, 99 of 100 within ${duration(told.p99_ms)}`;
+  const svg = draw(box, "svg", { viewBox: "0 0 300 128", role: "img", "aria-label": `${what}: ${label}; ${middle}` });
+  const width = Math.min(44, 300 / told.counts.length);
+  const most = Math.max(...told.counts);
+  const every = Math.ceil(told.counts.length / 6);
+  told.counts.forEach((count, at) => {
+    const height = count ? Math.max(1.5, (count / most) * 74) : 0;
+    draw(svg, "rect", { x: at * width + 1, y: 106 - height, width: width - 2, height });
+    if (at % every === 0) {
+      draw(svg, "text", { x: (at + 0.5) * width, y: 121, "text-anchor": "middle" }, bounds[at]);
+    }
+  });
+  draw(svg, "line", { x1: 0, y1: 106.5, x2: width * told.counts.length, y2: 106.5 });
+  const places = [told.p50_ms, told.p99_ms].map((value) => placeOf(value, told.upper_ms) * width);
+  const first = Math.min(264, Math.max(11, places[0]));
+  const labels = [first, Math.min(289, Math.max(first + 25, places[1]))];
+  ["p50", "p99"].forEach((name, which) => {
+    draw(svg, "line", { x1: places[which], y1: 16, x2: places[which], y2: 106, class: "mark" });
+    draw(svg, "text", { x: labels[which], y: 11, "text-anchor": "middle", class: "mark" }, name);
+  });
+  told.counts.forEach((count, at) => {
+    const y = 102 - Math.max(1.5, (count / most) * 74);
+    if (count) draw(svg, "text", { x: (at + 0.5) * width, y, "text-anchor": "middle", class: "count" }, short(count));
+  });
+}
+
+// rows: label, text, and the part of the bar that is filled; null for no bar.
+export function fillBars(list, rows) {
+  const elements = keep(list, rows.map((row) => row.label), () => copy("bar-template"));
+  rows.forEach((row, at) => {
+    say(elements[at].querySelector(".label"), row.label);
+    say(elements[at].querySelector(".value"), row.text);
+    const bar = elements[at].querySelector(".bar");
+    bar.hidden = row.part === null;
+    const width = `${Math.min(100, 100 * (row.part ?? 0)).toFixed(1)}%`;
+    if (bar.firstElementChild.style.width !== width) bar.firstElementChild.style.width = width;
+  });
+}

@@ -1,0 +1,48 @@
+// A list that the page asks for by itself, beside dashboard.json: not again while an answer is awaited, and never for more
+// than a part of the time, so that long lists are asked for less often.
+
+import { say } from "./dom.js";
+
+const POLL_SHARE = 20; // asking takes no more than a twentieth of the time,
+const MAX_PAUSE_MS = 15000; // but is not forgotten
+const TIMEOUT_MS = 15000;
+
+export class Feed {
+  // find(): reads the list, with the `get` of this module. facts: the element that says when the list is old.
+  constructor(find, show, facts) {
+    this.find = find;
+    this.show = show;
+    this.facts = facts;
+    this.isAsking = false;
+    this.dueAt = 0;
+  }
+
+  // Something was done, or another list is wanted: ask now, or as soon as the answer that is awaited is here.
+  hurry() {
+    this.dueAt = 0;
+    this.poll();
+  }
+
+  async poll() {
+    if (this.isAsking || performance.now() < this.dueAt) return;
+    this.isAsking = true;
+    this.dueAt = Infinity;
+    const began = performance.now();
+    try {
+      this.show(await this.find());
+    } catch (error) {
+      say(this.facts, `The list is old: ${error.message}`);
+    }
+    this.isAsking = false;
+    if (this.dueAt === 0) this.poll();
+    else this.dueAt = performance.now() + Math.min(MAX_PAUSE_MS, POLL_SHARE * (performance.now() - began));
+  }
+}
+
+export async function get(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const text = new URLSearchParams(given).toString();
+  const answer = await fetch(text ? `${path}?${text}` : path, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `status ${answer.status}`);
+  return answer.json();
+}

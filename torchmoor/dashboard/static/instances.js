@@ -1,0 +1,98 @@
+// The instances: state, load, what each holds of what it may hold; drained and resumed.
+
+import { act } from "./actions.js";
+import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
+import { fillBars } from "./drawings.js";
+import { bytes, count, number } from "./words.js";
+
+const STATES = { ready: "good", starting: "warn", draining: "warn", down: "bad" };
+
+function gauges(instance, budgets) {
+  const rows = [
+    {
+      label: "Requests",
+      text: `${number(instance.outstanding)} of ${number(instance.capacity)}`,
+      part: instance.outstanding / instance.capacity,
+    },
+  ];
+  const add = (label, used, most, write) => {
+    if (used !== undefined && most) rows.push({ label, text: `${write(used)} of ${write(most)}`, part: used / most });
+  };
+  const { sessions = {}, memory = {} } = instance.status ?? {};
+  add("Sessions", sessions.open, sessions.max, number);
+  add("KV cache (device)", memory.kv_bytes, memory.kv_capacity_bytes, bytes);
+  add("Features (device)", memory.features_bytes, memory.features_capacity_bytes, bytes);
+  add("Images (host)", memory.host_bytes, memory.host_capacity_bytes, bytes);
+  for (const [tier, budget] of Object.entries(budgets)) add(`Models (${tier})`, budget.used, budget.max, bytes);
+  return rows;
+}
+
+function facts(instance) {
+  const breaker = instance.failures_in_a_row ? `${instance.breaker}, ${instance.failures_in_a_row} failures in a row` : instance.breaker;
+  const rows = [["Breaker", breaker]];
+  if (instance.share < 1) rows.push(["Share of work, coming back", `${Math.round(100 * instance.share)} %`]);
+  if (instance.session_room !== null) rows.push(["Room for new sessions", number(instance.session_room)]);
+  const { turns, tokens, device } = instance.status ?? {};
+  if (turns) rows.push(["Turns running, waiting, done", `${number(turns.running)}, ${number(turns.waiting)}, ${number(turns.finished)}`]);
+  if (tokens) {
+    const prompts = tokens.prefilled + tokens.reused;
+    rows.push(["Tokens generated", number(tokens.generated)]);
+    rows.push(["Prompt tokens reused", prompts ? `${Math.round((100 * tokens.reused) / prompts)} %` : "–"]);
+  }
+  if (device) rows.push(["Device", device]);
+  return rows;
+}
+
+function progress(instance) {
+  if (instance.starting_s === null) return "";
+  const usual = instance.last_start_s === null ? "" : ` of about ${Math.round(instance.last_start_s)} s`;
+  return `, ${Math.round(instance.starting_s)} s${usual}`;
+}
+
+function showInstance(card, instance, budgets) {
+  const state = part(card, "state");
+  const isCutOff = instance.breaker !== "closed" && instance.state === "ready";
+  say(part(card, "name"), instance.name);
+  say(state, isCutOff ? `breaker ${instance.breaker}` : instance.state + progress(instance));
+  setClass(state, `badge ${isCutOff ? "bad" : (STATES[instance.state] ?? "bad")}`);
+  say(part(card, "where"), `${instance.endpoint} / ${instance.variant} · ${instance.host}:${instance.port}`);
+  fillBars(part(card, "gauges"), gauges(instance, budgets));
+  const rows = facts(instance);
+  const keys = rows.flatMap(([name]) => [`dt ${name}`, `dd ${name}`]);
+  const elements = keep(part(card, "facts"), keys, (key) => document.createElement(key.slice(0, 2)));
+  rows.forEach(([name, text], at) => {
+    say(elements[2 * at], name);
+    say(elements[2 * at + 1], text);
+  });
+  const button = part(card, "button");
+  const verb = instance.is_drained ? "Resume" : instance.state === "ready" ? "Drain" : undefined;
+  if (button.hidden !== (verb === undefined)) button.hidden = verb === undefined;
+  say(button, verb ?? "");
+  setAttribute(button, "aria-label", `${verb} ${instance.name}`);
+  button.onclick = () => move(verb, instance);
+}
+
+function move(verb, instance) {
+  const running = instance.outstanding ? `the ${count(instance.outstanding, "request")} that it works on ${instance.outstanding === 1 ? "is" : "are"} finished` : "it works on none now";
+  const open = instance.status?.sessions?.open;
+  const sessions = open ? ` It holds ${count(open, "session")}: with a journal they go on elsewhere, without one they stay here until they end.` : "";
+  act({
+    title: `${verb} ${instance.name}?`,
+    text:
+      verb === "Drain"
+        ? `It gets no new requests; ${running}.${sessions}`
+        : "It gets requests again as soon as it answers a probe, at first a few.",
+    yes: verb,
+    subject: instance.name,
+    path: `instances/${encodeURIComponent(instance.name)}/${verb.toLowerCase()}`,
+    done: (told) => `${told.name} is ${told.state}.`,
+  });
+}
+
+// budgetsOf(name): bytes used and allowed of an instance's models, by tier.
+export function showInstances(told, budgetsOf) {
+  const instances = told.instances.slice().sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
+  const cards = keep($("instances"), instances.map((each) => each.name), () => copy("instance-template"));
+  instances.forEach((instance, at) => showInstance(cards[at], instance, budgetsOf(instance.name)));
+  $("instances-none").hidden = instances.length > 0;
+}

@@ -1,0 +1,131 @@
+// The models of endpoints with many: which are where, what goes next, and what may be done to them.
+
+import { act } from "./actions.js";
+import { $, make, say } from "./dom.js";
+import { Feed, get } from "./feed.js";
+import { Table, badge, buttons, text } from "./table.js";
+import { bytes, number, span } from "./words.js";
+
+const TIERS = ["device", "host", "loading", "leaving", "disk", "broken"];
+const TIER_CLASSES = { device: "good", host: "good", loading: "warn", broken: "bad" };
+const ACTIONS = {
+  Pin: {
+    text: "It is loaded, if it is not, and stays in memory until it is unpinned.",
+    done: (tier) => `is pinned${tier ? `, on ${tier}` : ""}.`,
+  },
+  Unpin: { text: "It may go again when another model needs the memory.", done: () => "is not pinned any more." },
+  Prewarm: {
+    text: "It is loaded now, and others may go for it. That may take minutes.",
+    done: (tier) => `is loaded${tier ? `, on ${tier}` : ""}.`,
+  },
+  Unload: {
+    text: "It goes from memory when the requests that use it have ended. The next request for it waits until it is loaded again.",
+    done: () => "is unloaded.",
+  },
+};
+
+let models = { models: [], instances: [] }; // as last told
+let queues = new Map(); // of each instance, what goes from memory in which order
+
+// row: undefined to have the proxy choose where.
+function press(action, name, row) {
+  const where = row ? `?${new URLSearchParams({ endpoint: row.endpoint, instance: row.instance })}` : "";
+  act({
+    title: `${action} ${name}${row ? ` at ${row.instance}` : ""}?`,
+    text: ACTIONS[action].text,
+    yes: action,
+    subject: name,
+    path: `models/${encodeURIComponent(name)}/${action.toLowerCase()}${where}`,
+    done: (told) => {
+      feed.hurry();
+      return `${name} ${ACTIONS[action].done(told.instances.find((each) => each.status === 200)?.tier)}`;
+    },
+  });
+}
+
+// What a row's model is, then when it was used: those that hold memory first, the newest of them above.
+function rank(row) {
+  const place = TIERS.includes(row.tier) ? TIERS.indexOf(row.tier) : TIERS.length;
+  return place * 1e12 + Math.min(row.last_used_s ?? 1e11, 1e11);
+}
+
+function actionsOf(row) {
+  if (row.retired) return [];
+  const verbs = [row.pinned ? "Unpin" : "Pin"];
+  if (row.tier !== "device" && row.tier !== "loading") verbs.push("Prewarm");
+  if (row.tier === "device" || row.tier === "host") verbs.push("Unload");
+  return verbs.map((verb) => ({ verb, label: `${verb} ${row.name} at ${row.instance}`, press: () => press(verb, row.name, row) }));
+}
+
+const sizeOf = (row) => (row.bytes ?? 0) + (row.mapped_bytes ?? 0);
+const turnOf = (row) => (queues.get(row.instance) ?? []).indexOf(row.name);
+
+function placeInQueue(row) {
+  const turn = turnOf(row);
+  return row.pinned ? "pinned" : turn === 0 ? "next" : turn > 0 ? number(turn + 1) : "–";
+}
+
+function showName(cell, row) {
+  if (!cell.firstElementChild) cell.append(make("span"), " ", make("span", "", { class: "quiet" }));
+  say(cell.children[0], row.name);
+  say(cell.children[1], row.version === undefined || row.version === null ? "" : `version ${row.version}`);
+}
+
+const table = new Table($("models-table"), {
+  noun: "model",
+  nothing: "No such models.",
+  key: (row) => JSON.stringify([row.instance, row.name, row.version ?? null, Boolean(row.retired)]),
+  sort: { column: 2, isDown: false },
+  columns: [
+    { title: "Model", is: "name", value: (row) => row.name, fill: showName },
+    { title: "Instance", value: (row) => row.instance, fill: text((row) => row.instance) },
+    {
+      title: "Tier",
+      value: rank,
+      fill: badge((row) => ({ word: row.tier, kind: TIER_CLASSES[row.tier] ?? "", more: row.reason ?? row.progress ?? "" })),
+    },
+    { title: "Size", is: "figure", value: sizeOf, fill: text((row) => (sizeOf(row) ? bytes(sizeOf(row)) : "–")) },
+    {
+      title: "Last use",
+      is: "figure",
+      value: (row) => -(row.last_used_s ?? Infinity),
+      fill: text((row) => (typeof row.last_used_s === "number" ? `${span(row.last_used_s)} ago` : "–")),
+    },
+    { title: "Requests", is: "figure", value: (row) => row.hits ?? 0, fill: text((row) => number(row.hits ?? 0)) },
+    { title: "Goes", is: "figure", value: (row) => (turnOf(row) < 0 ? -Infinity : -turnOf(row)), fill: text(placeInQueue) },
+    { title: "Actions", is: "actions", fill: buttons(actionsOf) },
+  ],
+});
+
+function show(told) {
+  models = told;
+  draw();
+}
+
+function draw() {
+  queues = new Map(models.instances.map((each) => [each.instance, each.next_to_go]));
+  const wanted = $("models-filter").value.trim().toLowerCase();
+  const silent = models.instances.filter((each) => !each.answered).map((each) => each.instance);
+  say($("models-facts"), silent.length ? `no word from ${silent.join(", ")}` : "");
+  table.show(models.models.filter((row) => row.name.toLowerCase().includes(wanted)));
+  const isKnown = models.models.some((row) => row.name.toLowerCase() === wanted);
+  $("models-prewarm").hidden = !wanted || isKnown;
+}
+
+const feed = new Feed(() => get("models"), show, $("models-facts"));
+
+export function pollModels(told) {
+  $("models-section").hidden = $("models-link").hidden = !told.has_many_models;
+  if (told.has_many_models) feed.poll();
+}
+
+// Bytes used and allowed of each tier of an instance; none if it has not told.
+export function budgetsOf(name) {
+  return models.instances.find((each) => each.instance === name)?.budgets ?? {};
+}
+
+$("models-filter").oninput = () => {
+  table.toStart();
+  draw();
+};
+$("models-prewarm").onclick = () => press("Prewarm", $("models-filter").value.trim());

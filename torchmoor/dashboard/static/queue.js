@@ -1,0 +1,122 @@
+// Asynchronous requests of one endpoint: how much waits and since when, which there are, why some failed; cancelled.
+
+import { act } from "./actions.js";
+import { $, make, say } from "./dom.js";
+import { fillBars } from "./drawings.js";
+import { Feed, get } from "./feed.js";
+import { Table, badge, buttons, text } from "./table.js";
+import { ago, count, number, span } from "./words.js";
+
+const LIMIT = 200;
+const STATES = { WAITING: "warn", RUNNING: "good", DECIDED: "good", COMPLETED: "", FAILED: "bad", CANCELLED: "", EXPIRED: "bad" };
+const OPEN = ["WAITING", "RUNNING"];
+let counts = {}; // of each endpoint since the start of the proxy
+let toBeDone = 0; // of the endpoint that is shown
+
+function cancel(row) {
+  const isRunning = row.state === "RUNNING";
+  act({
+    title: `Cancel ${row.inference_id}?`,
+    text: `${isRunning ? `${row.instance || "The instance that has it"} is told to stop.` : "It is not begun any more."} Its failure object, and its notice if it has one, say that it was cancelled.`,
+    yes: "Cancel it",
+    subject: row.inference_id,
+    path: `async-requests/${encodeURIComponent(row.inference_id)}/cancel`,
+    done: () => {
+      feed.hurry();
+      return `${row.inference_id} is cancelled.`;
+    },
+  });
+}
+
+const table = new Table($("queue-table"), {
+  noun: "request",
+  nothing: "No such requests.",
+  page: 15,
+  key: (row) => row.inference_id,
+  sort: { column: 2, isDown: true },
+  columns: [
+    { title: "Request", is: "name", value: (row) => row.inference_id, fill: text((row) => row.inference_id) },
+    {
+      title: "State",
+      value: (row) => row.state,
+      fill: badge((row) => ({ word: row.state.toLowerCase(), kind: STATES[row.state] ?? "", more: row.attempts > 1 ? `attempt ${number(row.attempts)}` : "" })),
+    },
+    { title: "Received", is: "figure", value: (row) => row.received_at, fill: text((row) => ago(row.received_at)) },
+    { title: "Instance", value: (row) => row.instance, fill: text((row) => row.instance || "–") },
+    { title: "Reason", value: (row) => row.reason, fill: showReason },
+    { title: "Result", value: (row) => row.output_location ?? "", fill: showResult },
+    {
+      title: "Actions",
+      is: "actions",
+      fill: buttons((row) => (OPEN.includes(row.state) ? [{ verb: "Cancel", label: `Cancel ${row.inference_id}`, press: () => cancel(row) }] : [])),
+    },
+  ],
+});
+
+function showReason(cell, row) {
+  cell.classList.add("long");
+  say(cell, row.reason || "–");
+}
+
+// A file's or bucket's name is shown; what can be had is offered for download, by the admin plane.
+function showResult(cell, row) {
+  cell.classList.add("long");
+  if (row.state !== "COMPLETED") {
+    say(cell, row.state === "FAILED" || row.state === "EXPIRED" ? (row.failure_location ?? "–") : "–");
+    return;
+  }
+  let link = cell.firstElementChild;
+  if (!link) {
+    cell.textContent = "";
+    link = make("a");
+    cell.append(link);
+  }
+  say(link, row.output_location ?? "download");
+  const path = `async-requests/${encodeURIComponent(row.inference_id)}/result`;
+  if (link.getAttribute("href") !== path) link.setAttribute("href", path);
+}
+
+function show(told) {
+  const lines = [
+    ["Waiting", told.waiting],
+    ["Running", told.running],
+    ["Answered, being published", told.decided],
+  ];
+  const most = Math.max(1, ...lines.map(([, each]) => each));
+  fillBars($("queue-lines"), lines.map(([label, each]) => ({ label, text: number(each), part: each / most })));
+  toBeDone = told.waiting + told.running;
+  const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[told.endpoint] ?? {};
+  const todo = toBeDone ? `${count(toBeDone, "request")} to be done, the oldest is ${span(told.oldest_age_s)} old` : "Nothing is to be done";
+  say($("queue-facts"), `${todo} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
+  table.show(told.requests);
+}
+
+const find = () => get("async-requests", { endpoint: $("queue-endpoint").value, state: $("queue-state").value, order: "newest", limit: LIMIT });
+const feed = new Feed(find, show, $("queue-facts"));
+
+export function pollQueue(told) {
+  const endpoints = told.async_endpoints;
+  $("queue-section").hidden = $("queue-link").hidden = !endpoints.length;
+  if (!endpoints.length) return;
+  counts = {};
+  for (const { endpoint, asynchronous } of told.variants) {
+    const sum = (counts[endpoint] ??= {});
+    for (const [name, each] of Object.entries(asynchronous)) sum[name] = (sum[name] ?? 0) + each;
+  }
+  const select = $("queue-endpoint");
+  if (select.options.length !== endpoints.length) {
+    select.replaceChildren(...endpoints.map((name) => make("option", name)));
+  }
+  $("queue-endpoint-label").hidden = endpoints.length < 2;
+  feed.poll();
+}
+
+export const describeBacklog = () => (toBeDone ? ` ${count(toBeDone, "asynchronous request")} to be done.` : "");
+
+function onFilter() {
+  table.toStart();
+  feed.hurry();
+}
+
+$("queue-endpoint").onchange = onFilter;
+$("queue-state").onchange = onFilter;

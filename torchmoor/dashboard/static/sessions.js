@@ -1,0 +1,129 @@
+// The sessions that instances hold, by the hash that the access log and the decisions have; closed, pinned, unpinned.
+
+import { act } from "./actions.js";
+import { $, make, say } from "./dom.js";
+import { Feed, get } from "./feed.js";
+import { Table, badge, buttons, offer, text } from "./table.js";
+import { ago, bytes, count, number, until } from "./words.js";
+
+const PAGE = 1000; // of the list that the proxy gives
+const MAX_ROWS = 4000; // that are read; the filters find the others
+const TIERS = { device: "good", host: "", journal: "warn" };
+const ACTIONS = {
+  Close: {
+    text: (row) =>
+      `${row.is_running ? "Its answer that is being written ends with an error, and what it holds is free." : "What it holds is free."} Its client's next question is told that the session is closed; it cannot be opened again.`,
+    done: "is closed.",
+  },
+  Pin: {
+    text: () => "Its part of the KV cache stays on the device between its turns, also when others need the room, until it is unpinned or ends.",
+    done: "is pinned.",
+  },
+  Unpin: { text: () => "Its part of the KV cache may go between its turns, like any other's.", done: "is not pinned any more." },
+};
+
+function press(action, row) {
+  act({
+    title: `${action} session ${row.session}?`,
+    text: ACTIONS[action].text(row),
+    yes: action,
+    subject: `session ${row.session}`,
+    path: `sessions/${row.session}/${action.toLowerCase()}`,
+    done: () => {
+      feed.hurry();
+      return `Session ${row.session} ${ACTIONS[action].done}`;
+    },
+  });
+}
+
+const table = new Table($("sessions-table"), {
+  noun: "session",
+  nothing: "No sessions.",
+  key: (row) => `${row.session} ${row.instance}`,
+  sort: { column: 6, isDown: true },
+  columns: [
+    { title: "Session", is: "name", value: (row) => row.session, fill: showName },
+    { title: "Instance", value: (row) => row.instance, fill: text((row) => row.instance) },
+    {
+      title: "State",
+      value: (row) => (row.is_running ? 2 : 0) + (row.is_pinned ? 1 : 0),
+      fill: badge((row) => ({
+        word: row.is_running ? "answering" : "idle",
+        kind: row.is_running ? "good" : "",
+        more: [row.is_pinned ? "pinned" : "", row.waiting ? `${number(row.waiting)} waiting` : ""].filter(Boolean).join(", "),
+      })),
+    },
+    { title: "Tier", value: (row) => row.tier, fill: badge((row) => ({ word: row.tier, kind: TIERS[row.tier] ?? "" })) },
+    { title: "Memory", is: "figure", value: (row) => row.bytes, fill: text((row) => bytes(row.bytes)) },
+    { title: "Turns", is: "figure", value: (row) => row.turns, fill: text((row) => (row.turns === null ? "–" : number(row.turns))) },
+    { title: "Last used", is: "figure", value: (row) => row.last_used_at, fill: text((row) => ago(row.last_used_at)) },
+    { title: "Expires", is: "figure", value: (row) => row.expires_at, fill: text((row) => until(row.expires_at)) },
+    {
+      title: "Actions",
+      is: "actions",
+      fill: buttons((row) =>
+        [row.is_pinned ? "Unpin" : "Pin", "Close"].map((verb) => ({
+          verb,
+          label: `${verb} session ${row.session}`,
+          press: () => press(verb, row),
+        }))
+      ),
+    },
+  ],
+});
+
+function showName(cell, row) {
+  if (!cell.firstElementChild) cell.append(make("code"));
+  say(cell.firstElementChild, row.session);
+}
+
+async function find() {
+  const query = { instance: $("sessions-instance").value, session: prefix(), limit: PAGE };
+  const rows = [];
+  let page;
+  do {
+    page = await get("sessions", { ...query, after: page?.next });
+    rows.push(...page.sessions);
+  } while (page.next && rows.length < MAX_ROWS);
+  return { rows, instances: page.instances, hasMore: Boolean(page.next) };
+}
+
+function prefix() {
+  return $("sessions-filter").value.trim().toLowerCase();
+}
+
+function show({ rows, instances, hasMore }) {
+  const silent = instances.filter((each) => !each.answered).map((each) => each.instance);
+  const facts = [];
+  if (hasMore) facts.push(`the first ${number(rows.length)} by their hashes; the filters find the others`);
+  if (silent.length) facts.push(`${silent.join(", ")} cannot tell`);
+  say($("sessions-facts"), facts.join(" · "));
+  table.show(rows);
+}
+
+const feed = new Feed(find, show, $("sessions-facts"));
+
+// Where many models are, the models have the sessions.
+export function pollSessions(told) {
+  offer($("sessions-instance"), "all", told.instances.map((each) => each.name));
+  feed.poll();
+}
+
+function onFilter() {
+  const isHash = /^[0-9a-f]{0,16}$/.test(prefix());
+  $("sessions-filter").setAttribute("aria-invalid", String(!isHash));
+  if (!isHash) {
+    say($("sessions-facts"), "A session's hash has the digits 0 to 9 and a to f.");
+    return;
+  }
+  table.toStart();
+  feed.hurry();
+}
+
+$("sessions-filter").oninput = onFilter;
+$("sessions-instance").onchange = onFilter;
+
+export const describeOpen = (told) => {
+  const open = told.instances.reduce((sum, each) => sum + (each.status?.sessions?.open ?? 0), 0);
+  return count(open, "session");
+};

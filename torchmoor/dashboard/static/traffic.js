@@ -1,0 +1,75 @@
+// The variants: what their clients do, how long it takes, why instances were chosen, what waits for which.
+
+import { $, copy, keep, part, say, setClass } from "./dom.js";
+import { drawCurves, drawHistogram, fillBars } from "./drawings.js";
+import { duration, last, number, reason } from "./words.js";
+
+function tilesOf(variant) {
+  const series = variant.series;
+  const failed = variant.client_errors + variant.server_errors;
+  return [
+    ["Requests", `${number(last(series.requests_per_s) ?? 0, 1)}/s`, "", [series.requests_per_s]],
+    ["In flight", number(variant.in_flight), "", [series.in_flight]],
+    ["Waiting", number(variant.waiting), variant.no_capacity ? `${number(variant.no_capacity)} refused` : "", [series.waiting]],
+    ["Errors", `${number(last(series.errors_per_s) ?? 0, 1)}/s`, `${number(failed)} in all`, [series.errors_per_s]],
+    [
+      "Latency p50, p99",
+      duration(last(series.latency_p50_ms)),
+      duration(last(series.latency_p99_ms)),
+      [series.latency_p50_ms, series.latency_p99_ms],
+    ],
+    [
+      "First chunk p50, p99",
+      duration(last(series.first_chunk_p50_ms)),
+      duration(last(series.first_chunk_p99_ms)),
+      [series.first_chunk_p50_ms, series.first_chunk_p99_ms],
+    ],
+  ];
+}
+
+// Turns of sessions wait for the one instance that holds them, all else for any.
+function linesOf(variant) {
+  const turns = Object.entries(variant.waiting_turns);
+  const others = variant.waiting - turns.reduce((sum, [, each]) => sum + each, 0);
+  const lines = turns.map(([home, each]) => [`Turns of sessions, for ${home}`, each]);
+  if (others > 0) lines.push([variant.ready ? "Others, for any instance" : "Held until an instance is started", others]);
+  return lines.map(([label, each]) => ({ label, text: number(each), part: each / variant.waiting }));
+}
+
+function showVariant(panel, variant) {
+  say(part(panel, "name"), `${variant.endpoint} / ${variant.name}`);
+  const facts = [variant.strategy, `${variant.ready} of ${variant.instances} instances ready`, `${number(variant.invocations)} requests`];
+  if (variant.retries) facts.push(`${number(variant.retries)} sent again`);
+  if (variant.mid_stream_errors) facts.push(`${number(variant.mid_stream_errors)} streams broken off`);
+  say(part(panel, "facts"), facts.join(" · "));
+  const tiles = tilesOf(variant);
+  const elements = keep(part(panel, "tiles"), tiles.map((tile) => tile[0]), () => copy("tile-template"));
+  tiles.forEach(([title, value, more, curves], at) => {
+    say(elements[at].querySelector("dt"), title);
+    say(elements[at].querySelector("b"), value);
+    const second = elements[at].querySelector("dd > span");
+    say(second, more);
+    setClass(second, curves.length > 1 ? "second" : "quiet");
+    drawCurves(elements[at].querySelector("svg"), curves);
+  });
+  const quantiles = (told) => (told.counts.length ? `p50 ${duration(told.p50_ms)}, p99 ${duration(told.p99_ms)}` : "");
+  say(part(panel, "latency-facts"), quantiles(variant.latency));
+  drawHistogram(part(panel, "latency"), variant.latency, "Answers by latency");
+  say(part(panel, "first-chunk-facts"), quantiles(variant.first_chunk));
+  drawHistogram(part(panel, "first-chunk"), variant.first_chunk, "Streams by time to their first chunk");
+  const decisions = Object.entries(variant.decisions).sort((a, b) => b[1] - a[1]);
+  const total = decisions.reduce((sum, [, each]) => sum + each, 0);
+  say(part(panel, "decisions-facts"), total ? "" : "none in five minutes");
+  fillBars(
+    part(panel, "decisions"),
+    decisions.map(([word, each]) => ({ label: reason(word), text: number(each), part: each / total }))
+  );
+  const lines = linesOf(variant);
+  part(panel, "lines-figure").hidden = !lines.length;
+  fillBars(part(panel, "lines"), lines);
+}
+
+export function showTraffic(told) {
+  const panels = keep($("variants"), told.variants.map((each) => `${each.endpoint}/${each.name}`), () => copy("variant-template"));
+  told.variants.forEach((variant, at) => showVariant(panels[at], variant));
+}

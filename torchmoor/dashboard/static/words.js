@@ -1,0 +1,76 @@
+// Numbers, times and the proxy's own words as people read them.
+
+export function number(value, digits = 0) {
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+export function short(value) {
+  return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+}
+
+// "1 request", "2 requests".
+export function count(value, noun) {
+  return `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1) return `${number(ms * 1000)} µs`;
+  if (ms < 1000) return `${number(ms, ms < 10 ? 1 : 0)} ms`;
+  return `${number(ms / 1000, ms < 10000 ? 2 : 1)} s`;
+}
+
+export function bytes(value) {
+  if (typeof value !== "number") return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1023.5 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${number(value, value < 10 && unit > 0 ? 1 : 0)} ${units[unit]}`;
+}
+
+export function span(seconds) {
+  if (seconds < 120) return `${Math.floor(Math.max(0, seconds))} s`;
+  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
+}
+
+// Times of the proxy are in seconds since 1970; its clock may differ from this machine's.
+let clockAhead = 0;
+
+export function setClock(proxySeconds) {
+  clockAhead = proxySeconds - Date.now() / 1000;
+}
+
+export function ago(at) {
+  return typeof at === "number" ? `${span(Date.now() / 1000 + clockAhead - at)} ago` : "–";
+}
+
+export function until(at) {
+  return typeof at === "number" ? `in ${span(at - Date.now() / 1000 - clockAhead)}` : "–";
+}
+
+export function clock(at) {
+  return new Date(at * 1000).toLocaleTimeString("en-GB");
+}
+
+export const last = (values) => (values.length ? values[values.length - 1] : null);
+
+const REASONS = {
+  session: "its session lives there",
+  "session-failover": "its session's instance cannot serve; this one goes on from the journal",
+  "session-room": "new session; most room for sessions",
+  "least-outstanding-requests": "fewest requests running",
+  random: "at random",
+  "prefix-aware": "had requests that begin alike",
+  "kv-aware": "holds most of the prompt's beginning",
+  retry: "second try: another instance failed",
+};
+
+// Why an instance was chosen; what is not known here is shown as it is.
+export function reason(word) {
+  if (!word) return "none could be chosen";
+  return REASONS[word] ?? word.replaceAll("-", " ");
+}

@@ -1,0 +1,106 @@
+"""Ports, folders and archives."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchmoor.doctor.finding import Finding, Patient, ok, problem
+from torchmoor.doctor.machine import archive, nearest, run_folder
+from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+
+
+def check_ports(patient: Patient) -> Iterator[Finding]:
+    """Nobody listens where the proxy is to."""
+    places = ((patient.host, patient.port, "--port"), (patient.admin_host, patient.admin_port, "--admin-port"))
+    for host, port, option in places:
+        reason = why_taken(host, port)
+        if reason is None:
+            yield ok("ports", f"{host}:{port} is free" if port else f"{host}: any free port is taken")
+        elif reason == errno.EADDRINUSE:
+            remedy = f"give another {option}, or find who has it: ss -ltnp 'sport = :{port}'"
+            yield problem("ports", f"{host}:{port} is in use", remedy)
+        else:
+            yield problem(
+                "ports", f"{host}:{port} cannot be had: {os.strerror(reason)}", f"give another {option} or host"
+            )
+
+
+def why_taken(host: str, port: int) -> int | None:
+    """The number of the error that listening there meets; None if it can be done."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def check_run_folder(patient: Patient) -> Iterator[Finding]:
+    """It can be written, and its path is short enough for a worker's socket."""
+    if not patient.num_instances:
+        return
+    folder = run_folder(patient)
+    longest = max((f"{name}-{patient.num_instances - 1}" for name in patient.endpoints), key=len)
+    path = folder / longest / "tmp"
+    if len(str(path)) > MAX_TMPDIR_CHARS:
+        found = f"{path} has {len(str(path))} characters, a worker's socket allows {MAX_TMPDIR_CHARS}"
+        yield problem("run directory", found, "give a shorter --run-dir, or set a shorter TMPDIR")
+    there = nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        found = f"{there} cannot be written: {error.strerror}"
+        yield problem("run directory", found, f"chown it to user {os.getuid()}, or give another --run-dir")
+    else:
+        yield ok("run directory", f"{there} can be written")
+
+
+def check_archives(patient: Patient) -> Iterator[Finding]:
+    """Each endpoint's is there, and is an archive with a handler in it."""
+    if not patient.num_instances:
+        return
+    for name in patient.endpoints:
+        path = archive(patient, name)
+        if not path.exists():
+            yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
+            continue
+        reason = why_unreadable(path)
+        if reason:
+            yield problem("archives", f"{path}: {reason}", "make archives builds it again")
+        else:
+            yield ok("archives", f"{path}, {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def why_unreadable(path: Path) -> str:
+    """What is wrong with an archive, a file or a folder; "" if nothing is."""
+    try:
+        if path.is_dir():
+            manifest = (path / MANIFEST).read_bytes()
+        else:
+            with zipfile.ZipFile(path) as opened:
+                manifest = opened.read(MANIFEST)
+                spoilt = opened.testzip()
+            if spoilt is not None:
+                return f"{spoilt} is spoilt"
+        handler = json.loads(manifest)["model"]["handler"]
+    except zipfile.BadZipFile as error:
+        return f"it is no whole archive ({error})"
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        return f"it cannot be read ({error})"
+    return "" if handler else "its manifest names no handler"

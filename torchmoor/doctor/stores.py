@@ -1,0 +1,145 @@
+"""The services that a fleet keeps things in: sessions' journal, queue and objects of asynchronous requests."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.machine import nearest
+
+TIMEOUT_S = 5.0
+MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
+REDIS = ("redis", "rediss", "valkey", "valkeys")
+
+
+def check_journal(patient: Patient) -> Iterator[Finding]:
+    """Where sessions are recorded can be used."""
+    if not patient.journal:
+        return
+    if patient.journal == "off":
+        remedy = "give --journal a directory, redis:// or s3:// URL, unless that is meant"
+        yield warning("journal", "off: a session ends with its instance", remedy)
+        return
+    yield from check_store("journal", patient.journal)
+
+
+def check_asynchronous(patient: Patient) -> Iterator[Finding]:
+    """Queue and results of asynchronous requests, where a configuration file names them."""
+    if patient.configuration is None:
+        return
+    settings, objects = patient.configuration.proxy.async_inference, patient.configuration.proxy.objects
+    endpoints = [endpoint.async_inference for endpoint in patient.configuration.proxy.endpoints]
+    used = [each for each in endpoints if each is not None]
+    if not used:
+        return
+    yield from check_store("queue", settings.queue)
+    for path in dict.fromkeys(each.output_path or settings.output_root for each in used):
+        yield from check_store("results", path, endpoint_url=objects.s3_endpoint_url or None)
+
+
+def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:
+    """By the URL's scheme. Never shows a user name or password."""
+    try:
+        parts = urlsplit(url)
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        _ = parts.port
+    except ValueError:
+        yield problem(check, "its URL cannot be read", "percent-encode what is special in user name and password")
+        return
+    if parts.scheme in ("file", "sqlite"):
+        path = Path(unquote(parts.path))
+        yield _check_folder(check, shown, path.parent if parts.scheme == "sqlite" else path)
+    elif parts.scheme in REDIS:
+        yield _check_redis(check, shown, url)
+    elif parts.scheme == "s3":
+        yield from _check_s3(check, shown, parts.netloc, endpoint_url)
+    else:
+        yield problem(
+            check, f"{shown} is of no known kind", "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
+        )
+
+
+def _check_folder(check: str, shown: str, folder: Path) -> Finding:
+    there = nearest(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return problem(
+            check, f"{shown}: {there} cannot be written: {error.strerror}", f"chown it to user {os.getuid()}"
+        )
+    return ok(check, f"{shown} can be written")
+
+
+def _check_redis(check: str, shown: str, url: str) -> Finding:
+    import redis
+
+    for ours, theirs in (("valkeys://", "rediss://"), ("valkey://", "redis://")):
+        if url.startswith(ours):
+            url = theirs + url.removeprefix(ours)
+    client: Any = None
+    try:
+        client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=None)
+        began = time.monotonic()
+        client.ping()
+        took_ms = 1000 * (time.monotonic() - began)
+    except redis.AuthenticationError:
+        return problem(check, f"{shown} does not take the user name and password", "correct them in the URL")
+    except (redis.RedisError, ValueError, OSError) as error:
+        return problem(check, f"{shown} does not answer: {error}", "start it, or correct the URL's host and port")
+    finally:
+        if client is not None:
+            client.close()
+    return ok(check, f"{shown} answers in {took_ms:.1f} ms")
+
+
+def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> Iterator[Finding]:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    config = Config(connect_timeout=TIMEOUT_S, read_timeout=TIMEOUT_S, retries={"total_max_attempts": 1})
+    client: Any = None
+    try:
+        client = boto3.Session().client("s3", endpoint_url=endpoint_url, config=config)
+        answer = client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+        reason = {403: "these credentials may not use it", 404: "there is no such bucket"}.get(
+            status, f"status {status}"
+        )
+        yield problem(check, f"{shown}: {reason}", "look at the bucket's name and policy, and at AWS_ACCESS_KEY_ID")
+        yield from check_clock(error.response["ResponseMetadata"]["HTTPHeaders"].get("date"), shown)
+        return
+    except (BotoCoreError, ValueError) as error:
+        remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials as boto3 wants them"
+        yield problem(check, f"{shown} cannot be reached: {error}", remedy)
+        return
+    finally:
+        if client is not None:
+            client.close()
+    yield ok(check, f"{shown} can be used")
+    yield from check_clock(answer["ResponseMetadata"]["HTTPHeaders"].get("date"), shown)
+
+
+def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:
+    """Signatures name the time. date: of a server's answer, as HTTP writes it."""
+    try:
+        skew_s = (time.time() if now is None else now) - parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, TypeError):
+        return
+    if abs(skew_s) > MAX_SKEW_S / 2:
+        found = f"this clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} that of {whose}"
+        judge = problem if abs(skew_s) > MAX_SKEW_S else warning
+        yield judge(
+            "clock", found, f"signatures are refused beyond {MAX_SKEW_S:.0f} s: run chrony or systemd-timesyncd"
+        )
+    else:
+        yield ok("clock", f"within {max(abs(skew_s), 1):.0f} s of that of {whose}")
