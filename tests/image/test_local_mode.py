@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 SCRIPT = Path(__file__).parent / "clients" / "local_mode.py"
 NETWORK = "sagemaker-local"  # the SDK's
+SILENT = "{SchemaVersion: '1.0', SageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}}"
 
 
 def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: Path) -> None:
@@ -37,9 +38,7 @@ def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: 
         tar.add(tmp_path / "llava.mar", "llava.mar")
     (tmp_path / "picture").write_text(data_url(draw("circle", "red")))
     (tmp_path / "root").mkdir()
-    (tmp_path / "sagemaker.yaml").write_text(
-        "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
-    )
+    (tmp_path / "sagemaker.yaml").write_text(SILENT)
     [port] = find_free_ports(1)
     socket = tmp_path / "podman.sock"
     environment = {
