@@ -31,8 +31,8 @@ from scripts.sagemaker_deploy.settings import CONCURRENCY, read_deployment, read
 from scripts.sagemaker_deploy.status import as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
 
-# By its name, or an address with a password in it.
-_SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASSWORD)\w*=|://[^/]*@")
+# By its name, or an address with a password or a signature in it.
+_SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH)\w*=|://\S*@|[?&]\S*(key|token|signature|sig)=", re.I)
 
 
 def main(
@@ -53,7 +53,11 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; SageMaker goes on with what it has begun, `status` tells how it is", file=sys.stderr)
+        print(
+            "interrupted; SageMaker goes on with what it has begun, `status` tells how it is, and the same command "
+            "again does what comes after, autoscaling for one",
+            file=sys.stderr,
+        )
         return 130
 
 

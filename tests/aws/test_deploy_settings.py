@@ -51,6 +51,39 @@ def test_secrets_are_passed_without_being_written_down(
     assert container["Environment"]["TORCHMOOR_SESSION_KEYS"] == "k0:5a5a"
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *(
+            "HF_API_KEY=hidden",
+            "db_password=hidden",
+            "PGPASSWD=hidden",
+            "GOOGLE_CREDENTIALS=hidden",
+            "HTTP_AUTH=hidden",
+        ),
+        *("CACHE=redis://:hid/hidden@cache/0", "MODEL=https://b.s3.aws/x?X-Amz-Date=1&X-Amz-Signature=hidden"),
+    ],
+)
+def test_a_dry_run_hides_whatever_looks_like_a_secret(operator: Operator, flags: list[str], variable: str) -> None:
+    """Its output goes into logs of pipelines and into tickets."""
+    assert operator.run("deploy", *flags, "--env", variable, "--env", "OMP_NUM_THREADS=1", "--dry-run") == 0
+
+    assert "hidden" not in operator.out
+    assert '"OMP_NUM_THREADS": "1"' in operator.out
+
+
+def test_a_variable_that_is_a_number_is_refused_without_being_shown(operator: Operator, file: Path) -> None:
+    """YAML makes a number of a password of digits."""
+    content = yaml.safe_load(file.read_text())
+    content["PrimaryContainer"]["Environment"] = {"DB_PASSWORD": 8675309}
+    file.write_text(yaml.safe_dump(content))
+
+    assert operator.run("deploy", "--config", str(file), "--dry-run") == 1
+
+    assert "PrimaryContainer.Environment.DB_PASSWORD must be text: put it into quotes" in operator.err
+    assert "8675309" not in operator.err
+
+
 def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path: Path) -> None:
     """And its asynchronous sister, by the flags that the guide has for it."""
     guide = (Path(__file__).parents[2] / "docs" / "sagemaker.md").read_text()
