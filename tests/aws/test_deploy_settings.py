@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from moto.core.exceptions import JsonRESTError
 
 from scripts.sagemaker_deploy.account import Account
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.operator import Operator
+from tests.aws.slow_sagemaker import SlowSageMaker
 
 
 def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: Path, tmp_path: Path) -> None:
@@ -70,6 +72,15 @@ def test_a_dry_run_hides_whatever_looks_like_a_secret(operator: Operator, flags:
 
     assert "hidden" not in operator.out
     assert '"OMP_NUM_THREADS": "1"' in operator.out
+
+
+def test_an_error_of_awss_repeats_no_secret(operator: Operator, sagemaker: SlowSageMaker, flags: list[str]) -> None:
+    """AWS's own validation errors have the whole value in them."""
+    sagemaker.refusal = JsonRESTError("ValidationException", "Value '{HF_TOKEN=hidden}' at 'environment' is too long")
+
+    assert operator.run("deploy", *flags, "--env", "HF_TOKEN=hidden") == 1
+
+    assert "Value '{HF_TOKEN=***}' at 'environment' is too long" in operator.err
 
 
 def test_a_variable_that_is_a_number_is_refused_without_being_shown(operator: Operator, file: Path) -> None:
