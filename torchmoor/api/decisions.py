@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchmoor.api.invocation import Invocation
     from torchmoor.routing.sessions import SessionId
 
+DEFAULT_SHOWN = 200
 MAX_SHOWN = 1000
 _ANSWERED = Outcome.ANSWERED
 
@@ -33,7 +34,7 @@ class DecisionQuery:
     endpoint: str | None = None
     instance: str | None = None
     since: float = 0.0
-    limit: int = 200
+    limit: int = DEFAULT_SHOWN
 
     def as_message(self) -> dict[str, Any]:
         """In a form for JSON."""
