@@ -41,9 +41,7 @@ class DecisionsAdmin:
             since = math.nan
         if not math.isfinite(since):
             return _error("since must be a time in seconds since 1970.")
-        wanted = DecisionQuery(
-            endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit
-        )
+        wanted = DecisionQuery(endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find(wanted)))
 
 

@@ -132,6 +132,19 @@ def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int
     assert found["total_prefilled_tokens"] < found["total_input_tokens"]
 
 
+def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str, before: int) -> None:
+    """As `timeout` and service managers end it: what runs is finished and closed, and the numbers so far are told."""
+    load = ("bench", "--image", picture, "--users", "2", "--turns", "100", "--duration", "600", "--json")
+    with begin(fleet, *load) as process:
+        wait_until(lambda: num_open(fleet) > before, "a conversation has begun")
+
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert json.loads(output)["is_interrupted"] is True
+
+
 def test_the_doctor_finds_a_machine_that_runs_a_fleet_to_be_well(fleet: Fleet, archives: Path) -> None:
     """With everything that an instance needs; torch is imported in a process of its own."""
     done = run(fleet, "doctor", "--port", "0", "--admin-port", "0", "--json")

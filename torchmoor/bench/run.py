@@ -21,12 +21,13 @@ from torchmoor.clients.signing import Login, Signer
 
 CONNECT_TIMEOUT_S = 10.0
 INTERVAL_S = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM)  # both leave no session open
 
 
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The numbers. report: told every second how far it is. SIGINT ends the load early, a second one at once.
+    """The numbers. report: told every second how far it is. SIGINT or SIGTERM ends the load early, a second at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """
@@ -45,7 +46,8 @@ async def run(
                 working.cancel()  # somebody does not want to wait for what runs
             load.stop()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, interrupt)
         reporting = asyncio.create_task(_report(load.outcome, settings, report))
         try:
             outcome = await load.run()
@@ -53,7 +55,8 @@ async def run(
             reporting.cancel()
             with suppress(asyncio.CancelledError):
                 await reporting
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            for number in ENDING:
+                asyncio.get_running_loop().remove_signal_handler(number)
     return summarize(outcome, settings)
 
 

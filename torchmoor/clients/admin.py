@@ -60,11 +60,9 @@ class AdminClient:
             with self.open(method, path, query, timeout_s) as answer:
                 found = json.load(answer)
         except (ValueError, OSError, HTTPException) as error:
-            raise AdminError(
-                f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
-            ) from error
+            raise AdminError(self._foreign()) from error
         if not isinstance(found, dict):
-            raise AdminError(f"{self._url} does not answer as an admin plane does: is it the runtime's port?")
+            raise AdminError(self._foreign())
         return found
 
     def _foreign(self) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -25,12 +27,40 @@ ADMIN_URL = "TORCHMOOR_ADMIN_URL"
 DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
 DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
 
+
+class Number(click.FloatRange):
+    """A number in a range. Without the words that Python reads as numbers: nothing is above or below nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class Address(click.ParamType[str]):
+    """Where a plane listens."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            self.fail(f"it must begin with http:// or https:// and name a host, not {value!r}.", param, ctx)
+        return str(value)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 
 url_option = click.option(
     "--url",
     "--endpoint-url",
     "url",
+    type=Address(),
     envvar=RUNTIME_URL,
     default=DEFAULT_RUNTIME_URL,
     show_default=True,
@@ -50,6 +80,7 @@ keys_option = click.option(
 )
 admin_url_option = click.option(
     "--admin-url",
+    type=Address(),
     envvar=ADMIN_URL,
     default=DEFAULT_ADMIN_URL,
     show_default=True,
@@ -94,12 +125,10 @@ def generation_options(command: F) -> F:
     """The command gets what is given of them as one mapping, `parameters`, by the runtime API's names."""
 
     @click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
-    @click.option("--temperature", type=click.FloatRange(min=0), help="Sample at this temperature; greedy without it.")
+    @click.option("--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it.")
     @click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only.")
-    @click.option("--top-p", type=click.FloatRange(min=0, max=1), help="Sample among those that make up this much.")
-    @click.option(
-        "--repetition-penalty", type=click.FloatRange(min=0, min_open=True), help="Above 1: less of the same."
-    )
+    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among those that make up this much.")
+    @click.option("--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1: less of the same.")
     @click.option("--seed", type=click.IntRange(min=0), help="The same seed, the same sample.")
     @click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable.")
     @functools.wraps(command)

@@ -132,8 +132,46 @@ def test_an_address_that_is_none_is_told() -> None:
     """A forgotten http:// is a slip."""
     result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "must begin with http" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:y", "nonsense"])
+@pytest.mark.parametrize("command", [("bench", "--requests", "1"), ("ask", "?"), ("chat",), ("doctor",)], ids=" ".join)
+def test_a_runtime_address_that_is_none_is_told(command: tuple[str, ...], address: str) -> None:
+    """Before anything is tried: 2, and not that nobody answers there."""
+    result = CliRunner().invoke(main, [*command, "--url", address])
+
+    assert result.exit_code == 2
+    assert "must begin with http" in result.stderr
+
+
+@pytest.mark.parametrize("word", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("bench", "--duration"), ("bench", "--rate"), ("bench", "--timeout"), ("drain", "a", "--timeout")),
+        *(("instances", "--watch"), ("ask", "?", "--temperature"), ("up", "--max-hold"), ("up", "--start-timeout")),
+    ],
+    ids=" ".join,
+)
+def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) -> None:
+    """A load of nan seconds would never end: nothing is later than that."""
+    result = CliRunner().invoke(main, [*command, word])
+
+    assert result.exit_code == 2
+    assert "is not a finite number" in result.stderr
+
+
+def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
+    """One did what was asked, one did not: the warning says which, 1 that there is one."""
+    rows = [{"instance": "a", "status": 200, "tier": "host"}, {"instance": "b", "status": 507, "error": "no room"}]
+    with run_admin(200, {"model": "m", "instances": rows}) as url:
+        result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
+
+    assert result.exit_code == 1
+    assert "a: m is in host memory" in result.stdout
+    assert "b: no room" in result.stderr
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
