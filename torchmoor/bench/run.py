@@ -27,7 +27,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM)  # both leave no session open
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The numbers. report: told every second how far it is. SIGINT or SIGTERM ends the load early, a second at once.
+    """The numbers. report: told every second how far it is. SIGINT or SIGTERM ends the load early,
+    a second SIGINT at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """
@@ -41,13 +42,13 @@ async def run(
         working = asyncio.current_task()
         assert working is not None
 
-        def interrupt() -> None:
-            if load.outcome.is_interrupted:
+        def interrupt(number: int) -> None:
+            if load.outcome.is_interrupted and number == signal.SIGINT:
                 working.cancel()  # somebody does not want to wait for what runs
             load.stop()
 
         for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, interrupt)
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
         reporting = asyncio.create_task(_report(load.outcome, settings, report))
         try:
             outcome = await load.run()

@@ -55,12 +55,15 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(**arguments)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            if signal.getsignal(signal.SIGTERM) is _interrupt:
+                signal.signal(signal.SIGTERM, before)
 
     return checked
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(number: int, _: object) -> None:
+    """As Ctrl-C, once: `timeout` sends the signal to a process and then to its group, and the close must go on."""
+    signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
