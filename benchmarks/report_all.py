@@ -3,8 +3,8 @@
     make report                         run all (some minutes each), then draw build/report/index.html
     make report FROM=docs/benchmarks    draw what is kept there, without running anything
 
-One that fails does not stop the others; the page says what it said last; the exit status is 1 if all did. Results are kept beside the page, so that it
-can be drawn again from there.
+One that fails does not stop the others; the page says what it said last, and the exit status is 1 if all did.
+Results are kept beside the page, so that it can be drawn again from there.
 """
 
 import argparse
