@@ -49,7 +49,7 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
         assert description["workers"][0]["status"] == "READY"
         assert "torchmoor_" in requests.get(f"{at}/metrics", timeout=30).text
         predictions = f"http://127.0.0.1:{port}/predictions/llava"
-        opened = requests.post(predictions, json={"type": "start_session"}, timeout=120)
+        opened = requests.post(predictions, json={"requestType": "NEW_SESSION"}, timeout=120)
         assert "-llava-0-" in opened.json()["session_id"], "ids carry the instance's name"
 
         body = {"inputs": "Once", "stream": True, "parameters": ANSWER}

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,14 @@ class Served:
         headers = {} if session is None else {SESSION: session}
         return requests.post(f"{self.url}/invocations", json=body, headers=headers, timeout=120)
 
-    def stream(self, body: dict[str, Any]) -> http.client.HTTPResponse:
+    @contextmanager
+    def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
         """An answer of which only the head has come."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("POST", "/invocations", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status == 200
-        return answer
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
+            connection.request("POST", "/invocations", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200
+            yield answer
 
     def pings(self) -> tuple[int, bytes] | None:
         """Status and body; None if nobody listens."""
@@ -110,13 +111,13 @@ def test_a_session_by_headers(served: Served) -> None:
 
 def test_a_streamed_answer_comes_in_chunks(served: Served) -> None:
     """SageMaker cuts PayloadParts from the chunks of HTTP; a ping is answered between them."""
-    answer = served.stream({**LONG, "parameters": LONG_PARAMETERS})
+    with served.stream({**LONG, "parameters": LONG_PARAMETERS}) as answer:
+        assert answer.headers["Transfer-Encoding"] == "chunked"
+        pieces = [answer.read1()]
+        assert served.pings() == (200, b"")
+        while piece := answer.read1():
+            pieces.append(piece)
 
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    pieces = [answer.read1()]
-    assert served.pings() == (200, b"")
-    while piece := answer.read1():
-        pieces.append(piece)
     assert len(pieces) > 2
     assert b'"finish_reason"' in b"".join(pieces)
 
@@ -126,7 +127,7 @@ def test_metrics_are_on_the_same_port(served: Served) -> None:
     page = requests.get(f"{served.url}/metrics", timeout=60).text
 
     assert 'Invocations_total{endpoint="chat"' in page
-    assert "torchmoor_tokens_generated" in page or "torchmoor_" in page
+    assert "torchmoor_" in page
 
 
 def test_the_runtime_api_is_there_too(served: Served) -> None:
@@ -164,13 +165,13 @@ def test_a_killed_torchserve_comes_back(served: Served) -> None:
 def test_sigterm_lets_answers_end_and_the_exit_status_is_0(served: Served) -> None:
     """Nothing new comes in, what streams is streamed to its end, and it is over before the platform kills."""
     pid = served.container.pid
-    answer = served.stream({**LONG, "parameters": LONG_PARAMETERS})
-    began = answer.read1()
+    with served.stream({**LONG, "parameters": LONG_PARAMETERS}) as answer:
+        began = answer.read1()
 
-    os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
 
-    wait_until(lambda: served.pings() is None, "nobody listens any more")
-    assert b'"finish_reason"' in began + answer.read()
+        wait_until(lambda: served.pings() is None, "nobody listens any more")
+        assert b'"finish_reason"' in began + answer.read()
     assert served.container.wait(GRACE_S) == 0, served.container.log[-4000:]
 
 

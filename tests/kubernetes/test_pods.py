@@ -178,12 +178,11 @@ def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> Non
     begun.send(body[10:])
     answer = begun.getresponse()
 
-    assert (answer.status, "generated_text" in json.load(answer)) == (200, True)
+    assert (answer.status, b"generated_text" in answer.read()) == (200, True)
     deleting.join(PATIENCE_S)
     assert deleted[0][0] == 0
     cluster.start("torchmoor")
     cluster.wait_ready("torchmoor-0")
-    until_states(cluster, {"llava-0": "ready", "llava-1": "ready"})
     assert Chat(client(cluster), chat.id).ask(QUESTION) == ANSWER
 
 
