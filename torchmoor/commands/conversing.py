@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from torchmoor.commands.options import (
     generation_options,
     keys_option,
     read_file,
+    read_token,
     url_option,
 )
 from torchmoor.conversation import Target
@@ -80,4 +80,4 @@ def make_login(keys_file: Path | None) -> Login:
         return Login(keys={**keys, "aws_session_token": key.session_token} if key.session_token else keys)
     for token in credentials.tokens.values():
         return Login(token=token)
-    return Login(token=os.environ.get(CLIENT_TOKEN, ""))
+    return Login(token=read_token(CLIENT_TOKEN))

@@ -15,6 +15,7 @@ import click
 
 from torchmoor.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 from torchmoor.clients.admin import AdminClient
+from torchmoor.errors import ConfigError
 from torchmoor.settings import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,8 +113,20 @@ def admin_options(command: F) -> F:
 
 def make_admin_client(admin_url: str, keys_file: Path | None) -> AdminClient:
     """Raises AdminError, ConfigError."""
-    token = os.environ.get(ADMIN_TOKEN, "")
-    return AdminClient(admin_url, token or read_file(keys_file).admin_token)
+    return AdminClient(admin_url, find_admin_token(keys_file))
+
+
+def find_admin_token(keys_file: Path | None) -> str:
+    """The file's, else the environment's: who names a file does not mean the token of another fleet."""
+    return read_file(keys_file).admin_token or read_token(ADMIN_TOKEN)
+
+
+def read_token(name: str) -> str:
+    """A token of the environment; "" if there is none. Raises ConfigError if it cannot be sent."""
+    token = os.environ.get(name, "")
+    if not all("!" <= sign <= "~" for sign in token):
+        raise ConfigError(f"{name} must be of visible ASCII characters alone")
+    return token
 
 
 def read_file(keys_file: Path | None) -> Credentials:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -27,8 +28,10 @@ class Admin(BaseHTTPRequestHandler):
 
     status = 200
     body: object = {"instances": [ROW]}
+    tokens: ClassVar[list[str]] = []  # that all of them were shown
 
     def do_GET(self) -> None:
+        self.tokens.append(self.headers.get("Authorization", ""))
         content = json.dumps(self.body).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(content)))
@@ -172,6 +175,50 @@ def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
     assert result.exit_code == 1
     assert "a: m is in host memory" in result.stdout
     assert "b: no room" in result.stderr
+
+
+def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:
+    """Who names the file of one fleet does not mean to show it the token of another."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("admin of-this-fleet-alone\n")
+    keys.chmod(0o600)
+    Admin.tokens.clear()
+
+    with run_admin() as url:
+        for more in ((), ("--keys", str(keys))):
+            command = ["instances", "--admin-url", url, *more]
+            result = CliRunner().invoke(main, command, env={"TORCHMOOR_ADMIN_TOKEN": "of-another"})
+            assert result.exit_code == 0, result.stderr
+
+    assert Admin.tokens == ["Bearer of-another", "Bearer of-this-fleet-alone"]
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a b", "€"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(("instances",), "TORCHMOOR_ADMIN_TOKEN"), (("ask", "?"), "TORCHMOOR_TOKEN"), (("bench",), "TORCHMOOR_TOKEN")],
+    ids=["instances", "ask", "bench"],
+)
+def test_a_token_that_cannot_be_sent_is_told(command: tuple[str, ...], name: str, token: str) -> None:
+    """By its name and without its text; not as an address where nobody answers."""
+    result = CliRunner().invoke(main, command, env={name: token, "TORCHMOOR_KEYS_FILE": ""})
+
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {name} must be of visible ASCII characters alone\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("AWS_PROFILE", "nobody", "(nobody)"), ("AWS_CA_BUNDLE", "/nonexistent", "/nonexistent")],
+)
+def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None:
+    """A profile or a bundle that is not there is one sentence, and no trace."""
+    environment = {name: value, "AWS_CONFIG_FILE": "/nonexistent", "TORCHMOOR_TOKEN": ""}
+    result = CliRunner().invoke(main, ["bench", "--requests", "1", "--url", "http://127.0.0.1:9"], env=environment)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
