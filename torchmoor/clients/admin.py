@@ -8,11 +8,21 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
 
 TIMEOUT_S = 30.0
+
+
+class _Unled(HTTPRedirectHandler):
+    """Follows nobody elsewhere: the token would go along, and a POST become a GET."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = build_opener(_Unled)
 
 
 class AdminClient:
@@ -41,7 +51,7 @@ class AdminClient:
         given = urlencode({key: value for key, value in (query or {}).items() if value is not None})
         request = Request(f"{self._url}{path}{'?' * bool(given)}{given}", method=method, headers=self._headers)
         try:
-            answer: HTTPResponse = urlopen(request, timeout=timeout_s)
+            answer: HTTPResponse = _OPENER.open(request, timeout=timeout_s)
             return answer
         except HTTPError as error:
             with error:

@@ -28,6 +28,7 @@ class Admin(BaseHTTPRequestHandler):
 
     status = 200
     body: object = {"instances": [ROW]}
+    headers_sent: ClassVar[dict[str, str]] = {}
     tokens: ClassVar[list[str]] = []  # that all of them were shown
 
     def do_GET(self) -> None:
@@ -35,6 +36,8 @@ class Admin(BaseHTTPRequestHandler):
         content = json.dumps(self.body).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in self.headers_sent.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -45,8 +48,8 @@ class Admin(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def run_admin(status: int = 200, body: object = None) -> Iterator[str]:
-    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body})
+def run_admin(status: int = 200, body: object = None, **headers: str) -> Iterator[str]:
+    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body, "headers_sent": headers})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -191,6 +194,19 @@ def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None
             assert result.exit_code == 0, result.stderr
 
     assert Admin.tokens == ["Bearer of-another", "Bearer of-this-fleet-alone"]
+
+
+def test_a_token_is_not_taken_elsewhere() -> None:
+    """An answer that leads to another place ends there: whoever listens at the other is shown nothing."""
+    Admin.tokens.clear()
+
+    with run_admin() as elsewhere, run_admin(302, "moved", Location=elsewhere) as url:
+        environment = {"TORCHMOOR_ADMIN_TOKEN": "of-this-fleet"}
+        result = CliRunner().invoke(main, ["drain", "a", "--admin-url", url], env=environment)
+
+    assert result.exit_code == 1
+    assert "status 302" in result.stderr
+    assert Admin.tokens == ["Bearer of-this-fleet"]
 
 
 @pytest.mark.parametrize("token", ["a\nb", "a b", "€"])
