@@ -182,7 +182,8 @@ class JournalSettings:
 class ManySettings:
     """Many models in one worker: where they come from, and how much room each tier has (docs/many-models.md)."""
 
-    source: str = "models"  # a directory, absolute or relative to the archive, or s3://bucket/prefix
+    # A directory, absolute or relative to the archive, or s3://bucket/prefix; "": only models loaded by name and url.
+    source: str = "models"
     cache_dir: str = "~/.cache/torchmoor/many"  # unpacked archives; each worker of a host takes a folder of its own
     url_roots: tuple[str, ...] = ("/opt/ml/models",)  # models loaded by name and url lie below one of these
     cache: str = "enabled"  # disabled: a model is dropped when the requests that wait for it are answered
@@ -211,8 +212,6 @@ class ManySettings:
     allow_pickle: bool = False  # so can pickled weights
 
     def __post_init__(self) -> None:
-        if not self.source:
-            raise ConfigError("handler.many.source must not be empty")
         if self.cache not in ("enabled", "disabled"):
             raise ConfigError(f"handler.many.cache must be enabled or disabled, not {self.cache!r}")
         _positive("many", self, "disk_bytes", "refresh_s", "hold_s", "load_timeout_s", "room_timeout_s", "num_loaders")

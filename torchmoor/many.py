@@ -40,8 +40,10 @@ def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str])
         if not folder.is_dir():
             raise ConfigError(f"--models: there is no directory {folder}")
         environment[SOURCE] = str(folder)
-    elif not environ.get(SOURCE) and not _is_multi_model(environ):
-        raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
+    elif not environ.get(SOURCE):
+        if not _is_multi_model(environ):
+            raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
+        environment[SOURCE] = ""  # the platform gives them all
     if _is_multi_model(environ) and not environ.get(URL_ROOTS):
         environment[URL_ROOTS] = PLATFORM_MODELS
     return ManyPlan(settings, environment)

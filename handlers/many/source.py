@@ -152,6 +152,16 @@ def _walk(folder: Path, max_files: int) -> list[File]:
     return files
 
 
+class NoSource:
+    """Has no model of its own: all are given."""
+
+    def find(self, name: str) -> Found:
+        raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")
+
+    def open(self, found: Found, file: File, progress: Progress) -> BinaryIO:
+        raise Replaced("it has been unloaded")
+
+
 class GivenSource:
     """Another source, and beside it models that were given by name and url, as SageMaker gives them to a container.
 
@@ -189,6 +199,8 @@ class GivenSource:
 
 def open_source(settings: ManySettings, archive: Path) -> ModelSource:
     """archive: what a relative directory begins at. Raises ConfigError."""
+    if not settings.source:
+        return NoSource()
     if settings.source.startswith("s3://"):
         from handlers.many.s3 import open_s3
 

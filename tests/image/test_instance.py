@@ -65,6 +65,28 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
         assert "torchmoor: stopped" in container.log
 
 
+@pytest.mark.slow
+def test_a_handler_that_lacks_a_module_ends_with_its_name(podman: Podman, image: str, tmp_path: Path) -> None:
+    """Its worker dies as it is imported, and TorchServe by itself would start it again for ever."""
+    model = tmp_path / "model"
+    (model / "MAR-INF").mkdir(parents=True)
+    (model / "MAR-INF" / "MANIFEST.json").write_text(
+        json.dumps({"runtime": "python", "model": {"modelName": "own", "handler": "own.py", "modelVersion": "1.0"}})
+    )
+    (model / "own.py").write_text("import nonesuch_module\n")
+    port, side = find_free_ports(2)
+    with podman.start(
+        *(image, "instance"),
+        log=tmp_path / "lacking.log",
+        environment={"TORCHMOOR_INFERENCE_PORT": str(port), "TORCHMOOR_SIDE_PORT": str(side)},
+        mounts={model: "/opt/ml/model"},
+    ) as container:
+        assert container.wait(600) == 1, container.log[-4000:]
+        last = container.log.splitlines()[-1]
+    assert last.startswith("torchmoor: error: ")
+    assert last.endswith(" cannot load its model: ModuleNotFoundError: No module named 'nonesuch_module'")
+
+
 def is_going(at: str) -> bool:
     """Not ready, or gone already."""
     try:
@@ -84,4 +106,4 @@ def test_other_words_are_torchmoors_own_commands(podman: Podman, image: str, tmp
         mounts={config.parent: "/config"},
     ) as container:
         assert container.wait(120) == 1
-        assert "unknown key" in container.log
+        assert container.log.splitlines()[-1].startswith("Error: /config/torchmoor.yaml: Endpoints must be a list")

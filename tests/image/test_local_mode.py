@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 SCRIPT = Path(__file__).parent / "clients" / "local_mode.py"
 NETWORK = "sagemaker-local"  # the SDK's
+SILENT = "{SchemaVersion: '1.0', SageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}}"
 
 
 def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: Path) -> None:
@@ -32,16 +33,19 @@ def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: 
         missing("docker-compose is not installed; on Debian: apt-get install docker-compose")
     build = [sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava", "--model-store", tmp_path]
     subprocess.run(build, check=True, timeout=120)
-    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
+    (tmp_path / "model").mkdir()
+    with tarfile.open(tmp_path / "model" / "model.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "llava.mar", "llava.mar")
     (tmp_path / "picture").write_text(data_url(draw("circle", "red")))
     (tmp_path / "root").mkdir()
+    (tmp_path / "sagemaker.yaml").write_text(SILENT)
     [port] = find_free_ports(1)
     socket = tmp_path / "podman.sock"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON", "SAGEMAKER"))},
         **{"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"},
         **{"DOCKER_HOST": f"unix://{socket}", "HOME": str(tmp_path)},
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(tmp_path / "sagemaker.yaml"),
     }
     service = subprocess.Popen(
         podman.command("podman", "system", "service", "--time", "0", f"unix://{socket}"),
@@ -53,7 +57,7 @@ def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: 
         wait_until(socket.exists, "podman listens")
         done = subprocess.run(
             [
-                *(PYTHON, SCRIPT, image, f"file://{tmp_path}/model.tar.gz", str(port)),
+                *(PYTHON, SCRIPT, image, f"file://{tmp_path}/model/model.tar.gz", str(port)),
                 *(tmp_path / "root", tmp_path / "picture"),
             ],
             capture_output=True,

@@ -9,7 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from typing import Any
 
@@ -163,22 +163,22 @@ def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> Non
     pod = cluster.pods["torchmoor-0"]
     _, token = read_keys(cluster)["token"]
     body = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 4}}).encode()
-    begun = HTTPConnection(pod.address, pod.port("runtime"), timeout=PATIENCE_S)
-    begun.putrequest("POST", "/endpoints/llava/invocations")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Content-Length": len(body)}
-    for name, value in headers.items():
-        begun.putheader(name, str(value))
-    begun.endheaders(body[:10])
     deleted: list[tuple[int, float]] = []
     deleting = threading.Thread(target=lambda: deleted.append(cluster.delete("torchmoor-0")))
 
-    deleting.start()
-    assert chat.ask(QUESTION) == ANSWER
-    wait_until(lambda: not takes_connections(pod), "it takes no more", deadline_s=PATIENCE_S)
-    begun.send(body[10:])
-    answer = begun.getresponse()
+    with closing(HTTPConnection(pod.address, pod.port("runtime"), timeout=PATIENCE_S)) as begun:
+        begun.putrequest("POST", "/endpoints/llava/invocations")
+        for name, value in headers.items():
+            begun.putheader(name, str(value))
+        begun.endheaders(body[:10])
+        deleting.start()
+        assert chat.ask(QUESTION) == ANSWER
+        wait_until(lambda: not takes_connections(pod), "it takes no more", deadline_s=PATIENCE_S)
+        begun.send(body[10:])
+        answer = begun.getresponse()
+        assert (answer.status, b"generated_text" in answer.read()) == (200, True)
 
-    assert (answer.status, b"generated_text" in answer.read()) == (200, True)
     deleting.join(PATIENCE_S)
     assert deleted[0][0] == 0
     cluster.start("torchmoor")

@@ -29,6 +29,7 @@ MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
+SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what it has unpacked from it
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
@@ -98,6 +99,8 @@ def _look(folder: Path, work: Path, wanted: str) -> Path | None:
     if wanted:
         packed = [path for path in packed if _stem(path) == wanted] or packed
     inside = sorted(path for path in there if (path / MANIFEST).is_file() or (path / "config.json").is_file())
+    if len(packed) + len(inside) > 1:
+        packed = [path for path in packed if path.name != SAGEMAKER_TARBALL]
     if len(packed) + len(inside) > 1:
         names = ", ".join(path.name for path in (*packed, *inside)[:8])
         raise ConfigError(f"there are several models in {folder} ({names}): leave one, or name it by TORCHMOOR_MODEL")

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from torchmoor.access.credentials import KEYS_FILE, read_credentials
@@ -25,7 +25,7 @@ from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB
 from torchmoor.host_fleet import HostFleet
-from torchmoor.many import CACHE, MANY, PLATFORM_MODELS, SOURCE, URL_ROOTS
+from torchmoor.many import CACHE, MANY, plan_many
 from torchmoor.settings import (
     MIB,
     ContainerSettings,
@@ -59,7 +59,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
             **share_gpus(launches, os.environ),
         }
         if told.is_multi_model:
-            environment |= make_many_environment(os.environ, work)
+            environment |= plan_many([MANY], "", os.environ).environment
         async with (
             Launcher(make_launcher_settings(told, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
@@ -114,13 +114,6 @@ def plan(told: ContainerEnvironment, found: FoundModel, endpoint: str, gpus: lis
         Launch(f"{stem}-{number}", endpoint, found.archive, gpus[number % len(gpus)] if gpus else None)
         for number in range(told.num_instances or len(gpus) or 1)
     ]
-
-
-def make_many_environment(environ: Mapping[str, str], work: Path) -> dict[str, str]:
-    """For the handler of many models: where the platform puts them, and a source that has none of its own."""
-    empty = work / "no-models"
-    empty.mkdir()
-    return {URL_ROOTS: environ.get(URL_ROOTS) or PLATFORM_MODELS, SOURCE: environ.get(SOURCE) or str(empty)}
 
 
 def endpoint_name(model: str) -> str:

@@ -7,6 +7,7 @@ that is laid out here. Starts nothing.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,13 @@ MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is li
 DEFAULT_HEAP_MIB = 512
 DEFAULT_BODY_MIB = 64
 JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
+
+# What a worker writes, as it stands in the instance's log.
+_WORKER_LINE = re.compile(r" (W-\d+-\S+) MODEL_LOG - (.*)")
+_LOAD_FAILURE = re.compile(r"Failed to load model |Load model \S+ (cpu|cuda) OOM")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +162,25 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
 
 
 def find_load_failure(spec: InstanceSpec) -> str | None:
-    """Why the worker could not load its model, in the handler's words; TorchServe itself only tries again and again."""
+    """Why the worker could not load its model, in the handler's words; TorchServe itself only tries again and again.
+
+    TorchServe tells of a RuntimeError and of too little memory in a line of its own. After anything else, such as a
+    module that is missing, the worker dies with a traceback: the first exception in it is the cause of the others.
+    """
     if not spec.log_file.is_file():
         return None
+    dead: set[str] = set()
     for line in spec.log_file.read_text(errors="replace").splitlines():
-        if "Failed to load model" in line:
-            return line.partition("exception ")[2] or line
+        match = _WORKER_LINE.search(line)
+        if match is None:
+            continue
+        worker, text = match.groups()
+        if _LOAD_FAILURE.match(text):
+            return text.partition("exception ")[2] or text
+        if text == WORKER_DIED:
+            dead.add(worker)
+        elif worker in dead and _EXCEPTION.fullmatch(text):
+            return text
     return None
 
 

@@ -85,7 +85,6 @@ def test_environment_beats_the_file() -> None:
         ({"engine": {"max_rows": 0}}, "handler.engine.max_rows"),
         ({"engine": {"max_new_tokens": 100, "max_new_tokens_limit": 99}}, "handler.engine.max_new_tokens_limit"),
         ({"pump": {"max_response_bytes": 0}}, "handler.pump.max_response_bytes"),
-        ({"many": {"source": ""}}, "handler.many.source"),
         ({"many": {"cache": "maybe"}}, "handler.many.cache"),
         ({"many": {"device_bytes": -1}}, "handler.many.device_bytes"),
         ({"many": {"num_loaders": 0}}, "handler.many.num_loaders"),

@@ -116,8 +116,9 @@ def start(root: Path, tmp_path: Path) -> Iterator[Open]:
     opened: list[ModelRegistry] = []
 
     def start(load: Callable[[Path, Progress], Loaded] = load_tiny, **limits: Any) -> ModelRegistry:
-        limits = {"device_bytes": 1000, "refresh_s": 1000.0, "cache_dir": str(tmp_path / "cache"), **limits}
-        opened.append(open_registry(ManySettings(source=str(root), **limits), tmp_path, load, CPU))
+        defaults = {"device_bytes": 1000, "refresh_s": 1000.0, "cache_dir": str(tmp_path / "cache")}
+        settings = ManySettings(**{"source": str(root), **defaults, **limits})
+        opened.append(open_registry(settings, tmp_path, load, CPU))
         return opened[-1]
 
     yield start
@@ -315,6 +316,24 @@ def test_an_operator_loads_pins_and_unloads(root: Path, start: Open, tmp_path: P
     assert [each["name"] for each in registry.status()["models"] if each["tier"] == "device"] == ["b.tar.gz"]
     with pytest.raises(ModelUnknown):
         ask(registry, "0a1b")
+
+
+def test_without_a_source_there_are_only_given_models(start: Open, tmp_path: Path) -> None:
+    """As where a platform loads them all: an empty source is none, and no directory has to be there for it."""
+    given = tmp_path / "given" / "0a1b"
+    given.mkdir(parents=True)
+    (given / "config.json").write_text("{}")
+    (given / "model.safetensors").write_text("given")
+    registry = start(source="", url_roots=(str(tmp_path / "given"),))
+
+    with pytest.raises(ModelUnknown, match="has been loaded"):
+        ask(registry, "m.tar.gz")
+    done(registry.load, "0a1b", str(given))
+    lease = ask(registry, "0a1b")
+    text = text_of(lease)
+    lease.release()
+
+    assert text == "given"
 
 
 def _is_ready(registry: ModelRegistry, name: str) -> bool:

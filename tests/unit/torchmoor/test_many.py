@@ -40,8 +40,8 @@ def test_in_a_container_the_platform_says_what_is_loaded() -> None:
     """SAGEMAKER_MULTI_MODEL=true: no source is needed, and models are loaded from where the platform puts them."""
     environ = {MULTI_MODEL: "true"}
 
-    assert plan_many(["many"], "", environ).environment == {URL_ROOTS: "/opt/ml/models"}
-    assert plan_many(["many"], "", {**environ, URL_ROOTS: "/x"}).environment == {}
+    assert plan_many(["many"], "", environ).environment == {SOURCE: "", URL_ROOTS: "/opt/ml/models"}
+    assert plan_many(["many"], "", {**environ, SOURCE: "s3://b", URL_ROOTS: "/x"}).environment == {}
     assert read_container(environ) == ContainerSettings(serves_models=True)
     assert read_container({}) == ContainerSettings()
     assert read_container({MULTI_MODEL: "false"}, ContainerSettings(page_size=7)) == ContainerSettings(page_size=7)

@@ -136,6 +136,14 @@ def test_one_folder_with_a_model_will_do(given: Path, find: Find) -> None:
     assert find().environment == {MODEL_PATH: str(given / "llava-1.5")}
 
 
+def test_a_tarball_beside_what_was_unpacked_from_it_does_not_count(tmp_path: Path, given: Path, find: Find) -> None:
+    """The SageMaker SDK's local mode unpacks model.tar.gz where it lies, and mounts that folder."""
+    pack(make_archive(tmp_path / "a", "a"), given / "a.mar")
+    (given / "model.tar.gz").write_bytes(b"not looked into")
+
+    assert find().archive == "a"
+
+
 def test_several_models_need_a_name(tmp_path: Path, given: Path, find: Find) -> None:
     """Which one is meant is not guessed."""
     pack(make_archive(tmp_path / "a", "a"), given / "a.mar")

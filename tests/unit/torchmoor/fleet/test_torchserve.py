@@ -11,6 +11,7 @@ from torchmoor.fleet.torchserve import (
     TorchServeSettings,
     environment,
     find_java_home,
+    find_load_failure,
     prepare,
     render_config,
 )
@@ -165,3 +166,42 @@ def test_a_java_home_without_java_is_an_error_that_names_it(tmp_path: Path) -> N
     """The user who set it reads which directory is wrong."""
     with pytest.raises(LaunchError, match=str(tmp_path)):
         find_java_home(TorchServeSettings(model_store=tmp_path, java_home=tmp_path))
+
+
+DEATH = """\
+W-9001-llava_1.0-stdout MODEL_LOG - Listening on port: /run/llava-0/tmp/.ts.sock.9001
+W-9001-llava_1.0-stdout MODEL_LOG - Backend worker process died.
+W-9001-llava_1.0-stdout MODEL_LOG - Traceback (most recent call last):
+W-9001-llava_1.0-stdout MODEL_LOG -   File "/store/llava/handler.py", line 1, in <module>
+W-9000-llava_1.0-stdout MODEL_LOG - ValueError: of another worker, which has caught it
+W-9001-llava_1.0-stdout MODEL_LOG -     import nonesuch
+W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'nonesuch'
+W-9001-llava_1.0-stdout MODEL_LOG - 
+W-9001-llava_1.0-stdout MODEL_LOG - During handling of the above exception, another exception occurred:
+W-9001-llava_1.0-stdout MODEL_LOG - 
+W-9001-llava_1.0-stdout MODEL_LOG - Traceback (most recent call last):
+W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'ts.torch_handler.handler'
+""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (DEATH, "ModuleNotFoundError: No module named 'nonesuch'"),
+        (DEATH[:6], None),
+        ([*DEATH[:6], "W-9001-llava_1.0-stdout MODEL_LOG - AssertionError"], "AssertionError"),
+        (["W-9000-llava_1.0-stdout MODEL_LOG - Failed to load model llava, exception no such file"], "no such file"),
+        (["W-9000-llava_1.0-stdout MODEL_LOG - Load model llava cuda OOM, exception CUDA: full"], "CUDA: full"),
+        (["W-9000-llava_1.0-stdout MODEL_LOG - ValueError: one that the handler has caught and told of"], None),
+        (["main org.pytorch.serve.util.ConfigManager - Your torchserve instance can access any URL"], None),
+    ],
+    ids=["missing module", "half of a traceback", "without words", "RuntimeError", "memory", "caught", "sound"],
+)
+def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: str | None) -> None:
+    """The first cause, from the worker that died of it: what an operator is told instead of a time-out."""
+    spec = make_spec(tmp_path)
+    assert find_load_failure(spec) is None
+    spec.logs.mkdir()
+    spec.log_file.write_text("".join(f"2026-11-21T19:53:10,263 [INFO ] {line}\n" for line in lines))
+
+    assert find_load_failure(spec) == reason
