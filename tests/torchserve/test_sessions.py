@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from tests.torchserve.conftest import ROOT, Fleet
 from tests.torchserve.drawings import data_url, draw
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 ENDPOINT = "llava"
