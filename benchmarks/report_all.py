@@ -3,8 +3,8 @@
     make report                         run all (some minutes each), then draw build/report/index.html
     make report FROM=docs/benchmarks    draw what is kept there, without running anything
 
-One that fails does not stop the others; the page says what it said last. Results are kept beside the page, so that it
-can be drawn again from there.
+One that fails does not stop the others; the page says what it said last, and the exit status is 1 if all did.
+Results are kept beside the page, so that it can be drawn again from there.
 """
 
 import argparse
@@ -46,6 +46,8 @@ def main() -> None:
         if result.report is None:
             say(f"no result of {result.name}: {result.trouble}")
     print(options.output)
+    if all(result.report is None for result in results):
+        sys.exit("there is no result at all")
 
 
 def parse() -> argparse.Namespace:

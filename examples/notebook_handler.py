@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 TTL_S = 600
 MAX_SESSIONS = 1000
+MAX_NOTES = 1000  # of a session
 
 
 class NotebookHandler:
@@ -38,6 +39,8 @@ class NotebookHandler:
                 self.sessions.pop(session, None)
                 raise ValueError("no such session, or it has expired")
             if request["type"] == "add":
+                if len(notes) >= MAX_NOTES:
+                    raise ValueError("as many notes as may be are in this session")
                 notes.append(str(request["note"]))
                 return json.dumps({"notes": len(notes)})
             if request["type"] == "find":
@@ -53,6 +56,9 @@ class NotebookHandler:
 
     def open(self, number, context):
         """The id and when it ends go into one header; the proxy remembers who answered with it."""
+        if len(self.sessions) >= MAX_SESSIONS:  # those whose clients never came back are in it, too
+            now = time.time()
+            self.sessions = {each: kept for each, kept in self.sessions.items() if kept[0] >= now}
         if len(self.sessions) >= MAX_SESSIONS:
             context.set_response_status(503, "Service Unavailable", number)
             return json.dumps({"error": {"code": "Overloaded", "message": "as many sessions as may be are open"}})

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from scripts.sagemaker_deploy.settings import CONCURRENCY, read_deployment, read
 from scripts.sagemaker_deploy.status import as_lines, status
 from scripts.sagemaker_deploy.teardown import teardown
 
-# By its name, or an address with a password in it.
-_SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASSWORD)\w*=|://[^/]*@")
+# By its name, or an address with a password or a signature in it.
+_SECRET = re.compile(r"^\w*(KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH)\w*=|://\S*@|[?&]\S*(key|token|signature|sig)=", re.I)
 
 
 def main(
@@ -53,7 +53,11 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; SageMaker goes on with what it has begun, `status` tells how it is", file=sys.stderr)
+        print(
+            "interrupted; SageMaker goes on with what it has begun, `status` tells how it is, and the same command "
+            "again does what comes after, autoscaling for one",
+            file=sys.stderr,
+        )
         return 130
 
 
@@ -67,7 +71,11 @@ def _run(options: argparse.Namespace, watch: Watch, connect: Callable[..., Accou
                 when = {"only_if": conditions[call.operation]} if call.operation in conditions else {}
                 print(json.dumps({"service": call.service, "operation": call.operation, **when, **_shown(call)}))
             return 0
-        deploy(connect(options.region, options.profile, options.endpoint_url), deployment, watch)
+        account = connect(options.region, options.profile, options.endpoint_url)
+        try:
+            deploy(account, deployment, watch)
+        except DeployError as error:
+            raise DeployError(_without_secrets(str(error), deployment.container)) from error
         return 0
     name = options.endpoint or values.get("EndpointName")
     if not name:
@@ -89,10 +97,21 @@ def _shown(call: Call) -> dict[str, Any]:
     container = call.parameters.get("PrimaryContainer", {})
     if "Environment" not in container:
         return call.parameters
-    shown = {
-        name: "***" if _SECRET.search(f"{name}={value}") else value for name, value in container["Environment"].items()
-    }
+    hidden = _secrets(container)
+    shown = {name: "***" if name in hidden else value for name, value in container["Environment"].items()}
     return {**call.parameters, "PrimaryContainer": {**container, "Environment": shown}}
+
+
+def _without_secrets(told: str, container: Mapping[str, Any]) -> str:
+    """AWS repeats in its errors what it does not like."""
+    for value in sorted(_secrets(container).values(), key=len, reverse=True):
+        told = told.replace(value, "***")
+    return told
+
+
+def _secrets(container: Mapping[str, Any]) -> dict[str, str]:
+    environment = container.get("Environment", {})
+    return {name: value for name, value in environment.items() if value and _SECRET.search(f"{name}={value}")}
 
 
 def _overlay(values: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

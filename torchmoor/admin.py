@@ -79,6 +79,7 @@ class AdminServer:
         self._token = token.encode()
         self._refresh = refresh
         self._has_asked_all = has_asked_all
+        self._knows_instances = False  # and has told so
         self._tls = tls
         app = web.Application(middlewares=[self._check_token if token else self._check_host])
         app.router.add_get(HEALTH, self._healthz)
@@ -142,13 +143,16 @@ class AdminServer:
         return web.json_response({"ok": True})
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """200 while it is known which instances there are and how they do, however few can serve.
+        """200 once it is known which instances there are and how they do, however few can serve.
 
-        For a balancer of several proxies: where no instance is ready, clients are told so by a proxy.
+        For a balancer of several proxies: where no instance is ready, clients are told so by a proxy. It stays so, for
+        all proxies hear of an instance that joins at the same time, and must not all be unready until it has answered.
         """
         waits_for = [source.dns_name for source in self._registry.sources.values() if source.answered_at is None]
-        is_ready = not waits_for and self._has_asked_all()
-        return web.json_response({"ok": is_ready, "waits_for_dns": waits_for}, status=200 if is_ready else 503)
+        self._knows_instances = self._knows_instances or (not waits_for and self._has_asked_all())
+        return web.json_response(
+            {"ok": self._knows_instances, "waits_for_dns": waits_for}, status=200 if self._knows_instances else 503
+        )
 
     async def make_metrics_page(self) -> bytes:
         """The proxy's own numbers, then the instances', in Prometheus' text form."""

@@ -6,14 +6,16 @@ from typing import Any
 
 from aiohttp import web
 
+from torchmoor.admin_queries import read_limit
 from torchmoor.async_inference.metrics import AsyncMetricsCollector
 from torchmoor.async_inference.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import Record, State
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.cross_origin import find_foreign_page
-from torchmoor.errors import ServiceUnavailable
+from torchmoor.errors import ServiceUnavailable, ValidationError
 
 PATH = "/async-requests"
+DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 # A model's words, and its content type: no page of ours, whose scripts could do what an operator may.
 RESULT_HEADERS = {
@@ -53,16 +55,14 @@ class AsyncAdmin:
         order = query.get("order", "oldest")
         if order not in ("oldest", "newest"):
             return _error(400, "order must be oldest or newest.")
-        limit = query.get("limit", "100")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-            return _error(400, f"limit must be from 1 to {MAX_PAGE}.")
         try:
+            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
             records = await self._service.queue.list(
-                endpoint, state, query.get("after"), int(limit), is_newest_first=order == "newest"
+                endpoint, state, query.get("after"), limit, is_newest_first=order == "newest"
             )
             backlog = await self._service.queue.backlog(endpoint)
-        except ServiceUnavailable as error:
-            return _error(503, error.message)
+        except (ServiceUnavailable, ValidationError) as error:
+            return _error(error.status, error.message)
         return web.json_response(
             {
                 "endpoint": endpoint,

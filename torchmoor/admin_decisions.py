@@ -8,7 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.api.decisions import MAX_SHOWN, DecisionQuery
+from torchmoor.admin_queries import read_limit
+from torchmoor.api.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
+from torchmoor.errors import ValidationError
 from torchmoor.recent_answers import RecentAnswers
 
 FRESH_S = 0.5
@@ -29,18 +31,17 @@ class DecisionsAdmin:
         router.add_get("/decisions", self._show)
 
     async def _show(self, request: web.Request) -> web.Response:
-        query, limit = request.query, request.query.get("limit", "200")
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_SHOWN:
-            return _error(f"limit must be from 1 to {MAX_SHOWN}.")
+        query = request.query
         try:
+            limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
             since = float(query.get("since", "0"))
+        except ValidationError as error:
+            return _error(error.message)
         except ValueError:
             since = math.nan
         if not math.isfinite(since):
             return _error("since must be a time in seconds since 1970.")
-        wanted = DecisionQuery(
-            endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=int(limit)
-        )
+        wanted = DecisionQuery(endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find(wanted)))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from torchmoor.admin_queries import read_limit
 from torchmoor.cross_origin import find_foreign_page
 from torchmoor.dashboard.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
@@ -59,16 +60,15 @@ class SessionsAdmin:
 
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
-        after, prefix, limit = query.get("after", ""), query.get("session", ""), query.get("limit", str(DEFAULT_PAGE))
-        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-            return _error(400, f"limit must be from 1 to {MAX_PAGE}.")
+        after, prefix = query.get("after", ""), query.get("session", "")
         if not _PART.fullmatch(after) or not _PART.fullmatch(prefix):
             return _error(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
         try:
+            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
             instances = self._choose(query)
         except ValidationError as error:
             return _error(error.status, error.message)
-        question = {"after": after, "prefix": prefix, "limit": int(limit)}
+        question = {"after": after, "prefix": prefix, "limit": limit}
         key = (after, prefix, limit, *(instance.name for instance in instances))
         return web.json_response(await self._answers.get(key, lambda: self._find(instances, question)))
 

@@ -45,18 +45,23 @@ def _path(inference_id: str) -> str:
     return f"{PATH}/{quote(inference_id, safe='')}"
 
 
+def _plain(text: str) -> str:
+    """A stranger's or a model's words in one line, without what a terminal would obey."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def describe_list(found: dict[str, Any]) -> Iterator[str]:
     """A table for people."""
     yield f"{found['endpoint']}: {found['waiting']} waiting, {found['running']} running"
     for each in found["requests"]:
         age_s = max(0.0, time.time() - each["received_at"])
-        yield f"{each['inference_id']:<38} {each['state']:<10} {age_s:8.0f} s  {each['reason'][:60]}".rstrip()
+        yield f"{each['inference_id']:<38} {each['state']:<10} {age_s:8.0f} s  {_plain(each['reason'])[:60]}".rstrip()
 
 
 def describe_status(found: dict[str, Any]) -> Iterator[str]:
     """One request for people."""
     for key in ("inference_id", "endpoint", "state", "reason", "attempts", "instance", "input_location"):
         if found.get(key):
-            yield f"{key}: {found[key]}"
+            yield f"{key}: {_plain(str(found[key]))}"
     yield f"output_location: {found['output_location']}"
     yield f"failure_location: {found['failure_location']}"

@@ -81,13 +81,14 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
 
         greeting = "Ask about the picture" if options.images else "Ask"
         click.echo(f"{greeting}. /image PATH adds one, /quit ends.", err=True)
+    num_failed = 0
     while True:
         try:
             line = input("> " if is_terminal else "").strip()
         except (EOFError, KeyboardInterrupt):
-            return
+            break
         if line in ("/quit", "/exit"):
-            return
+            break
         try:
             if line.startswith("/image "):
                 images = (*images, image_reference(line.removeprefix("/image ").strip()))
@@ -96,6 +97,9 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
                 _show(conversation, line, asked, options)
         except (ChatError, CallFailed) as error:
             click.echo(f"Error: {error}", err=True)
+            num_failed += 1
+    if num_failed and not is_terminal:  # a person has seen it, and asked again or not; a program has the exit status
+        raise ChatError(f"of what was to be done {num_failed} failed, as told above")
 
 
 def _show(conversation: Conversation, question: str, images: Sequence[str], options: ChatOptions) -> None:

@@ -64,11 +64,12 @@ class Line:
 
     def __init__(self, target: Target, say: Callable[[str], None]) -> None:
         self.target = target
-        try:
-            self.client = make_client(target.url, target.login, Config(read_timeout=READ_TIMEOUT_S))
-        except ValueError as error:
-            raise ChatError(f"--url must be an http(s) address: {error}") from error
-        self.progress = Progress(target.url, target.endpoint, Signer(target.login), say)
+        with readable_errors():  # of boto3's own configuration
+            try:
+                self.client = make_client(target.url, target.login, Config(read_timeout=READ_TIMEOUT_S))
+            except ValueError as error:
+                raise ChatError(f"--url must be an http(s) address: {error}") from error
+            self.progress = Progress(target.url, target.endpoint, Signer(target.login), say)
 
     def call(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """One answer as a whole."""

@@ -17,13 +17,17 @@ class RecentAnswers:
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
         self._kept: dict[Hashable, tuple[float, Any]] = {}
+        self._num_changes = 0
 
     async def get(self, question: Hashable, find: Callable[[], Awaitable[Any]]) -> Any:
         """The answer to a question: a fresh one, or what `find` finds."""
         async with self._lock:
             known = self._kept.pop(question, None)
             if known is None or monotonic() - known[0] >= self._fresh_s:
+                num_changes = self._num_changes
                 answer = await find()
+                if num_changes != self._num_changes:  # it may be of before: good for who asked, and for nobody after
+                    return answer
                 known = (monotonic(), answer)
             self._kept[question] = known
             while len(self._kept) > MAX_KEPT:
@@ -31,5 +35,6 @@ class RecentAnswers:
             return known[1]
 
     def forget(self) -> None:
-        """Something has been changed."""
+        """Something has been changed: no answer that was found, or begun to be, is good any more."""
+        self._num_changes += 1
         self._kept.clear()

@@ -48,7 +48,8 @@ def wait_settled(account: Account, name: str, watch: Watch) -> Any | None:
         if now - start >= watch.timeout_s:
             raise DeployError(
                 f"{name} is still {endpoint['EndpointStatus']} after {now - start:.0f} s; SageMaker goes on with it: "
-                f"`deploy_sagemaker.py status --endpoint {name}` says how it is"
+                f"`deploy_sagemaker.py status --endpoint {name}` says how it is, and the same command again does "
+                "what comes after, autoscaling for one"
             )
         watch.sleep(watch.poll_s)
 

@@ -57,7 +57,7 @@ def deploy(account: Account, deployment: Deployment, watch: Watch) -> None:
         watch.say(f"{name} has this configuration already")
     else:
         _unscale(account, before, name, watch)
-        _send(account, update_call(deployment), watch)
+        _update(account, deployment, before, watch)
     endpoint = wait_settled(account, name, watch)
     is_serving = endpoint is not None and endpoint["EndpointStatus"] == "InService"
     if is_serving:
@@ -100,6 +100,18 @@ def _send(account: Account, call: Call, watch: Watch) -> None:
     names = [str(value) for key, value in call.parameters.items() if key in ("ModelName", "EndpointConfigName")]
     account.send(call)
     watch.say(f"{call.operation}: {', '.join(names)}")
+
+
+def _update(account: Account, deployment: Deployment, before: Inventory, watch: Watch) -> None:
+    """An update that is refused leaves the endpoint serving, and it must not serve without its scaling."""
+    try:
+        _send(account, update_call(deployment), watch)
+    except DeployError as error:
+        try:
+            _scale(account, deployment, before, watch)
+        except DeployError as unscaled:
+            raise DeployError(f"{error}\nand autoscaling is off, deploy again to have it: {unscaled}") from error
+        raise
 
 
 def _delete_failed(account: Account, name: str, watch: Watch) -> None:

@@ -133,6 +133,9 @@ def read_deployment(values: Mapping[str, Any]) -> Deployment:
 
 def _complete(container: dict[str, Any]) -> dict[str, Any]:
     """With the mode said to SageMaker, which asks for models by it, and to the container, which serves them by it."""
+    for name, value in _mapping(container, "Environment").items():
+        if not isinstance(value, str):  # botocore would say so too, and show a password that is a number
+            raise SettingsError(f"PrimaryContainer.Environment.{name} must be text: put it into quotes")
     completed = {"Mode": "SingleModel", **container}
     if completed["Mode"] == "MultiModel":
         completed["Environment"] = {"SAGEMAKER_MULTI_MODEL": "true", **_mapping(container, "Environment")}

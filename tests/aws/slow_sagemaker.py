@@ -34,7 +34,7 @@ class SlowSageMaker:
         self.creation = list(CREATED)
         self.update: list[Step] = [{"endpoint_status": "Updating"}, SERVING]
         self.is_taken_back = False  # the next update ends with the configuration from before
-        self.refusal: JsonRESTError | None = None  # of the next creation
+        self.refusal: JsonRESTError | None = None  # of creations and updates
         self.updates: list[dict[str, Any]] = []  # requests
         self._steps: dict[str, list[Step]] = {}
         describe, create, delete = (
@@ -61,6 +61,8 @@ class SlowSageMaker:
 
         def update_endpoint(response: Any) -> ActionResult:
             asked = {key: response._get_param(key) for key in ("EndpointName", "EndpointConfigName")}
+            if self.refusal is not None:
+                raise self.refusal
             backend = response.sagemaker_backend
             endpoint = backend.endpoints[asked["EndpointName"]]
             if endpoint.endpoint_status in BUSY:

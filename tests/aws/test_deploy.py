@@ -137,6 +137,21 @@ def test_update_that_is_taken_back_is_an_error_and_leaves_the_old_one(
     assert aws.left() == {}
 
 
+def test_an_update_that_is_refused_leaves_the_scaling_on(
+    operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
+) -> None:
+    """Nothing has changed, so nothing may be missing: the endpoint serves on, and its traffic still grows."""
+    scaled = [*flags, "--min", "1", "--max", "3"]
+    assert operator.run("deploy", *scaled) == 0, operator.err
+    sagemaker.refusal = JsonRESTError("ResourceLimitExceeded", "The account-level service limit is 1 Instances")
+
+    assert operator.run("deploy", *scaled, "--instance-type", "ml.g4dn.2xlarge") == 1
+
+    assert "The account-level service limit is 1 Instances" in operator.err
+    assert aws.left()["targets"] == [RESOURCE]
+    assert aws.left()["policies"] == ["ConcurrentRequests-llava-AllTraffic"]
+
+
 def test_creation_that_fails_tells_the_reason_and_the_log(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from moto.core.exceptions import JsonRESTError
 
 from scripts.sagemaker_deploy.account import Account
 from tests.aws.conftest import ACCOUNT, REGION, Aws
 from tests.aws.operator import Operator
+from tests.aws.slow_sagemaker import SlowSageMaker
 
 
 def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: Path, tmp_path: Path) -> None:
@@ -49,6 +51,48 @@ def test_secrets_are_passed_without_being_written_down(
     [variant] = operator.config()["ProductionVariants"]
     container = aws.ask("sagemaker", "describe_model", ModelName=variant["ModelName"])["PrimaryContainer"]
     assert container["Environment"]["TORCHMOOR_SESSION_KEYS"] == "k0:5a5a"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *(
+            "HF_API_KEY=hidden",
+            "db_password=hidden",
+            "PGPASSWD=hidden",
+            "GOOGLE_CREDENTIALS=hidden",
+            "HTTP_AUTH=hidden",
+        ),
+        *("CACHE=redis://:hid/hidden@cache/0", "MODEL=https://b.s3.aws/x?X-Amz-Date=1&X-Amz-Signature=hidden"),
+    ],
+)
+def test_a_dry_run_hides_whatever_looks_like_a_secret(operator: Operator, flags: list[str], variable: str) -> None:
+    """Its output goes into logs of pipelines and into tickets."""
+    assert operator.run("deploy", *flags, "--env", variable, "--env", "OMP_NUM_THREADS=1", "--dry-run") == 0
+
+    assert "hidden" not in operator.out
+    assert '"OMP_NUM_THREADS": "1"' in operator.out
+
+
+def test_an_error_of_awss_repeats_no_secret(operator: Operator, sagemaker: SlowSageMaker, flags: list[str]) -> None:
+    """AWS's own validation errors have the whole value in them."""
+    sagemaker.refusal = JsonRESTError("ValidationException", "Value '{HF_TOKEN=hidden}' at 'environment' is too long")
+
+    assert operator.run("deploy", *flags, "--env", "HF_TOKEN=hidden") == 1
+
+    assert "Value '{HF_TOKEN=***}' at 'environment' is too long" in operator.err
+
+
+def test_a_variable_that_is_a_number_is_refused_without_being_shown(operator: Operator, file: Path) -> None:
+    """YAML makes a number of a password of digits."""
+    content = yaml.safe_load(file.read_text())
+    content["PrimaryContainer"]["Environment"] = {"DB_PASSWORD": 8675309}
+    file.write_text(yaml.safe_dump(content))
+
+    assert operator.run("deploy", "--config", str(file), "--dry-run") == 1
+
+    assert "PrimaryContainer.Environment.DB_PASSWORD must be text: put it into quotes" in operator.err
+    assert "8675309" not in operator.err
 
 
 def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.podman import DOCKERFILE, Podman
+from tests.podman import DOCKERFILE, ROOT, Podman
 
 
 def test_dockerfile_passes_hadolint() -> None:
@@ -19,6 +20,24 @@ def test_dockerfile_passes_hadolint() -> None:
     done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=60)
 
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_has() -> None:
+    """pip leaves what the base has in our version where it is, as AWS's have TorchServe, and our bin would lack it."""
+    text = DOCKERFILE.read_text()
+    [pattern] = re.findall(r"grep -E '(.+)' pins\.txt > commands\.txt", text)
+    pins = (ROOT / "requirements.txt").read_text().splitlines()
+
+    assert {pin.partition("==")[0] for pin in pins if re.match(pattern, pin)} == called_by_path() | {"dumb-init"}
+    assert "pip install --ignore-installed --no-deps -r commands.txt" in text
+    assert "/opt/torchmoor/bin/dumb-init" in text
+
+
+def called_by_path() -> set[str]:
+    """What our code looks for beside its Python, but for our own command."""
+    sources = [path for folder in ("torchmoor", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    found = {name for path in sources for name in re.findall(r'executable\)\.with_name\("([\w-]+)"', path.read_text())}
+    return found - {"torchmoor"}
 
 
 @pytest.mark.image

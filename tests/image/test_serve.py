@@ -127,7 +127,7 @@ def test_metrics_are_on_the_same_port(served: Served) -> None:
     page = requests.get(f"{served.url}/metrics", timeout=60).text
 
     assert 'Invocations_total{endpoint="chat"' in page
-    assert "torchmoor_" in page
+    assert "torchmoor_sessions_open{" in page
 
 
 def test_the_runtime_api_is_there_too(served: Served) -> None:

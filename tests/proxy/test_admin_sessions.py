@@ -67,7 +67,12 @@ def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=0", "limit=1001", "limit=x", "after=ts-seq-a", "session=%27", "endpoint=nobody", "instance=nobody"]
+    "query",
+    [
+        *("limit=0", "limit=1001", "limit=x", "limit=", f"limit={'9' * 5000}"),
+        *("after=ts-seq-a", "session=%27", "endpoint=nobody", "instance=nobody"),
+    ],
+    ids=lambda query: query[:20],
 )
 def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> None:
     """With a word on what would."""

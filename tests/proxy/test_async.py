@@ -306,6 +306,7 @@ def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
     )
     assert admin(stage, "/async-requests?state=ODD")[0] == 400
     assert admin(stage, "/async-requests?limit=0")[0] == 400
+    assert admin(stage, f"/async-requests?limit={'9' * 5000}")[0] == 400
     assert admin(stage, "/async-requests?endpoint=odd")[0] == 400
 
 

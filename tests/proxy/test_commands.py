@@ -301,7 +301,7 @@ def test_a_question_is_asked_with_a_token_or_a_key_of_the_file(
 
     good = invoke(stage, "ask", "?", "--system", "", "--keys", str(keys))
     without = invoke(stage, "ask", "?", "--system", "")
-    monkeypatch.setenv("TORCHMOOR_TOKEN", "something else")
+    monkeypatch.setenv("TORCHMOOR_TOKEN", "something-else")
     wrong = invoke(stage, "ask", "?", "--system", "")
     load = invoke(stage, "bench", "--stateless", "--requests", "2", "--users", "1", "--keys", str(keys), "--json")
     refused = invoke(stage, "bench", "--requests", "2")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.fleet.instance import InstanceState
+from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.source import Source
 from torchmoor.settings import HealthSettings, LimitSettings, TimeoutSettings
 
@@ -241,6 +241,22 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
     assert admin(stage, "/livez")[0] == 200
     source.answered_at = 1.0
     assert admin(stage, "/readyz")[0] == 200
+
+
+def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage) -> None:
+    """All proxies hear of it at once: if each were unready until it had answered, nobody would be left."""
+    stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
+    assert admin(stage, "/readyz")[0] == 200
+
+    async def join() -> None:
+        stage.registry.add(Instance(name="c", endpoint="llava", model="llava", port=9))
+
+    stage.run(join())
+    stage.proxy.registry.sources["_i._tcp.more"] = Source("_i._tcp.more", "llava", "AllTraffic")
+
+    assert not stage.proxy.health.has_asked_all()
+    status, body = admin(stage, "/readyz")
+    assert (status, json.loads(body)["waits_for_dns"]) == (200, ["_i._tcp.more"])
 
 
 async def silent(request: Received, wire: Wire) -> None:

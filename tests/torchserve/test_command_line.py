@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -86,16 +87,23 @@ def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture:
     assert after.stderr.startswith("Error: ")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)], ids=["INT", "TERM", "TERM-TERM"]
+)
 def test_a_session_is_closed_when_a_question_is_given_up(
-    fleet: Fleet, picture: str, before: int, number: signal.Signals
+    fleet: Fleet, picture: str, before: int, numbers: tuple[signal.Signals, ...]
 ) -> None:
-    """In the middle of an answer: status 130, quietly, and nothing is left at the endpoint (`before` sees to it)."""
+    """In the middle of an answer: status 130, quietly, and nothing is left at the endpoint (`before` sees to it).
+
+    `timeout` sends its signal twice: to the process, and to its group.
+    """
     with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
 
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
+            sleep(0.01)
         _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
@@ -130,6 +138,20 @@ def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int
     assert sum(found["instances"].values()) == 12
     assert found["routing_reasons"] == {"session": 12}
     assert found["total_prefilled_tokens"] < found["total_input_tokens"]
+
+
+def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str, before: int) -> None:
+    """As `timeout` and service managers end it: what runs is finished and closed, and the numbers so far are told."""
+    load = ("bench", "--image", picture, "--users", "2", "--turns", "100", "--duration", "600", "--json")
+    with begin(fleet, *load) as process:
+        wait_until(lambda: num_open(fleet) > before, "a conversation has begun")
+
+        for _ in range(2):  # to the process and to its group
+            process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert json.loads(output)["is_interrupted"] is True
 
 
 def test_the_doctor_finds_a_machine_that_runs_a_fleet_to_be_well(fleet: Fleet, archives: Path) -> None:

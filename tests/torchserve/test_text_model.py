@@ -109,7 +109,7 @@ def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) 
 
 def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet) -> None:
     """Late binding by the command line: all of them are answered, one after another."""
-    body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 32}})
+    body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}})
     together = Barrier(6)
 
     def ask_once(client: Any) -> Any:

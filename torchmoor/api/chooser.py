@@ -68,6 +68,7 @@ class Chooser:
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
         self.others: Others | None = None
+        self._rng = rng
         self._binds_late = binds_late
         self._are_journaled = are_journaled
         self._kv = self.strategy if isinstance(self.strategy, KvAware) else None
@@ -97,7 +98,7 @@ class Chooser:
             again = self._find_opener(applicant)
             if again is not None:
                 return self.choice_of(again, SESSION)
-            roomiest = find_roomiest(pool, request.excluded)
+            roomiest = find_roomiest(pool, request.excluded, self._rng)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
         pick = self.strategy.choose(request, pool)

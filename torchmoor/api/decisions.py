@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torchmoor.api.invocation import Invocation
     from torchmoor.routing.sessions import SessionId
 
+DEFAULT_SHOWN = 200
 MAX_SHOWN = 1000
 _ANSWERED = Outcome.ANSWERED
 
@@ -33,7 +34,7 @@ class DecisionQuery:
     endpoint: str | None = None
     instance: str | None = None
     since: float = 0.0
-    limit: int = 200
+    limit: int = DEFAULT_SHOWN
 
     def as_message(self) -> dict[str, Any]:
         """In a form for JSON."""
@@ -139,7 +140,7 @@ def _describe(decision: _Decision, offset: float) -> dict[str, Any]:
 
 
 def join_decisions(told: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Those of several processes as one's. All go back as far as the one that goes back least."""
+    """Those of several processes as one's. oldest: of the one that goes back farthest; others may have begun later."""
     rows = sorted((row for each in told for row in each["decisions"]), key=lambda row: -row["time"])
     begun = [each["oldest"] for each in told if each["oldest"] is not None]
     left_out = sum(each["left_out"] for each in told)

@@ -17,35 +17,39 @@ from torchmoor.bench.caller import Caller, Plan
 from torchmoor.bench.load import Load, LoadSettings, Outcome
 from torchmoor.bench.summary import summarize
 from torchmoor.clients.errors import CredentialsRefused, EndpointError, EndpointUnreachable
+from torchmoor.clients.runtime import readable_errors
 from torchmoor.clients.signing import Login, Signer
 
 CONNECT_TIMEOUT_S = 10.0
 INTERVAL_S = 1.0
+ENDING = (signal.SIGINT, signal.SIGTERM)  # both leave no session open
 
 
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The numbers. report: told every second how far it is. SIGINT ends the load early, a second one at once.
+    """The numbers. report: told every second how far it is. SIGINT or SIGTERM ends the load early,
+    a second SIGINT at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """
-    signer = Signer(login)
+    with readable_errors():
+        signer = Signer(login)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s)
-    ca_file = os.environ.get("AWS_CA_BUNDLE")  # as boto3 has it
-    connector = aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context(cafile=ca_file) if ca_file else True)
+    connector = aiohttp.TCPConnector(limit=0, ssl=_trusted())
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
         await _check(http, signer, plan)
         load = Load(settings, Caller(http, signer, plan))
         working = asyncio.current_task()
         assert working is not None
 
-        def interrupt() -> None:
-            if load.outcome.is_interrupted:
+        def interrupt(number: int) -> None:
+            if load.outcome.is_interrupted and number == signal.SIGINT:
                 working.cancel()  # somebody does not want to wait for what runs
             load.stop()
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, interrupt, number)
         reporting = asyncio.create_task(_report(load.outcome, settings, report))
         try:
             outcome = await load.run()
@@ -53,8 +57,18 @@ async def run(
             reporting.cancel()
             with suppress(asyncio.CancelledError):
                 await reporting
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            for number in ENDING:
+                asyncio.get_running_loop().remove_signal_handler(number)
     return summarize(outcome, settings)
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    """Whose certificates are good: as boto3 has it."""
+    ca_file = os.environ.get("AWS_CA_BUNDLE")
+    try:
+        return ssl.create_default_context(cafile=ca_file) if ca_file else True
+    except OSError as error:
+        raise EndpointError(f"AWS_CA_BUNDLE: {ca_file} has no certificates that can be read: {error}") from error
 
 
 async def _check(http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:

@@ -8,11 +8,21 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
 
 TIMEOUT_S = 30.0
+
+
+class _Unled(HTTPRedirectHandler):
+    """Follows nobody elsewhere: the token would go along, and a POST become a GET."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = build_opener(_Unled)
 
 
 class AdminClient:
@@ -41,7 +51,7 @@ class AdminClient:
         given = urlencode({key: value for key, value in (query or {}).items() if value is not None})
         request = Request(f"{self._url}{path}{'?' * bool(given)}{given}", method=method, headers=self._headers)
         try:
-            answer: HTTPResponse = urlopen(request, timeout=timeout_s)
+            answer: HTTPResponse = _OPENER.open(request, timeout=timeout_s)
             return answer
         except HTTPError as error:
             with error:
@@ -60,11 +70,9 @@ class AdminClient:
             with self.open(method, path, query, timeout_s) as answer:
                 found = json.load(answer)
         except (ValueError, OSError, HTTPException) as error:
-            raise AdminError(
-                f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
-            ) from error
+            raise AdminError(self._foreign()) from error
         if not isinstance(found, dict):
-            raise AdminError(f"{self._url} does not answer as an admin plane does: is it the runtime's port?")
+            raise AdminError(self._foreign())
         return found
 
     def _foreign(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 FIELDS = {
     "x-torchmoor-instance": "instance",
@@ -18,18 +19,24 @@ FIELDS = {
     "x-torchmoor-rebuilt-events": "rebuilt_events",
     "x-torchmoor-dropped-turns": "dropped_turns",
 }
+NAMES = frozenset(("instance", "variant", "routing_reason", "request_id", "cache_tier"))  # a variant may be called 1
+MAX_DIGITS = 18
 
 
 def read_receipt(headers: Mapping[str, str]) -> dict[str, str | int | float]:
-    """The fields that are there, by names without hyphens; numbers are numbers."""
+    """The fields that are there, by names without hyphens; a number that is none is left out."""
     given = {name.lower(): value for name, value in headers.items()}
-    return {field: _value(given[name]) for name, field in FIELDS.items() if name in given}
+    texts = {field: given[name] for name, field in FIELDS.items() if name in given}
+    found = {field: text if field in NAMES else _read_number(text) for field, text in texts.items()}
+    return {field: value for field, value in found.items() if value is not None}
 
 
-def _value(text: str) -> str | int | float:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+def _read_number(text: str) -> int | float | None:
+    """None if it is none, or one that JSON does not have."""
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,8 @@ def ask(
       torchmoor ask "What is this?" picture.png --keep     then: torchmoor ask "And that?" --session ID
     """
     if question == "-":
+        if sys.stdin is None:
+            raise click.UsageError("standard input is closed: there is no question to read from it")
         question = sys.stdin.read().strip()
     if not question:
         raise click.UsageError("the question is empty")
@@ -55,12 +56,4 @@ def ask(
         is_kept=keep,
         system=system,
     )
-    before = signal.signal(signal.SIGTERM, _interrupt)  # the session is closed then, too
-    try:
-        run(options)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    run(options)

@@ -12,7 +12,7 @@ import click
 
 from torchmoor.commands.conversing import make_login
 from torchmoor.commands.exits import Exit
-from torchmoor.commands.options import endpoint_option, generation_options, keys_option, url_option
+from torchmoor.commands.options import Number, endpoint_option, generation_options, keys_option, url_option
 
 USERS = 8
 OPEN_USERS = 1000
@@ -34,13 +34,13 @@ QUESTIONS = (
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="PER SECOND",
     help="Open loop: questions come at random (Poisson), this many a second, whatever the endpoint does.",
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help=f"Begin nothing more after this (default: {DURATION_S:g}, unless --requests is given).",
 )
@@ -62,7 +62,7 @@ QUESTIONS = (
     "--timeout",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="An answer that is silent for so long has failed.",
 )

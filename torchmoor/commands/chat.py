@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def chat(
       torchmoor chat --endpoint llm
       torchmoor chat picture.png --ask "What color is the circle?" --ask "Where is it?"
     """
+    if not ask and sys.stdin is None:
+        raise click.UsageError("standard input is closed: give the questions with --ask")
     run(
         ChatOptions(
             target=make_target(url, endpoint, keys_file, parameters),

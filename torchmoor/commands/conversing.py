@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,26 @@ from torchmoor.commands.options import (
     generation_options,
     keys_option,
     read_file,
+    read_token,
     url_option,
 )
 from torchmoor.conversation import Target
+
+SESSION = "TORCHMOOR_SESSION"
 
 
 def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds url, keys_file, endpoint, parameters, session_id, keep and system."""
 
-    @click.option("--session", "session_id", metavar="ID", help="Go on in this session; closed at the end, as any.")
+    @click.option(
+        "--session",
+        "session_id",
+        metavar="ID",
+        envvar=SESSION,
+        show_envvar=True,
+        help="Go on in this session; closed at the end, as any. Every process of this machine can read an id on the "
+        "command line; the environment is its owner's.",
+    )
     @click.option("--keep", is_flag=True, help="Leave the session open, and say its id on standard error.")
     @click.option(
         "--system",
@@ -40,9 +51,20 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     def checked(**arguments: Any) -> None:
         if arguments["system"] is not None and (arguments["session_id"] or arguments["keep"]):
             raise click.UsageError("--system goes with neither --session nor --keep: a session has no system message")
-        command(**arguments)
+        before = signal.signal(signal.SIGTERM, _interrupt)  # the session is closed then, too
+        try:
+            command(**arguments)
+        finally:
+            if signal.getsignal(signal.SIGTERM) is _interrupt:
+                signal.signal(signal.SIGTERM, before)
 
     return checked
+
+
+def _interrupt(number: int, _: object) -> None:
+    """As Ctrl-C, once: `timeout` sends the signal to a process and then to its group, and the close must go on."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def make_target(url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any]) -> Target:
@@ -58,4 +80,4 @@ def make_login(keys_file: Path | None) -> Login:
         return Login(keys={**keys, "aws_session_token": key.session_token} if key.session_token else keys)
     for token in credentials.tokens.values():
         return Login(token=token)
-    return Login(token=os.environ.get(CLIENT_TOKEN, ""))
+    return Login(token=read_token(CLIENT_TOKEN))

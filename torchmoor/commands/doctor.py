@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from torchmoor.access.credentials import ADMIN_TOKEN
 from torchmoor.commands.exits import Exit
 from torchmoor.commands.options import (
     DEFAULT_ENDPOINT,
     admin_keys_option,
     admin_url_option,
     default_store,
-    read_file,
+    find_admin_token,
     url_option,
 )
 
@@ -119,7 +117,7 @@ def doctor(
         admin_port=admin_port,
         url=url,
         admin_url=admin_url,
-        admin_token=os.environ.get(ADMIN_TOKEN, "") or read_file(keys_file).admin_token,
+        admin_token=find_admin_token(keys_file),
         is_admin_named=not _is_default(context, "admin_url"),
         configuration=configuration,
     )

@@ -11,7 +11,7 @@ import click
 
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
-from torchmoor.commands.options import admin_options, json_option, show
+from torchmoor.commands.options import Number, admin_options, json_option, show
 
 INTERVAL_S = 0.5
 WAIT_S = 600.0
@@ -23,7 +23,7 @@ def _wait_options(command: Callable[..., None]) -> Callable[..., None]:
             "--timeout",
             default=WAIT_S,
             show_default=True,
-            type=click.FloatRange(min=0),
+            type=Number(min=0),
             metavar="SECONDS",
             help="For how long --wait waits; status 1 if that was not enough.",
         ),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchmoor.clients.admin import AdminClient
-from torchmoor.commands.options import admin_options, json_option
+from torchmoor.commands.options import Number, admin_options, json_option
 from torchmoor.commands.tables import format_table, in_bytes, terminal_width
 
 HEADS = ("NAME", "ENDPOINT", "STATE", "LOAD", "SESSIONS", "KV", "FEATURES", "HOST")
@@ -19,9 +19,7 @@ COLORS = {"ready": "green", "draining": "yellow", "starting": "yellow", "down": 
 
 @click.command()
 @click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
-@click.option(
-    "--watch", metavar="SECONDS", type=click.FloatRange(min=0.1), help="Show them again and again, until Ctrl-C."
-)
+@click.option("--watch", metavar="SECONDS", type=Number(min=0.1), help="Show them again and again, until Ctrl-C.")
 @json_option
 @admin_options
 def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_json: bool) -> None:

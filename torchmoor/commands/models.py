@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from torchmoor.clients.admin import AdminClient
+from torchmoor.commands.exits import Exit
 from torchmoor.commands.options import admin_options, json_option, show
 from torchmoor.commands.tables import format_table, in_bytes, in_time, terminal_width
 
@@ -79,14 +80,16 @@ def _add(action: str, summary: str) -> None:
         path = f"/models/{quote(model)}/{action}"
         found = admin.post(path, query, timeout_s=ACTION_TIMEOUT_S)
         done = [row for row in found["instances"] if row["status"] == 200]
-        for row in found["instances"]:
-            if row["status"] not in (200, 404):  # where it was not is no failure
-                click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
+        failed = [row for row in found["instances"] if row["status"] not in (200, 404)]  # 404: it was not there
+        for row in failed:
+            click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
         show(
             found,
             lambda: [f"{row['instance']}: {model} is in {row.get('tier') or 'no'} memory" for row in done],
             as_json=as_json,
         )
+        if failed:
+            raise click.exceptions.Exit(Exit.FAILED)
 
 
 _add("pin", "Keep MODEL in memory until it is unpinned; load it if it is not there.")

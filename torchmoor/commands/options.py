@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
 from torchmoor.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 from torchmoor.clients.admin import AdminClient
+from torchmoor.errors import ConfigError
 from torchmoor.settings import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,12 +28,40 @@ ADMIN_URL = "TORCHMOOR_ADMIN_URL"
 DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
 DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
 
+
+class Number(click.FloatRange):
+    """A number in a range. Without the words that Python reads as numbers: nothing is above or below nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class Address(click.ParamType[str]):
+    """Where a plane listens."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            self.fail(f"it must begin with http:// or https:// and name a host, not {value!r}.", param, ctx)
+        return str(value)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
 
 url_option = click.option(
     "--url",
     "--endpoint-url",
     "url",
+    type=Address(),
     envvar=RUNTIME_URL,
     default=DEFAULT_RUNTIME_URL,
     show_default=True,
@@ -50,6 +81,7 @@ keys_option = click.option(
 )
 admin_url_option = click.option(
     "--admin-url",
+    type=Address(),
     envvar=ADMIN_URL,
     default=DEFAULT_ADMIN_URL,
     show_default=True,
@@ -81,8 +113,20 @@ def admin_options(command: F) -> F:
 
 def make_admin_client(admin_url: str, keys_file: Path | None) -> AdminClient:
     """Raises AdminError, ConfigError."""
-    token = os.environ.get(ADMIN_TOKEN, "")
-    return AdminClient(admin_url, token or read_file(keys_file).admin_token)
+    return AdminClient(admin_url, find_admin_token(keys_file))
+
+
+def find_admin_token(keys_file: Path | None) -> str:
+    """The file's, else the environment's: who names a file does not mean the token of another fleet."""
+    return read_file(keys_file).admin_token or read_token(ADMIN_TOKEN)
+
+
+def read_token(name: str) -> str:
+    """A token of the environment; "" if there is none. Raises ConfigError if it cannot be sent."""
+    token = os.environ.get(name, "")
+    if not all("!" <= sign <= "~" for sign in token):
+        raise ConfigError(f"{name} must be of visible ASCII characters alone")
+    return token
 
 
 def read_file(keys_file: Path | None) -> Credentials:
@@ -94,12 +138,10 @@ def generation_options(command: F) -> F:
     """The command gets what is given of them as one mapping, `parameters`, by the runtime API's names."""
 
     @click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
-    @click.option("--temperature", type=click.FloatRange(min=0), help="Sample at this temperature; greedy without it.")
+    @click.option("--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it.")
     @click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only.")
-    @click.option("--top-p", type=click.FloatRange(min=0, max=1), help="Sample among those that make up this much.")
-    @click.option(
-        "--repetition-penalty", type=click.FloatRange(min=0, min_open=True), help="Above 1: less of the same."
-    )
+    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among those that make up this much.")
+    @click.option("--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1: less of the same.")
     @click.option("--seed", type=click.IntRange(min=0), help="The same seed, the same sample.")
     @click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable.")
     @functools.wraps(command)

@@ -13,6 +13,7 @@ from torchmoor.clients.admin import AdminClient
 from torchmoor.commands.options import admin_options, json_option, show
 from torchmoor.commands.tables import format_table, in_bytes, in_time, terminal_width
 
+ACTION_TIMEOUT_S = 60.0  # a close waits for the journal, for half of this at most
 HEADS = ("SESSION", "ENDPOINT", "INSTANCE", "TIER", "SIZE", "TURNS", "USED", "EXPIRES", "")
 
 
@@ -84,7 +85,7 @@ def _add(action: str, summary: str, done: str) -> None:
     @json_option
     @admin_options
     def act(admin: AdminClient, session: str, as_json: bool) -> None:
-        found = admin.post(f"/sessions/{quote(session, safe='')}/{action}")
+        found = admin.post(f"/sessions/{quote(session, safe='')}/{action}", timeout_s=ACTION_TIMEOUT_S)
         show(found, lambda: [f"{session}: {done}"], as_json=as_json)
 
 

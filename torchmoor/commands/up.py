@@ -10,7 +10,7 @@ import click
 import uvloop
 
 from torchmoor.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
-from torchmoor.commands.options import DEFAULT_ENDPOINT, default_store
+from torchmoor.commands.options import DEFAULT_ENDPOINT, Number, default_store
 from torchmoor.commands.progress import report_progress
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
@@ -50,7 +50,7 @@ from torchmoor.up import JOURNAL_URL, UpOptions, run
     "--backlog-per-instance",
     default=TargetTracking().target,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="REQUESTS",
     help="That wait or run; with more, there shall be more instances.",
 )
@@ -58,7 +58,7 @@ from torchmoor.up import JOURNAL_URL, UpOptions, run
     "--scale-in-cooldown",
     default=TargetTracking().scale_in_cooldown_s,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="SECONDS",
     help="For how long fewer instances must have been enough before one goes.",
 )
@@ -66,7 +66,7 @@ from torchmoor.up import JOURNAL_URL, UpOptions, run
     "--max-hold",
     default=ScalingSettings().max_hold_s,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="How long a request that finds no instance waits for one to start.",
 )
@@ -156,7 +156,7 @@ from torchmoor.up import JOURNAL_URL, UpOptions, run
     "--start-timeout",
     default=180.0,
     show_default=True,
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     metavar="SECONDS",
     help="How long an instance may take to load its model; more where a large checkpoint is downloaded first.",
 )

@@ -36,6 +36,9 @@ TORCHSERVE_KEYS: Mapping[str, type] = {
     "prefer_direct_buffer": bool,
     "unregister_model_timeout": int,
 }
+# What is so in any case (torchmoor.fleet.torchserve). Images say it, too: AWS's deep learning containers for GPUs have
+# TS_DISABLE_SYSTEM_METRICS, and whatever is built on one inherits it.
+AS_IT_IS = {"disable_system_metrics": "true", "disable_token_authorization": "true", "metrics_mode": "prometheus"}
 # The same by the names of AWS's toolkit.
 TOOLKIT = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
@@ -131,6 +134,8 @@ def _read_properties(environ: Mapping[str, str]) -> dict[str, str]:
     for name, value in environ.items():
         if name.startswith(TORCHSERVE_PREFIX):
             key = name.removeprefix(TORCHSERVE_PREFIX).lower()
+            if AS_IT_IS.get(key) == value.strip().lower():
+                continue
             if key not in TORCHSERVE_KEYS:
                 known = ", ".join(f"{TORCHSERVE_PREFIX}{each.upper()}" for each in sorted(TORCHSERVE_KEYS))
                 raise ConfigError(f"{name} cannot be set here: leave it out; what can be is {known}")

@@ -20,6 +20,7 @@ from torchmoor.container.side_port import SidePort
 from torchmoor.container.workplace import Workplace, make_launcher_settings
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.instance_names import Asker
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.operations import Operations
 from torchmoor.fleet.registry import Registry
@@ -29,6 +30,7 @@ from torchmoor.up import SESSION_KEYS, find_gpus, stop_on_signals
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
+IDLE_S = 1.0  # one look may fall between two requests of a proxy that has not heard of it
 ASK_TIMEOUT_S = 2.0
 
 
@@ -58,23 +60,33 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
             await stopping
             side.is_draining = True
             report(f"stopping; what runs has {told.drain_s:.0f} s to end")
-            await drain(registry, told, operations)
+            await drain(registry, told, operations, launcher.is_running)
         report("stopped")
 
 
-async def drain(registry: Registry, told: ContainerEnvironment, operations: Operations) -> None:
-    """Returns when nothing has run for a moment after the time to settle, or there is no time left."""
+async def drain(
+    registry: Registry, told: ContainerEnvironment, operations: Asker, is_running: Callable[[str], bool]
+) -> None:
+    """Returns when nothing has run for a moment after the time to settle, or there is no time left.
+
+    is_running: whether there is a TorchServe; one that has died, or was killed by a second signal, ends nothing more.
+    """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + told.drain_s
-    await asyncio.sleep(min(told.settle_s, told.drain_s))
-    while loop.time() < ends_at:
+    settled_at = loop.time() + min(told.settle_s, told.drain_s)
+    idle_since: float | None = None
+    while loop.time() < ends_at and is_running(told.instance_name):
         instance = registry.find(told.instance_name)
-        if instance is None or await is_idle(instance, operations):
-            return
+        if loop.time() >= settled_at and (instance is None or await is_idle(instance, operations)):
+            idle_since = loop.time() if idle_since is None else idle_since
+            if loop.time() - idle_since >= IDLE_S:
+                return
+        else:
+            idle_since = None
         await asyncio.sleep(POLL_S)
 
 
-async def is_idle(instance: Instance, operations: Operations) -> bool:
+async def is_idle(instance: Instance, operations: Asker) -> bool:
     """True if the handler says that nothing runs. One that is not ours says nothing, so it gets all the time."""
     answer = await operations.ask(instance, "in-flight", {}, timeout_s=ASK_TIMEOUT_S)
     try:

@@ -12,6 +12,7 @@ import re
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
+# What zipfile and tarfile raise for a file that is cut off, damaged or encrypted, or packed in a way they do not know.
+BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 _FORMS = (
@@ -91,12 +94,11 @@ def _look(folder: Path, work: Path, wanted: str) -> Path | None:
     """The directory of an unpacked archive or of a checkpoint; None if there is neither. Raises ConfigError."""
     if (folder / MANIFEST).is_file() or (folder / "config.json").is_file():
         return folder
-    packed = sorted(path for path in folder.iterdir() if path.name.endswith((".mar", *TARBALLS)) and path.is_file())
+    there = [path for path in folder.iterdir() if _is_given(path)]
+    packed = sorted(path for path in there if path.name.endswith((".mar", *TARBALLS)) and path.is_file())
     if wanted:
         packed = [path for path in packed if _stem(path) == wanted] or packed
-    inside = sorted(
-        path for path in folder.iterdir() if (path / MANIFEST).is_file() or (path / "config.json").is_file()
-    )
+    inside = sorted(path for path in there if (path / MANIFEST).is_file() or (path / "config.json").is_file())
     if len(packed) + len(inside) > 1:
         packed = [path for path in packed if path.name != SAGEMAKER_TARBALL]
     if len(packed) + len(inside) > 1:
@@ -114,10 +116,18 @@ def _look(folder: Path, work: Path, wanted: str) -> Path | None:
         raise ConfigError(
             f"{folder} has an inference.py of AWS's PyTorch containers, which is not served here: {_FORMS}"
         )
-    if any(folder.iterdir()) and not (folder / PROPERTIES).is_file():
-        names = ", ".join(sorted(path.name for path in folder.iterdir())[:8])
+    if there and not (folder / PROPERTIES).is_file():
+        names = ", ".join(sorted(path.name for path in there)[:8])
         raise ConfigError(f"{folder} has no model that can be served, but {names}: {_FORMS}")
     return None
+
+
+def _is_given(path: Path) -> bool:
+    """False for what file systems, Kubernetes' volumes and download tools put beside a model: hidden, or lost+found.
+
+    The latter's folder is root's alone, and to look into it would be an error of its own.
+    """
+    return not path.name.startswith(".") and path.name != "lost+found"
 
 
 def _stem(path: Path) -> str:
@@ -139,8 +149,9 @@ def _unpack(packed: Path, target: Path) -> None:
             _check_room(packed, target, packed.stat().st_size)  # weights hardly shrink
             with tarfile.open(packed, "r:gz") as tar:
                 for member in tar:
+                    _check_room(packed, target, member.size)  # a small tarball can be a large model, or a trap
                     _extract(tar, member, target)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as error:
+    except BROKEN as error:
         raise ConfigError(f"{packed} cannot be unpacked: {error}") from error
 
 

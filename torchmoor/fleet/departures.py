@@ -6,6 +6,7 @@ Who takes an instance out of the configuration file, or finds that DNS names it 
 from __future__ import annotations
 
 from asyncio import TimerHandle, get_running_loop
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 from torchmoor.fleet.instance import Instance, InstanceState
@@ -81,17 +82,22 @@ class Departures:
     def look(self) -> None:
         """Let go of those that have nothing to do any more, and look again while there are others."""
         self.stop()
+        at: Counter[tuple[str, int]] = Counter()
+        if any(departure.is_until_down for departure in self._leaving.values()):
+            at.update((each.host, each.port) for each in self._registry.instances())
         for name, departure in list(self._leaving.items()):
             instance = self._registry.find(name)
-            if instance is None or self._may_go(instance, departure):
+            if instance is None or self._may_go(instance, departure, at):
                 self._let_go(name, instance, departure)
         if self._leaving:
             self._timer = get_running_loop().call_later(LOOK_S, self.look)
 
-    def _may_go(self, instance: Instance, departure: Departure) -> bool:
+    def _may_go(self, instance: Instance, departure: Departure, at: Counter[tuple[str, int]]) -> bool:
+        """at: how many instances are said to be at a place. Where there are two it is down: another has its address."""
         if instance.state not in SERVING:  # what it was doing has been given up
             return True
-        return not departure.is_until_down and self._front.is_idle(instance)
+        is_bound = departure.is_until_down and at[instance.host, instance.port] < 2
+        return not is_bound and self._front.is_idle(instance)
 
     def _let_go(self, name: str, instance: Instance | None, departure: Departure) -> None:
         del self._leaving[name]

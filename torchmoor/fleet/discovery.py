@@ -146,6 +146,8 @@ class Discovery:
         self._apply(settings, plan)
         if len(hosts) < len(answer.hosts):
             plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are named")
+        if settings.record != "SRV":
+            plan.notes += [_tell_shared(target) for target in targets if len(target.hosts) > 1]
         num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
         if num_unnamed:
             plan.notes.append(f"{num_unnamed} addresses have not said yet which instance is there")
@@ -231,6 +233,15 @@ def _common(settings: DiscoverySettings) -> tuple[object, ...]:
     """What an entry says of each of its instances."""
     each = settings
     return each.endpoint, each.variant, each.management_port, each.metrics_port, each.capacity
+
+
+def _tell_shared(target: Target) -> str:
+    """One host with several addresses, or several instances that nobody has given names of their own."""
+    hosts = ", ".join(target.hosts[:MAX_NOTES])
+    return (
+        f"{len(target.hosts)} addresses ({hosts}) say that they are {target.name}: one is used; if they are different "
+        "instances, give each its own TORCHMOOR_INSTANCE"
+    )
 
 
 def try_once(entries: Iterable[DiscoverySettings], warn: Callable[[str], None]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -94,7 +95,7 @@ def _read_additional(message: dns.message.Message) -> Hosts:
 
 
 async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.name.Name], timeout_s: float) -> Hosts:
-    """Addresses of targets, as many as can be found in the time."""
+    """Addresses of targets, as many as can be found in the time; in an order of chance, so that each has its turn."""
     limit = asyncio.Semaphore(MAX_QUESTIONS)
     found: Hosts = {}
 
@@ -110,7 +111,9 @@ async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.
                     found[name.to_text().lower()] = tuple(sorted(record.address for record in answer.rrset))
                     return
 
-    tasks = [asyncio.create_task(find(name)) for name in names]
+    shuffled = list(names)
+    random.shuffle(shuffled)
+    tasks = [asyncio.create_task(find(name)) for name in shuffled]
     if tasks:
         try:
             await asyncio.wait(tasks, timeout=timeout_s)

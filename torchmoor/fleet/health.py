@@ -48,8 +48,9 @@ class HealthChecker:
 
     async def __aenter__(self) -> HealthChecker:
         timeout = aiohttp.ClientTimeout(total=self._settings.probe_timeout_s)
-        # Each probe on its own connection: a kept one would report the process that was there before.
-        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        # Each probe on its own connection: a kept one would report the process that was there before. There is one
+        # probe of an instance at a time and no other limit: behind a hundred silent ones nobody else would be asked.
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, limit=0))
         self._loop_task = asyncio.create_task(self._run())
         return self
 

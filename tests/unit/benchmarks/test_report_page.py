@@ -181,6 +181,19 @@ def others(report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return tmp_path
 
 
+def test_no_result_at_all_is_a_failure(
+    report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder without results is a slip, and a page without any is nothing to go on with."""
+    page = tmp_path / "page.html"
+
+    with pytest.raises(SystemExit) as ended:
+        draw(report_all, monkeypatch, page, "--from", str(tmp_path))
+
+    assert ended.value.code == "there is no result at all"
+    assert "no result of engine" in capsys.readouterr().err
+
+
 def test_failing_benchmark_does_not_stop_the_others(
     report_all: Any, others: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

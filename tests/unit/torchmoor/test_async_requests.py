@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from torchmoor.async_requests import AsyncRequests
+from torchmoor.async_requests import AsyncRequests, describe_list, describe_status
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 
@@ -45,3 +45,16 @@ def test_a_result_that_breaks_off_is_no_result(admin_url: str) -> None:
     assert next(pieces) == b"x" * 60
     with pytest.raises(AdminError, match="40 bytes before its end"):
         next(pieces)
+
+
+def test_a_terminal_obeys_no_reason_of_a_failure() -> None:
+    """It may have the words of a model that was asked to say them."""
+    words = "a\x1b]52;c;AAAA\x07b\nc"
+    told = {"endpoint": "llava", "waiting": 0, "running": 0}
+    row = {"inference_id": "i", "state": "FAILED", "received_at": 0.0, "reason": words}
+    status = {**row, "output_location": "o", "failure_location": "f"}
+
+    for lines in (describe_list({**told, "requests": [row]}), describe_status(status)):
+        text = list(lines)
+        assert any("a ]52;c;AAAA b c" in line for line in text)
+        assert all(line.isprintable() for line in text)

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,13 +227,14 @@ def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: 
 
 
 def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: Path) -> None:
-    """The next question may be all right; the exit status is that of the conversation."""
+    """The next question may be all right; where nobody was there to see it, the exit status says that one was not."""
     runtime.error = (424, {"Message": "busy"})
 
     result = chat(runtime, picture, typed="one\ntwo\n")
 
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert result.stderr.count("Error: busy") == 2
+    assert kinds(runtime)[-1] == "close_session"
 
 
 def test_a_connection_lost_in_mid_stream_is_a_readable_error(runtime: Runtime, picture: Path) -> None:
@@ -250,8 +253,36 @@ def test_an_endpoint_url_that_is_none_is_a_readable_error(runtime: Runtime, pict
 
     result = chat(runtime, picture, "--ask", "?")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "localhost 8080" in result.stderr
+
+
+def test_a_session_can_be_named_where_other_users_cannot_read_it(
+    runtime: Runtime, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id is a credential, and everybody can read command lines."""
+    monkeypatch.setenv("TORCHMOOR_SESSION", SESSION)
+
+    result = chat(runtime, picture, "--ask", "And that?")
+
+    assert result.exit_code == 0, result.stderr
+    assert kinds(runtime) == ["send_text_prompt", "close_session"]
+    assert runtime.sessions == [SESSION, SESSION]
+
+
+@pytest.mark.parametrize("command", [("ask", "-"), ("chat",)], ids=" ".join)
+def test_a_closed_standard_input_is_told(
+    runtime: Runtime, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a service manager or `<&-` leaves it: there is nothing to ask, and no session is opened to find that out."""
+    module = import_module(f"torchmoor.commands.{command[0]}")
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=None))
+
+    result = CliRunner().invoke(main, [*command, "--url", runtime.url])
+
+    assert result.exit_code == 2
+    assert "standard input is closed" in result.stderr
+    assert runtime.bodies == []
 
 
 def test_a_user_without_credentials_or_region_gets_a_client(runtime: Runtime) -> None:

@@ -3,6 +3,7 @@
 import { $, say } from "./dom.js";
 
 const SHOWN_MS = 10000;
+const TIMEOUT_MS = 400000; // an unload waits for the requests that use the model, at the proxy up to 360 s
 const HINTS = {
   401: "Reload the page and give the admin token.",
   404: "It may have ended meanwhile; the list will show.",
@@ -55,7 +56,7 @@ export async function act({ title, text, yes, subject, path, done }) {
   if (!(await confirm(title, text, yes))) return;
   announce(`${yes} ${subject} …`);
   try {
-    const answer = await fetch(path, { method: "POST" });
+    const answer = await fetch(path, { method: "POST", signal: AbortSignal.timeout(TIMEOUT_MS) });
     const told = await answer.json().catch(() => ({}));
     if (!answer.ok) {
       const failed = (told.instances ?? []).find((each) => each.status !== 200);
@@ -66,7 +67,8 @@ export async function act({ title, text, yes, subject, path, done }) {
     announce(done(told));
   } catch (error) {
     const isLost = error instanceof TypeError;
-    const why = isLost ? "the proxy does not answer; is it running?" : error.message;
+    const isLate = error.name === "TimeoutError";
+    const why = isLost ? "the proxy does not answer; is it running?" : isLate ? `no answer in time. ${HINTS[504]}` : error.message;
     announce("");
     complain(`${yes} ${subject}: ${why}`);
   }

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner
@@ -27,11 +28,16 @@ class Admin(BaseHTTPRequestHandler):
 
     status = 200
     body: object = {"instances": [ROW]}
+    headers_sent: ClassVar[dict[str, str]] = {}
+    tokens: ClassVar[list[str]] = []  # that all of them were shown
 
     def do_GET(self) -> None:
+        self.tokens.append(self.headers.get("Authorization", ""))
         content = json.dumps(self.body).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in self.headers_sent.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
@@ -42,8 +48,8 @@ class Admin(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def run_admin(status: int = 200, body: object = None) -> Iterator[str]:
-    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body})
+def run_admin(status: int = 200, body: object = None, **headers: str) -> Iterator[str]:
+    kind = type("Bound", (Admin,), {"status": status, "body": body or Admin.body, "headers_sent": headers})
     with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
@@ -132,8 +138,103 @@ def test_an_address_that_is_none_is_told() -> None:
     """A forgotten http:// is a slip."""
     result = CliRunner().invoke(main, ["instances", "--admin-url", "127.0.0.1:9080"])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "must begin with http" in result.stderr
+
+
+@pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:y", "nonsense"])
+@pytest.mark.parametrize("command", [("bench", "--requests", "1"), ("ask", "?"), ("chat",), ("doctor",)], ids=" ".join)
+def test_a_runtime_address_that_is_none_is_told(command: tuple[str, ...], address: str) -> None:
+    """Before anything is tried: 2, and not that nobody answers there."""
+    result = CliRunner().invoke(main, [*command, "--url", address])
+
+    assert result.exit_code == 2
+    assert "must begin with http" in result.stderr
+
+
+@pytest.mark.parametrize("word", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("bench", "--duration"), ("bench", "--rate"), ("bench", "--timeout"), ("drain", "a", "--timeout")),
+        *(("instances", "--watch"), ("ask", "?", "--temperature"), ("up", "--max-hold"), ("up", "--start-timeout")),
+    ],
+    ids=" ".join,
+)
+def test_a_word_for_no_number_is_no_number(command: tuple[str, ...], word: str) -> None:
+    """A load of nan seconds would never end: nothing is later than that."""
+    result = CliRunner().invoke(main, [*command, word])
+
+    assert result.exit_code == 2
+    assert "is not a finite number" in result.stderr
+
+
+def test_an_instance_that_refuses_is_in_the_exit_status() -> None:
+    """One did what was asked, one did not: the warning says which, 1 that there is one."""
+    rows = [{"instance": "a", "status": 200, "tier": "host"}, {"instance": "b", "status": 507, "error": "no room"}]
+    with run_admin(200, {"model": "m", "instances": rows}) as url:
+        result = CliRunner().invoke(main, ["models", "pin", "m", "--admin-url", url])
+
+    assert result.exit_code == 1
+    assert "a: m is in host memory" in result.stdout
+    assert "b: no room" in result.stderr
+
+
+def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None:
+    """Who names the file of one fleet does not mean to show it the token of another."""
+    keys = tmp_path / "keys.txt"
+    keys.write_text("admin of-this-fleet-alone\n")
+    keys.chmod(0o600)
+    Admin.tokens.clear()
+
+    with run_admin() as url:
+        for more in ((), ("--keys", str(keys))):
+            command = ["instances", "--admin-url", url, *more]
+            result = CliRunner().invoke(main, command, env={"TORCHMOOR_ADMIN_TOKEN": "of-another"})
+            assert result.exit_code == 0, result.stderr
+
+    assert Admin.tokens == ["Bearer of-another", "Bearer of-this-fleet-alone"]
+
+
+def test_a_token_is_not_taken_elsewhere() -> None:
+    """An answer that leads to another place ends there: whoever listens at the other is shown nothing."""
+    Admin.tokens.clear()
+
+    with run_admin() as elsewhere, run_admin(302, "moved", Location=elsewhere) as url:
+        environment = {"TORCHMOOR_ADMIN_TOKEN": "of-this-fleet"}
+        result = CliRunner().invoke(main, ["drain", "a", "--admin-url", url], env=environment)
+
+    assert result.exit_code == 1
+    assert "status 302" in result.stderr
+    assert Admin.tokens == ["Bearer of-this-fleet"]
+
+
+@pytest.mark.parametrize("token", ["a\nb", "a b", "€"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(("instances",), "TORCHMOOR_ADMIN_TOKEN"), (("ask", "?"), "TORCHMOOR_TOKEN"), (("bench",), "TORCHMOOR_TOKEN")],
+    ids=["instances", "ask", "bench"],
+)
+def test_a_token_that_cannot_be_sent_is_told(command: tuple[str, ...], name: str, token: str) -> None:
+    """By its name and without its text; not as an address where nobody answers."""
+    result = CliRunner().invoke(main, command, env={name: token, "TORCHMOOR_KEYS_FILE": ""})
+
+    assert result.exit_code == 1
+    assert result.stderr == f"Error: {name} must be of visible ASCII characters alone\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("AWS_PROFILE", "nobody", "(nobody)"), ("AWS_CA_BUNDLE", "/nonexistent", "/nonexistent")],
+)
+def test_what_boto3_cannot_use_is_told(name: str, value: str, said: str) -> None:
+    """A profile or a bundle that is not there is one sentence, and no trace."""
+    environment = {name: value, "AWS_CONFIG_FILE": "/nonexistent", "TORCHMOOR_TOKEN": ""}
+    result = CliRunner().invoke(main, ["bench", "--requests", "1", "--url", "http://127.0.0.1:9"], env=environment)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert said in result.stderr
 
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ def test_torchserves_variables_become_lines_of_its_configuration() -> None:
     assert both.properties == {"default_response_timeout": "30"}
 
 
+@pytest.mark.parametrize("name", ["TS_DISABLE_SYSTEM_METRICS", "TS_DISABLE_TOKEN_AUTHORIZATION"])
+def test_what_base_images_say_and_is_so_anyway_is_no_error(name: str) -> None:
+    """AWS's deep learning containers for GPUs set the first of them, and images that are built on one inherit it."""
+    assert read_environment({name: "true"}).properties == {}
+    with pytest.raises(ConfigError, match=f"^{name} cannot be set here"):
+        read_environment({name: "false"})
+
+
 def test_an_instance_has_the_hosts_name_unless_it_is_told_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A StatefulSet's pod is called llava-0; whatever a host is called becomes a name that session ids can carry."""
     monkeypatch.setattr("socket.gethostname", lambda: "Node_7.Example.ORG")

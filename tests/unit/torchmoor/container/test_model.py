@@ -1,5 +1,6 @@
 """What lies in /opt/ml/model, in each of its forms, becomes a model store."""
 
+import gzip
 import json
 import shutil
 import tarfile
@@ -205,6 +206,49 @@ def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -
 
     with pytest.raises(ConfigError, match=rf"{file} cannot be unpacked: "):
         find()
+
+
+@pytest.mark.parametrize("harm", ["encrypted", "another compression", "damaged"])
+def test_an_archive_that_cannot_be_read_says_which_it_is(tmp_path: Path, given: Path, find: Find, harm: str) -> None:
+    """zipfile has an error of another kind for each; the last line of the output is all that somebody sees."""
+    with zipfile.ZipFile(given / "model.mar", "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("config.json", "{}" * 500)
+    content = bytearray((given / "model.mar").read_bytes())
+    local, central = 0, content.index(b"PK\x01\x02")
+    if harm == "encrypted":
+        content[local + 6] |= 1
+        content[central + 8] |= 1
+    elif harm == "another compression":
+        content[local + 8] = content[central + 10] = 97
+    else:
+        start = local + 30 + len("config.json")
+        content[start : start + 4] = b"\xff" * 4
+    (given / "model.mar").write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"model\.mar cannot be unpacked: "):
+        find()
+
+
+def test_a_small_tarball_of_something_huge_is_refused_before_it_is_written(
+    tmp_path: Path, given: Path, find: Find
+) -> None:
+    """Nulls shrink a thousandfold, and a full disk takes the whole host's containers along."""
+    member = tarfile.TarInfo("config.json")
+    member.size = 1 << 60
+    (given / "model.tar.gz").write_bytes(gzip.compress(member.tobuf()))
+
+    with pytest.raises(ConfigError, match=rf"model\.tar\.gz needs {1 << 40} MiB to be unpacked"):
+        find()
+
+
+@pytest.mark.parametrize("name", ["lost+found", ".cache", "..data"])
+def test_what_volumes_and_tools_leave_beside_a_model_does_not_matter(given: Path, find: Find, name: str) -> None:
+    """A volume's root has lost+found, which is root's alone; hidden folders are nobody's model."""
+    make_checkpoint(given / name)
+
+    assert find({"HF_MODEL_ID": "org/model"}).archive == "chat.mar"
+    make_checkpoint(given / "llava-1.5")
+    assert find().environment == {MODEL_PATH: str(given / "llava-1.5")}
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "link"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
@@ -193,6 +194,27 @@ def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down(
     rigged(body, are_journaled=False)
 
 
+def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> None:
+    """Kubernetes gives addresses again: the probes that the gone one seems to answer are the other's."""
+
+    async def body(rig: Rig) -> None:
+        await rig.begin(ENTRY)
+        await rig.look(a="10.0.0.1", b="10.0.0.2")
+        rig.ready("a", "b")
+        await rig.look(b="10.0.0.2")
+        await rig.look(b="10.0.0.2")
+        assert rig.states() == {"a": "draining", "b": "ready"}
+        rig.front.busy.add("a")
+
+        await rig.look(b="10.0.0.2", c="10.0.0.1")
+        assert rig.states() == {"a": "draining", "b": "ready", "c": "starting"}
+        rig.front.busy.clear()
+        rig.departures.look()
+        assert rig.states() == {"b": "ready", "c": "starting"}
+
+    rigged(body, are_journaled=False)
+
+
 def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) -> None:
     """It is asked again after 1, 2, 4 and then 8 seconds; the log says it once, and once that it is over."""
 
@@ -279,6 +301,27 @@ class Said:
 
 def told(name: str) -> OperationAnswer:
     return OperationAnswer(200, "", json.dumps({"instance": name}).encode())
+
+
+def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Handlers that nobody has named all say `local`: of ten instances nine would be idle, and nobody would know."""
+
+    async def body(rig: Rig) -> None:
+        entry = dataclasses.replace(ENTRY, record="A", port=85)
+        await rig.begin(entry)
+        said = Said(**{"10.0.0.1": told("local"), "10.0.0.2": told("local"), "10.0.0.3": told("mine")})
+        rig.discovery.entries[NAME].names = InstanceNames(
+            said, lambda host: Instance(name="?", endpoint="llava", model="m", host=host, port=85)
+        )
+        rig.answer = Answer(hosts=("10.0.0.1", "10.0.0.2", "10.0.0.3"), ttl_s=5.0)
+        await rig.ask_again()
+
+        assert sorted(rig.states()) == ["local", "mine"]
+        [note] = rig.registry.sources[NAME].notes
+        assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) say that they are local: one is used")
+        assert note in caplog.text
+
+    rigged(body)
 
 
 def test_addresses_have_the_names_that_instances_give_themselves() -> None:

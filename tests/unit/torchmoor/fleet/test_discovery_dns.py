@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import dns.message
+import dns.name
 import dns.rcode
 import pytest
 
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, failing, serving, truncating
 from torchmoor.errors import DiscoveryError
+from torchmoor.fleet import discovery_dns
 from torchmoor.fleet.discovery_dns import Answer, ask, name_of_address
 from torchmoor.fleet.discovery_plan import Target
 from torchmoor.fleet.discovery_settings import DiscoverySettings
@@ -56,6 +59,35 @@ def test_addresses_that_come_along_are_not_asked_for() -> None:
 
     assert by_name(answer) == BOTH
     assert num_asked == 1
+
+
+def test_each_target_has_its_turn_where_time_is_too_short_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large fleet and a slow server the same ones would be left out for ever, and never become instances."""
+    monkeypatch.setattr(discovery_dns, "MAX_QUESTIONS", 1)
+    names = {dns.name.from_text(f"llava-{number}.zone.test.") for number in range(5)}
+
+    class SlowResolver:
+        """Answers the first two questions of each round."""
+
+        num_left = 0
+
+        async def resolve(self, name: dns.name.Name, kind: Any, **options: Any) -> Any:
+            if self.num_left == 0:
+                await asyncio.Event().wait()
+            self.num_left -= 1
+            return SimpleNamespace(rrset=[SimpleNamespace(address="10.0.0.1")])
+
+    async def run() -> set[str]:
+        resolver: Any = SlowResolver()
+        found: set[str] = set()
+        for _ in range(1000):
+            resolver.num_left = 2
+            found |= (await discovery_dns._find_hosts(resolver, names, 0.01)).keys()
+            if len(found) == len(names):
+                break
+        return found
+
+    assert asyncio.run(run()) == {name.to_text() for name in names}
 
 
 def test_a_truncated_answer_is_asked_for_over_tcp() -> None:

@@ -18,6 +18,7 @@ from torchmoor.routing.sessions import find_roomiest, rendezvous
 from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
 
 NOBODY = frozenset[str]()
+RNG = Random(1)  # where nothing is drawn
 
 
 def prefix_aware(threshold: int = 2) -> PrefixAware:
@@ -381,21 +382,36 @@ def test_new_session_goes_to_the_most_room_then_the_fewest_outstanding() -> None
     roomy = FakeCandidate("roomy", 1, session_room=90)
     pool = pool_of(tight, roomy_but_busy, roomy)
 
-    assert find_roomiest(pool, NOBODY) is roomy
-    assert find_roomiest(pool, frozenset({"roomy"})) is roomy_but_busy
+    assert find_roomiest(pool, NOBODY, RNG) is roomy
+    assert find_roomiest(pool, frozenset({"roomy"}), RNG) is roomy_but_busy
     change(pool, roomy_but_busy, is_ready=False)
     change(pool, roomy, outstanding=4)
-    assert find_roomiest(pool, NOBODY) is tight
+    assert find_roomiest(pool, NOBODY, RNG) is tight
 
 
 def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> None:
     """A new instance is not left out until it is asked; with no room known at all, load decides elsewhere."""
     known, unknown = FakeCandidate("known", 1, session_room=50), FakeCandidate("unknown", 0)
-    assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
+    assert find_roomiest(pool_of(known, unknown), NOBODY, RNG) is unknown
     known.outstanding = 0
-    assert find_roomiest(pool_of(known, unknown), NOBODY) is unknown
-    assert find_roomiest(pool_of(unknown), NOBODY) is None
-    assert find_roomiest(pool_of(), NOBODY) is None
+    assert find_roomiest(pool_of(known, unknown), NOBODY, RNG) is unknown
+    assert find_roomiest(pool_of(unknown), NOBODY, RNG) is None
+    assert find_roomiest(pool_of(), NOBODY, RNG) is None
+
+
+def test_of_many_instances_two_are_compared_for_a_new_session() -> None:
+    """So that proxies whose knowledge is old do not all choose the same one; a full one is not chosen."""
+    many = [FakeCandidate(f"i{number}", session_room=50 + number % 50) for number in range(100)]
+    rng = Random(1)
+
+    chosen = Counter(found.name for _ in range(2000) if (found := find_roomiest(pool_of(*many), NOBODY, rng)))
+
+    assert len(chosen) > 60
+    assert max(chosen.values()) < 100
+    full = [FakeCandidate(f"i{number}", session_room=0) for number in range(99)]
+    free = FakeCandidate("free", session_room=1)
+    assert all(find_roomiest(pool_of(*full, free), NOBODY, rng) is free for _ in range(20))
+    assert find_roomiest(pool_of(*full), frozenset({each.name for each in full}), rng) is None
 
 
 def test_rendezvous_moves_only_the_sessions_of_the_instance_that_left() -> None:

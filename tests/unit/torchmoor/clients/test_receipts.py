@@ -1,0 +1,30 @@
+"""What an answer's head tells, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchmoor.clients.receipts import read_receipt
+
+
+def test_numbers_are_numbers_and_names_are_names() -> None:
+    """A variant may be called 1, an instance inf."""
+    told = {
+        "X-Torchmoor-Instance": "inf",
+        "x-amzn-Invoked-Production-Variant": "1",
+        "X-Torchmoor-Context-Tokens": "59",
+        "X-Torchmoor-Queue-Ms": "3.5",
+        "Content-Type": "application/json",
+    }
+
+    assert read_receipt(told) == {"instance": "inf", "variant": "1", "context_tokens": 59, "queue_ms": 3.5}
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "many", "", "9" * 5000, "1e999"])
+def test_a_number_that_is_none_is_left_out(text: str) -> None:
+    """A handler of somebody's own may write anything; what we print of it stays JSON, and can be added up."""
+    found = read_receipt({"X-Torchmoor-Generated-Tokens": text, "X-Torchmoor-Cache-Tier": "kv"})
+
+    assert json.loads(json.dumps(found, allow_nan=False)) == {"cache_tier": "kv"}

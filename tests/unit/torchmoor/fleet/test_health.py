@@ -1,0 +1,47 @@
+"""Whether instances are ready, asked of many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from torchmoor.fleet.health import HealthChecker
+from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.registry import Registry
+from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+
+READY = b'[{"workers": [{"status": "READY"}]}]'
+NUM_SILENT = 150
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(READY), READY))
+    await writer.drain()
+    writer.close()
+
+
+async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()  # until the prober gives up
+    writer.close()
+
+
+def test_silent_instances_keep_nobody_from_being_asked() -> None:
+    """A rack that is cut off must not take those down that answer: a probe that waits for others' is no answer."""
+
+    async def run() -> None:
+        registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(name="v", model="m"),))])
+        has_ready = asyncio.Event()
+        registry.listen(lambda instance: has_ready.set() if instance.state is InstanceState.READY else None)
+        silent = await asyncio.start_server(stay_silent, "127.0.0.1", 0, backlog=NUM_SILENT)
+        alive = await asyncio.start_server(answer, "127.0.0.1", 0)
+        for number in range(NUM_SILENT + 1):
+            port = (silent if number < NUM_SILENT else alive).sockets[0].getsockname()[1]
+            registry.add(
+                Instance(name=f"i-{number}", endpoint="e", variant="v", model="m", port=port, management_port=port)
+            )
+        # Longer than the test waits: who is asked only after the silent ones is never asked.
+        settings = HealthSettings(probe_timeout_s=600)
+        async with silent, alive, HealthChecker(registry, settings, lambda: None), asyncio.timeout(60):
+            await has_ready.wait()
+
+    asyncio.run(run())

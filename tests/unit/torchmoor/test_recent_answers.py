@@ -1,0 +1,66 @@
+"""Answers that are found once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+
+from torchmoor.recent_answers import MAX_KEPT, RecentAnswers
+
+
+def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
+    """Ten who ask at once cost as much as one."""
+    num_found = 0
+
+    async def find() -> int:
+        nonlocal num_found
+        num_found += 1
+        await asyncio.sleep(0)
+        return num_found
+
+    async def ask() -> list[int]:
+        answers = RecentAnswers(1000.0)
+        return await asyncio.gather(*(answers.get("a", find) for _ in range(10)))
+
+    assert asyncio.run(ask()) == [1] * 10
+
+
+def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
+    """Who looks after a session was closed does not see it, although somebody else was just asking."""
+    state = "open"
+
+    async def look() -> list[str]:
+        answers = RecentAnswers(1000.0)
+        may_end = asyncio.Event()
+
+        async def find() -> str:
+            seen = state
+            await may_end.wait()
+            return seen
+
+        asking = asyncio.create_task(answers.get("a", find))
+        await asyncio.sleep(0)
+        nonlocal state
+        state = "closed"
+        answers.forget()
+        may_end.set()
+        return [await asking, await answers.get("a", find)]
+
+    assert asyncio.run(look()) == ["open", "closed"]
+
+
+def test_only_so_many_questions_are_remembered() -> None:
+    """Whoever asks for something else each time fills no memory: the oldest question goes."""
+    found = []
+
+    async def ask() -> None:
+        answers = RecentAnswers(1000.0)
+        for number in (*range(MAX_KEPT + 1), MAX_KEPT, 0):
+
+            async def find(number: int = number) -> int:
+                found.append(number)
+                return number
+
+            await answers.get(number, find)
+
+    asyncio.run(ask())
+    assert found == [*range(MAX_KEPT + 1), 0]
