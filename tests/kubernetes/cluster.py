@@ -7,11 +7,14 @@ preStop says, sends SIGTERM, and kills after the grace period.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,14 +69,17 @@ class Cluster:
         self.pods: dict[str, Pod] = {}
         self._engine = engine
         self._folder = folder
-        self._gateway = ""
-        self._dns: subprocess.Popen[bytes] | None = None
+        self._bridge = ""
+        self._dns_addresses: list[str] = []
+        self._dns: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Cluster:
         self._clear()
         self._podman("network", "create", "--disable-dns", NETWORK)
         (described,) = json.loads(self._podman("network", "inspect", NETWORK))
-        self._gateway = described["subnets"][0]["gateway"]
+        self._bridge = described["network_interface"]
+        subnet = ipaddress.ip_network(described["subnets"][0]["subnet"])
+        self._dns_addresses = [described["subnets"][0]["gateway"], str(subnet[-2])]
         for name, text in secrets_of_environment(self.overlay):
             path = self._folder / name
             path.write_text(text)
@@ -81,9 +87,9 @@ class Cluster:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._dns is not None:
-            self._dns.kill()
-            self._dns.wait(timeout=10)
+        for server in self._dns.values():
+            server.kill()
+            server.wait(timeout=10)
         self._clear()
 
     def _clear(self) -> None:
@@ -102,7 +108,7 @@ class Cluster:
         """One of a workload's pods; returns when its processes run. Probes come with wait_ready."""
         template = self.overlay.workload(workload)
         name = f"{workload}-{number}"
-        objects = make_pod(self.overlay, template, name, self._gateway, self._folder / "secrets")
+        objects = make_pod(self.overlay, template, name, self._dns_addresses, self._folder / "secrets")
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all(objects))
         self._podman("play", "kube", "--network", NETWORK, "--no-hosts", str(path))
@@ -177,10 +183,13 @@ class Cluster:
     # As the cluster's DNS
 
     def publish(self) -> None:
-        """Make the records of all ready pods, and of no other."""
+        """Make the records of all ready pods, and of no other.
+
+        dnsmasq reads its records once, so it is started again; there are two, as a cluster has several, and one of
+        them always answers.
+        """
         lines = ["no-resolv", "no-hosts", "keep-in-foreground", "log-facility=-", "pid-file="]
-        lines += [f"listen-address={self._gateway}", "bind-interfaces", "port=53", f"local-ttl={LOCAL_TTL_S}"]
-        lines += ["local=/cluster.local/"]
+        lines += ["bind-interfaces", "port=53", f"local-ttl={LOCAL_TTL_S}", "local=/cluster.local/"]
         for pod in self.pods.values():
             service = pod.workload.spec.get("serviceName")
             if pod.is_published and service:
@@ -190,12 +199,22 @@ class Cluster:
                     lines.append(f"srv-host=_{port['name']}._tcp.{service}.{DOMAIN},{host},{port['port']}")
         path = self._folder / "dnsmasq.conf"
         path.write_text("\n".join(lines) + "\n")
-        if self._dns is not None:
-            self._dns.terminate()
-            self._dns.wait(timeout=10)
+        for address in self._dns_addresses:
+            self._serve_names(address, path)
+
+    def _serve_names(self, address: str, records: Path) -> None:
+        """Returns when the new server listens."""
+        if (old := self._dns.pop(address, None)) is not None:
+            old.terminate()
+            old.wait(timeout=10)
+        elif address != self._dns_addresses[0]:  # the gateway's is there
+            add = ("ip", "address", "replace", f"{address}/32", "dev", self._bridge)
+            subprocess.run(add, check=True, timeout=30)
         program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
         with (self._folder / "dnsmasq.log").open("ab") as log:
-            self._dns = subprocess.Popen([program, f"--conf-file={path}"], stdout=log, stderr=log)
+            words = (program, f"--conf-file={records}", f"--listen-address={address}")
+            self._dns[address] = subprocess.Popen(words, stdout=log, stderr=log)
+        wait_until(lambda: _listens(address), f"the DNS server at {address} listens")
 
     def _podman(self, *arguments: str, timeout_s: float = 120) -> str:
         return self._engine.run("podman", *arguments, timeout_s=timeout_s)
@@ -211,3 +230,9 @@ class Cluster:
         state = self._podman("inspect", "--format", "{{.State.Status}}", pod.container).strip()
         assert state == "running", f"{pod.name} is {state}:\n{self.logs(pod.name)[-3000:]}"
         return False
+
+
+def _listens(address: str) -> bool:
+    with suppress(OSError), socket.create_connection((address, 53), timeout=5):
+        return True
+    return False

@@ -21,7 +21,7 @@ import base64
 import copy
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,9 @@ SETTLE_S = "8"  # of an instance that ends: the test's DNS server has no cache o
 UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
 
 
-def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, folder: Path) -> list[dict[str, Any]]:
+def make_pod(
+    overlay: Overlay, workload: Workload, name: str, dns_servers: Sequence[str], folder: Path
+) -> list[dict[str, Any]]:
     """The objects to play for one pod. folder: where its Secrets' files go."""
     pod: dict[str, Any] = copy.deepcopy(dict(workload.pod))
     context = pod["securityContext"]
@@ -43,7 +45,7 @@ def make_pod(overlay: Overlay, workload: Workload, name: str, dns_server: str, f
             if variable["name"] == "TORCHMOOR_SETTLE_S":
                 variable["value"] = SETTLE_S
     pod["dnsPolicy"] = "None"
-    pod["dnsConfig"] = {"nameservers": [dns_server]}
+    pod["dnsConfig"] = {"nameservers": list(dns_servers)}
     pod["hostname"] = name
     pod["restartPolicy"] = "Never"
     objects: list[dict[str, Any]] = [_make_configmap(overlay, each) for each in _config_maps(pod)]

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.image, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 QUESTION, ANSWER = "What color is the circle?", "The circle is red."
 NUM_CLIENTS = 3
+MAX_TURNS = 40
 PATIENCE_S = 120.0
 
 
@@ -81,8 +82,8 @@ def until_states(cluster: Cluster, wanted: dict[str, str]) -> None:
     wait_until(lambda: states(cluster) == wanted, f"the proxy knows {wanted}", deadline_s=PATIENCE_S)
 
 
-def open_with_picture(cluster: Cluster) -> Chat:
-    return open_session(client(cluster), image=data_url((SAMPLES / "red_circle.png").read_bytes()))
+def open_with_picture(runtime: Any) -> Chat:
+    return open_session(runtime, image=data_url((SAMPLES / "red_circle.png").read_bytes()))
 
 
 def holder(chat: Chat) -> str:
@@ -92,16 +93,23 @@ def holder(chat: Chat) -> str:
 
 @contextmanager
 def asking(chats: list[Chat]) -> Iterator[list[str]]:
-    """Everybody asks again and again, every other time for a stream. Yields what has been answered so far."""
+    """Everybody asks again and again, every other time for a stream. Yields what has been answered so far.
+
+    After some turns in a new session: of a conversation of a hundred turns the tiny model understands no more.
+    """
     answers: list[str] = []
     failures: list[BaseException] = []
     is_over = threading.Event()
 
     def ask(chat: Chat) -> None:
         try:
-            while not is_over.is_set():
-                answers.append(chat.ask(QUESTION))
-                answers.append(b"".join(chat.stream(QUESTION)).decode())
+            while True:
+                for _ in range(MAX_TURNS // 2):
+                    if is_over.is_set():
+                        return
+                    answers.append(chat.ask(QUESTION))
+                    answers.append(b"".join(chat.stream(QUESTION)).decode())
+                chat = open_with_picture(chat.client)
         except BaseException as error:
             failures.append(error)
 
@@ -120,7 +128,7 @@ def asking(chats: list[Chat]) -> Iterator[list[str]]:
 
 def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
     """Its pod is killed: the next turn is answered elsewhere, from Valkey; the pod returns under its name."""
-    chat = open_with_picture(cluster)
+    chat = open_with_picture(client(cluster))
     assert chat.ask(QUESTION) == ANSWER
     name = holder(chat)
     other = {"llava-0": "llava-1", "llava-1": "llava-0"}[name]
@@ -139,7 +147,7 @@ def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
 
 def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) -> None:
     """As at an upgrade: everything is answered rightly, and the pod ends by itself well within its grace period."""
-    chats = [open_with_picture(cluster) for _ in range(NUM_CLIENTS)]
+    chats = [open_with_picture(client(cluster)) for _ in range(NUM_CLIENTS)]
     name = holder(chats[0])
     grace_s = cluster.pods[name].workload.pod["terminationGracePeriodSeconds"]
 
@@ -149,7 +157,7 @@ def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) 
         seen = len(answers)
         wait_until(lambda: len(answers) >= seen + 2 * NUM_CLIENTS, "everybody goes on", deadline_s=PATIENCE_S)
 
-    assert all(ANSWER in answer for answer in answers)
+    assert [answer for answer in answers if ANSWER not in answer] == []
     assert code == 0
     assert took_s < grace_s / 2
     cluster.start("llava", int(name[-1]))
@@ -159,7 +167,7 @@ def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) 
 
 def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> None:
     """It serves through its preStop hook, then takes no more, answers what has begun, and ends with status 0."""
-    chat = open_with_picture(cluster)
+    chat = open_with_picture(client(cluster))
     pod = cluster.pods["torchmoor-0"]
     _, token = read_keys(cluster)["token"]
     body = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 4}}).encode()
