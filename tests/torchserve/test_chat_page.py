@@ -102,15 +102,18 @@ def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
 
 
 def stream_at(name: str, fleet: Fleet, page: Page) -> Locator:
-    """A long answer that runs at its session's own instance; asked again if it ran elsewhere, or ended by itself."""
+    """A long answer that runs at its session's own instance; asked again if it ended by itself.
+
+    An instance that has just been resumed gets only a share of its sessions' turns at first.
+    """
     for _ in range(10):
+        wait_until(lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "all at work")
         turn = ask(page, "Describe the image.")
         expect(turn.locator(".text")).to_have_text(re.compile(r"\S+"))
         if fleet.status(name)["turns"]["running"]:
             return turn
         page.keyboard.press("Escape")
         expect(page.locator("#ask")).to_be_visible()
-        wait_until(lambda: all(i["state"] == "ready" for i in fleet.instances()), "all instances ready")
     pytest.fail(f"no answer from {name}")
 
 

@@ -155,6 +155,8 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
     """SIGSTOP of the Python worker behind a TorchServe that goes on saying it is READY: a turn that is sent there is
     answered elsewhere, once the worker's silence is noticed; after SIGCONT the instance serves again."""
     fleet = three.fleet
+    # One that has just come back gets only a share of its sessions' turns at first.
+    wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
     chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
     assert "blue" in chat.ask("What color is the square?")
     (hung,) = fleet.holders(chat.id)
