@@ -51,6 +51,7 @@ def chat(stage: Stage) -> FakeChat:
 @pytest.fixture
 def tab(chat: FakeChat, browser: Browser) -> Iterator[Tab]:
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat") as opened:
+        expect(opened.page.locator("#frame[inert]")).to_have_count(0)
         yield opened
 
 

@@ -38,6 +38,7 @@ def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_
     while True:
         found = admin.get("/dashboard.json")["instances"]
         rows = [row for row in found if endpoint in (None, row["endpoint"])]
+        rows.sort(key=lambda row: (row["endpoint"], row["name"]))  # they come in the order in which they were started
         if as_json:
             click.echo(json.dumps({"instances": rows}))
         else:
