@@ -401,16 +401,17 @@ def test_unknown_room_counts_as_the_most_and_nothing_known_is_no_choice() -> Non
 
 def test_of_many_instances_two_are_compared_for_a_new_session() -> None:
     """So that proxies whose knowledge is old do not all choose the same one; a full one is not chosen."""
-    many = [FakeCandidate(f"i{number}", session_room=50 + number % 50) for number in range(100)]
+    many = pool_of(*(FakeCandidate(f"i{number}", session_room=50 + number % 50) for number in range(100)))
     rng = Random(1)
 
-    chosen = Counter(found.name for _ in range(2000) if (found := find_roomiest(pool_of(*many), NOBODY, rng)))
+    chosen = Counter(found.name for _ in range(2000) if (found := find_roomiest(many, NOBODY, rng)))
 
     assert len(chosen) > 60
     assert max(chosen.values()) < 100
     full = [FakeCandidate(f"i{number}", session_room=0) for number in range(99)]
     free = FakeCandidate("free", session_room=1)
-    assert all(find_roomiest(pool_of(*full, free), NOBODY, rng) is free for _ in range(20))
+    one_free = pool_of(*full, free)
+    assert all(find_roomiest(one_free, NOBODY, rng) is free for _ in range(20))
     assert find_roomiest(pool_of(*full), frozenset({each.name for each in full}), rng) is None
 
 
