@@ -215,6 +215,8 @@ def clients(stage: Stage, proxy: Proxy) -> Iterator[Load]:
 def load(stage: Stage, proxy: Proxy, clients: Load) -> Iterator[Load]:
     """Users that talk to three ready instances while the test changes the network; it is whole again afterwards."""
     stage.name(*stage.addresses)
+    # By their addresses: the test before may have moved one, and until DNS's next answer it is ready where it was.
+    wait_until(lambda: proxy.hosts() == stage.addresses, "all are ready at their own addresses", interval_s=0.1)
     proxy.wait_for(*stage.addresses)
     clients.wait_served(*stage.addresses, turns=1)
     clients.forgive()

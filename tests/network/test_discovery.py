@@ -114,7 +114,7 @@ def test_an_instance_whose_address_changes_keeps_its_name(stage: Stage, proxy: P
 def test_a_proxy_that_loses_its_network_goes_on_when_it_is_back(stage: Stage, proxy: Proxy, load: Load) -> None:
     """Its clients' requests fail meanwhile, and its instances and DNS are silent. No session is lost."""
     stage.network.cut_off("proxy")
-    wait_until(lambda: "ready" not in proxy.states().values(), "it hears from nobody", interval_s=0.1)
+    wait_until(lambda: set(proxy.states().values()) == {"down"}, "it hears from nobody", interval_s=0.1)
     assert set(proxy.states()) == set(ALL)
     stage.network.heal("proxy")
     load.wait_served(*ALL)
