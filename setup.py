@@ -32,13 +32,13 @@ setup(
     packages=find_packages(include=["torchmoor", "torchmoor.*"]),
     package_data={
         "torchmoor": ["py.typed"],
-        "torchmoor.chat_page": ["*.html", "*.css", "*.js"],
-        "torchmoor.dashboard": ["static/*"],
+        "torchmoor.proxy.api.chat_page": ["*.html", "*.css", "*.js"],
+        "torchmoor.admin.dashboard": ["static/*"],
         "torchmoor.fleet": ["*.xml"],
     },
     install_requires=GROUPS["proxy"],
     extras_require={name: GROUPS[name] for name in ("handlers", "otel", "image", "dev", "langchain")},
-    entry_points={"console_scripts": ["torchmoor = torchmoor.cli:main"]},
+    entry_points={"console_scripts": ["torchmoor = torchmoor.cli.main:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",

@@ -17,9 +17,9 @@ from typing import Any
 
 from report import median
 
-from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.config.settings import AsyncQueueSettings
 
 NUM_WAITING = 5_000
 NUM_A_ROUND = 200

@@ -37,7 +37,7 @@ from many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
 from report import median, parse_options, print_report
 
 from scripts.make_minilm import TARGET, make_variants
-from torchmoor.package import package
+from torchmoor.cli.package import package
 
 NUM_MODELS, NUM_RESIDENT, NUM_ALONE = 200, 20, 3
 MODEL_BYTES = 91_000_000

@@ -61,7 +61,7 @@ from proxy_load import (  # noqa: E402
 from proxy_server import ENDPOINT, KEY, KEY_ID  # noqa: E402
 from report import median, parse_options, print_report  # noqa: E402
 
-from torchmoor.routing.sessions import session_mac  # noqa: E402
+from torchmoor.proxy.routing.sessions import session_mac  # noqa: E402
 
 NUM_BACKENDS = 4
 NUM_SESSIONS = 64

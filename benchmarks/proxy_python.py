@@ -30,9 +30,9 @@ from proxy_load import BOTO_HEADERS  # noqa: E402
 from proxy_server import ENDPOINT, registry_of, settings_of  # noqa: E402
 from report import median, parse_options, print_report  # noqa: E402
 
-from torchmoor.app import Proxy  # noqa: E402
-from torchmoor.http.client import ClientConnection  # noqa: E402
-from torchmoor.http.upstream import KnownAnswers, UpstreamConnection  # noqa: E402
+from torchmoor.proxy.http.client import ClientConnection  # noqa: E402
+from torchmoor.proxy.http.upstream import KnownAnswers, UpstreamConnection  # noqa: E402
+from torchmoor.run.app import Proxy  # noqa: E402
 
 NUM_CLIENTS = 16
 NUM_TOKENS = 50

@@ -16,10 +16,7 @@ sys.path.insert(0, str(ROOT))
 import uvloop  # noqa: E402
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web  # noqa: E402
 
-from torchmoor.app import Proxy  # noqa: E402
-from torchmoor.fleet.instance import Instance, InstanceState  # noqa: E402
-from torchmoor.fleet.registry import Registry  # noqa: E402
-from torchmoor.settings import (  # noqa: E402
+from torchmoor.config.settings import (  # noqa: E402
     MIB,
     EndpointSettings,
     LimitSettings,
@@ -28,6 +25,9 @@ from torchmoor.settings import (  # noqa: E402
     SessionSettings,
     VariantSettings,
 )
+from torchmoor.proxy.instances.instance import Instance, InstanceState  # noqa: E402
+from torchmoor.proxy.instances.registry import Registry  # noqa: E402
+from torchmoor.run.app import Proxy  # noqa: E402
 
 ENDPOINT = "llava"
 KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"

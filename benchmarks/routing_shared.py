@@ -10,10 +10,10 @@ from time import thread_time
 from report import median
 from routing_stage import undisturbed
 
-from torchmoor.fleet.instance import Instance, InstanceState, Lease
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.shared_counts import SharedCounts
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.shared_counts import SharedCounts
 
 NUM_REQUESTS = 10_000
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from random import Random
 from time import thread_time
 
-from torchmoor.routing.kv_aware import KvAware
-from torchmoor.routing.least_outstanding import LeastOutstanding
-from torchmoor.routing.pool import Pool
-from torchmoor.routing.prefix_aware import PrefixAware
-from torchmoor.routing.random import RandomChoice
-from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
+from torchmoor.proxy.routing.kv_aware import KvAware
+from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
+from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.prefix_aware import PrefixAware
+from torchmoor.proxy.routing.random import RandomChoice
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
 
 CV = 0.5  # of service times: standard deviation / mean
 

@@ -14,11 +14,7 @@ from typing import cast
 import uvloop
 from routing_simulation import Run, service_time
 
-from torchmoor.app import Proxy
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.replicas.fleet import ReplicaFleet
-from torchmoor.settings import (
+from torchmoor.config.settings import (
     EndpointSettings,
     HealthSettings,
     LateBindingSettings,
@@ -26,6 +22,10 @@ from torchmoor.settings import (
     ProxySettings,
     VariantSettings,
 )
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.app import Proxy
+from torchmoor.run.processes.fleet import ReplicaFleet
 
 ARMS = ("random", "least_outstanding", "late_binding")
 FLEETS = {"1": (1, True), "2": (2, True), "4": (4, True), "2 apart": (2, False), "4 apart": (4, False)}

@@ -12,14 +12,14 @@ from random import Random
 
 from routing_simulation import Run, service_time
 
-from handlers.chat.session_id import SessionIds
-from torchmoor.api.chooser import Chooser
-from torchmoor.fleet.instance import Instance, InstanceState, Lease
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.slow_start import share_after
-from torchmoor.routing.sessions import SessionId, verify
-from torchmoor.routing.strategy import FIRST_ATTEMPT
-from torchmoor.settings import EndpointSettings, VariantSettings
+from handlers.chat.sessions.session_id import SessionIds
+from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.dispatch.chooser import Chooser
+from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.slow_start import share_after
+from torchmoor.proxy.routing.sessions import SessionId, verify
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
 
 ENDPOINT = "llava"
 KEYS = {"k0": bytes(range(32))}
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What a proxy chooses for (torchmoor.api.applicant)."""
+    """What a proxy chooses for (torchmoor.proxy.dispatch.routing_request)."""
 
     session: SessionId | None = None
     opens_session: bool = False

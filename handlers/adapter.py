@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from handlers.chat.commands import Incoming
 from handlers.chat.reply import Pieces, Reply, Whole
-from handlers.chat.wire import Incoming
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
 from handlers.settings import PumpSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from handlers.adapter import Pump
-from handlers.chat.intake import ImageIntake
+from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.service import ChatService
-from handlers.chat.session_id import SessionIds
+from handlers.chat.sessions.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from handlers.adapter import Pump
-from handlers.chat.session_id import SessionIds
-from handlers.many.checkpoint import CheckpointLoader
-from handlers.many.registry import open_registry
+from handlers.chat.sessions.session_id import SessionIds
+from handlers.many.loading.checkpoint import CheckpointLoader
+from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.settings import load_settings
 from handlers.start import check_batch_size, choose_device

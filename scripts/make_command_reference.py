@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from torchmoor.cli import main
+from torchmoor.cli.main import main
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "command-line.md"
 BEGIN, END = "<!-- made by scripts/make_command_reference.py -->", "<!-- end -->"

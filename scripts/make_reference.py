@@ -15,11 +15,11 @@ from io import StringIO
 from pathlib import Path
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config import GROUPS
-from torchmoor.fleet.discovery_settings import DiscoverySettings
-from torchmoor.instance_config import InstanceSettings
-from torchmoor.scaling_settings import LaunchSettings
-from torchmoor.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.discovery import DiscoverySettings
+from torchmoor.config.file import GROUPS
+from torchmoor.config.instances import InstanceSettings
+from torchmoor.config.scaling import LaunchSettings
+from torchmoor.config.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 

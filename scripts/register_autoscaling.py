@@ -24,8 +24,8 @@ import yaml
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from torchmoor.errors import ConfigError
-from torchmoor.scaling_config import (
+from torchmoor.config.scaling import ScalingSettings, TargetTracking
+from torchmoor.config.scaling_file import (
     DIMENSION,
     NAMESPACE,
     STEP_METRIC,
@@ -33,7 +33,7 @@ from torchmoor.scaling_config import (
     read_autoscaling,
     resource_of,
 )
-from torchmoor.scaling_settings import ScalingSettings, TargetTracking
+from torchmoor.errors import ConfigError
 
 AUTOSCALING, CLOUDWATCH = "application-autoscaling", "cloudwatch"
 PERIOD_S = 60

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torchmoor.http.fields import Field, Kind, Role
-from torchmoor.http.head import Layout
-from torchmoor.http.message import Request, RequestLine
+from torchmoor.proxy.http.fields import Field, Kind, Role
+from torchmoor.proxy.http.head import Layout
+from torchmoor.proxy.http.message import Request, RequestLine
 
 _KINDS = {b"host": Kind.HOST, b"content-length": Kind.LENGTH}
 

@@ -1,5 +1,5 @@
 """`python -m torchmoor` is the same as `torchmoor`."""
 
-from torchmoor.cli import main
+from torchmoor.cli.main import main
 
 main()

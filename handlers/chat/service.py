@@ -12,21 +12,7 @@ from datetime import UTC, datetime
 from PIL import Image
 from torch import Tensor
 
-from handlers.chat.completion import Completion
-from handlers.chat.counters import Counters
-from handlers.chat.dialects import parse
-from handlers.chat.generation import GenerationParts, LoadedImage
-from handlers.chat.images import ImageStore
-from handlers.chat.intake import ImageIntake
-from handlers.chat.messages import ImageReference
-from handlers.chat.recorder import SessionRecorder, digests
-from handlers.chat.reply import Reply
-from handlers.chat.room import Room
-from handlers.chat.session_id import SessionId, SessionIds
-from handlers.chat.sessions import Session, SessionStore, sharing_scope
-from handlers.chat.sessions_operation import describe, get_session, list_sessions
-from handlers.chat.turn import Turn
-from handlers.chat.wire import (
+from handlers.chat.commands import (
     ActOnSession,
     AddImages,
     Ask,
@@ -38,6 +24,20 @@ from handlers.chat.wire import (
     OpenSession,
     Status,
 )
+from handlers.chat.counters import Counters
+from handlers.chat.dialects.requests import parse
+from handlers.chat.messages import ImageReference
+from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.store import ImageStore
+from handlers.chat.reply import Reply
+from handlers.chat.sessions.operation import describe, get_session, list_sessions
+from handlers.chat.sessions.recorder import SessionRecorder, digests
+from handlers.chat.sessions.session_id import SessionId, SessionIds
+from handlers.chat.sessions.store import Session, SessionStore, sharing_scope
+from handlers.chat.turns.admission import Room
+from handlers.chat.turns.completion import Completion
+from handlers.chat.turns.generation import GenerationParts, LoadedImage
+from handlers.chat.turns.turn import Turn
 from handlers.engine.engine import Engine
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost, TurnConflict
 from handlers.journal.event import Event

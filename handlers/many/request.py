@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import refuse_other_media
-from handlers.chat.wire import Incoming
+from handlers.chat.commands import Incoming
 from handlers.errors import InvalidJson, InvalidRequest
 
 MAX_NAME = 40

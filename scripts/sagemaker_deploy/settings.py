@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from scripts.sagemaker_deploy.errors import SettingsError
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.scaling_file import read_autoscaling, resource_of
 from torchmoor.errors import ConfigError
-from torchmoor.scaling_config import read_autoscaling, resource_of
-from torchmoor.scaling_settings import ScalingSettings
 
 VARIANT = "AllTraffic"
 CONCURRENCY = "TargetConcurrentRequests"  # of a real-time endpoint's group Autoscaling

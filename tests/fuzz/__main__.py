@@ -26,7 +26,7 @@ def main() -> None:
         raise SystemExit(f"say what to fuzz, of {', '.join(TARGETS)}, and for how many seconds")
     learnt = LEARNT / name
     learnt.mkdir(parents=True, exist_ok=True)
-    with atheris.instrument_imports(include=["torchmoor.http", "torchmoor.api"]):
+    with atheris.instrument_imports(include=["torchmoor.proxy.http", "torchmoor.proxy.api"]):
         check = import_module(f"tests.fuzz.{name}").check
     options = [
         f"-max_total_time={seconds}",

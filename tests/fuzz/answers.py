@@ -10,10 +10,10 @@ from typing import Any
 import httptools
 
 from tests.fuzz.llhttp import CUT, Answers
-from torchmoor.http.call import Loss
-from torchmoor.http.message import AnswerHead
-from torchmoor.http.sweeper import Sweeper
-from torchmoor.http.upstream import KnownAnswers, UpstreamConnection
+from torchmoor.proxy.http.call import Loss
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.upstream import KnownAnswers, UpstreamConnection
 
 
 class Target:

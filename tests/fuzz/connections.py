@@ -28,13 +28,13 @@ from typing import Any
 import httptools
 
 from tests.fuzz.llhttp import CUT, Answers, Requests
-from torchmoor.app import Proxy
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.http.client import ClientConnection
-from torchmoor.http.message import Request
-from torchmoor.http.upstream import UpstreamConnection
-from torchmoor.settings import EndpointSettings, LimitSettings, ProxySettings, VariantSettings
+from torchmoor.config.settings import EndpointSettings, LimitSettings, ProxySettings, VariantSettings
+from torchmoor.proxy.http.client import ClientConnection
+from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.http.upstream import UpstreamConnection
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.app import Proxy
 
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),),

@@ -7,9 +7,9 @@ from contextlib import suppress
 import httptools
 
 from tests.fuzz.llhttp import CUT, Requests
-from torchmoor.http.fields import BadMessage
-from torchmoor.http.message import Request
-from torchmoor.http.reader import Known, RequestReader
+from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.http.reader import Known, RequestReader
 
 MAX_HEADER_BYTES = 2_000
 

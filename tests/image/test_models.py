@@ -12,8 +12,8 @@ import requests
 from scripts.make_minilm import TARGET
 from tests.podman import Podman
 from tests.servers import missing
+from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
-from torchmoor.package import package
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform makes them

@@ -19,8 +19,8 @@ import requests
 from tests.podman import ROOT, Container, Podman
 from tests.torchserve.drawings import data_url, draw
 from tests.waiting import wait_until
+from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
-from torchmoor.package import package
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 SESSION = "X-Amzn-SageMaker-Session-Id"

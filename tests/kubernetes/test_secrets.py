@@ -23,11 +23,11 @@ from handlers.journal.url import open_journal
 from handlers.settings import JournalSettings
 from tests.kubernetes.manifests import Overlay, copy_with_secrets, read_secret
 from tests.servers import find_valkey, free_ports, missing, wait_for_server
-from torchmoor.access.credentials import read_credentials
-from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
-from torchmoor.cli import main
-from torchmoor.settings import AsyncQueueSettings, SessionSettings
+from torchmoor.cli.main import main
+from torchmoor.config.settings import AsyncQueueSettings, SessionSettings
+from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis
 

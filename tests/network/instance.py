@@ -17,7 +17,7 @@ from base64 import b32encode
 from pathlib import Path
 
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering
-from torchmoor.routing.sessions import session_mac
+from torchmoor.proxy.routing.sessions import session_mac
 
 KEY = b"a key of the tests of networks"
 TURN_S = 0.03

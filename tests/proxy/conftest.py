@@ -21,13 +21,9 @@ from botocore.config import Config
 
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
-from torchmoor.app import Proxy
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.routing.sessions import session_mac
-from torchmoor.settings import (
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.objects import ObjectSettings
+from torchmoor.config.settings import (
     AccessSettings,
     ChatPageSettings,
     ContainerSettings,
@@ -45,6 +41,10 @@ from torchmoor.settings import (
     TimeoutSettings,
     VariantSettings,
 )
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing.sessions import session_mac
+from torchmoor.run.app import Proxy
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import answering
-from torchmoor.access.gate import principal_of
-from torchmoor.settings import AccessKey, AccessSettings, Credentials
+from torchmoor.config.settings import AccessKey, AccessSettings, Credentials
+from torchmoor.proxy.access.gate import principal_of
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 OTHER_SECRET = "another-secret-of-another-client"

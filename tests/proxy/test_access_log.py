@@ -14,8 +14,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
-from torchmoor.http.eventstream import payload_part
-from torchmoor.settings import ContainerSettings, Credentials, LimitSettings, MultiModelSettings, ObserveSettings
+from torchmoor.config.settings import ContainerSettings, Credentials, LimitSettings, MultiModelSettings, ObserveSettings
+from torchmoor.proxy.http.eventstream import payload_part
 
 NEW_ID = make_session_id("a", nonce="qrstuvwxyzabcdef")
 

@@ -12,7 +12,7 @@ import requests
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering
 from tests.proxy.fake_sessions import FakeHolders, make_session
-from torchmoor.fleet.instance import InstanceState
+from torchmoor.proxy.instances.instance import InstanceState
 
 NAMES = tuple(f"{number:016x}" for number in range(1, 8))
 

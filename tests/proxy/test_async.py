@@ -18,10 +18,10 @@ from click.testing import CliRunner, Result
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
-from torchmoor.async_inference.settings import AsyncEndpointSettings
-from torchmoor.cli import main
+from torchmoor.cli.main import main
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
-from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
 
 MakeStage = Callable[..., Stage]
 

@@ -14,7 +14,7 @@ from tests.proxy.conftest import Stage, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
-from torchmoor.settings import LateBindingSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.settings import LateBindingSettings, LimitSettings, TimeoutSettings
 
 PATH = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"

@@ -22,8 +22,8 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
 from tests.waiting import wait_until
-from torchmoor.http import eventstream
-from torchmoor.settings import ChatPageSettings, Credentials
+from torchmoor.config.settings import ChatPageSettings, Credentials
+from torchmoor.proxy.http import eventstream
 
 SMALL_PHONE = (360, 740)
 WATCH = """

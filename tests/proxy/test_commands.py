@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
-from torchmoor.cli import main
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import AccessKey, Credentials, MultiModelSettings
+from torchmoor.cli.main import main
+from torchmoor.config.settings import AccessKey, Credentials, MultiModelSettings
+from torchmoor.proxy.instances.instance import InstanceState
 
 MakeStage = Callable[..., Stage]
 
@@ -122,7 +122,7 @@ def test_drain_waits_for_what_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch
     gate.wait_reached()
 
     in_time = invoke(stage, "drain", "a", "--wait", "--timeout", "0.1")
-    monkeypatch.setattr("torchmoor.commands.drain.sleep", lambda seconds: gate.open())
+    monkeypatch.setattr("torchmoor.cli.commands.drain.sleep", lambda seconds: gate.open())
     waited = invoke(stage, "drain", "a", "--wait")
     asking.join()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from torchmoor.settings import LimitSettings, TimeoutSettings
+from torchmoor.config.settings import LimitSettings, TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 

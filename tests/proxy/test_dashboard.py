@@ -16,9 +16,9 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import Credentials, MultiModelSettings
+from torchmoor.config.settings import Credentials, MultiModelSettings
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 MIB = 1 << 20
 STATUS = {

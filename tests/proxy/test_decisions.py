@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing
 from tests.waiting import wait_until
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import ObserveSettings
+from torchmoor.config.settings import ObserveSettings
+from torchmoor.proxy.instances.instance import InstanceState
 
 
 def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.source import Source
-from torchmoor.settings import HealthSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.settings import HealthSettings, LimitSettings, TimeoutSettings
+from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 PATHS = ("/invocations", "/predictions/llava")
 

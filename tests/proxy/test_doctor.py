@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage
-from torchmoor.cli import main
+from torchmoor.cli.main import main
+from torchmoor.config.settings import Credentials
 from torchmoor.doctor.finding import Finding, Patient
 from torchmoor.doctor.run import CHECKS
-from torchmoor.settings import Credentials
 
 
 def examine(*arguments: str, **environment: str) -> tuple[Result, dict[str, list[dict[str, str]]]]:

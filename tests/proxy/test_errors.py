@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
-from torchmoor.settings import TimeoutSettings
+from torchmoor.config.settings import TimeoutSettings
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
 
@@ -293,7 +293,7 @@ def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: S
 
 def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:
     """A body above the limit for kept bodies is not sent twice: the client hears of the first refusal."""
-    from torchmoor.settings import LimitSettings
+    from torchmoor.config.settings import LimitSettings
 
     stage = make_stage(limits=replace(LimitSettings(), max_replay_body_bytes=1000))
     stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")

@@ -12,11 +12,11 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
-from torchmoor.fleet.breaker import BreakerState
-from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.config.settings import HealthSettings, RecoverySettings, TimeoutSettings
 from torchmoor.fleet.worker_status import MAX_TRIES
-from torchmoor.routing.sessions import place_of
-from torchmoor.settings import HealthSettings, RecoverySettings, TimeoutSettings
+from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.routing.sessions import place_of
 
 OFTEN = HealthSettings(starting_interval_s=0.02, ready_interval_s=0.05, probe_timeout_s=0.5)
 

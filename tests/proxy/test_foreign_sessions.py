@@ -9,8 +9,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, replace
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings
+from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings
+from torchmoor.proxy.instances.instance import InstanceState
 
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
 PATHS = ("/endpoints/llava/invocations", "/endpoints/llava/invocations-response-stream", "/invocations")

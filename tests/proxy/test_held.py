@@ -18,11 +18,11 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
-from torchmoor.chat_progress import Progress
+from torchmoor.cli.waiting_notice import Progress
 from torchmoor.clients.signing import Login, Signer
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.scaling_settings import ScalingSettings
-from torchmoor.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)
 SHORT = ScalingSettings(max_hold_s=0.2)

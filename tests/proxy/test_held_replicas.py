@@ -11,12 +11,12 @@ from contextlib import closing
 
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.replicas.fleet import ReplicaFleet
-from torchmoor.scaling_settings import ScalingSettings
-from torchmoor.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, SessionSettings
-from torchmoor.settings import VariantSettings as Variant
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, SessionSettings
+from torchmoor.config.settings import VariantSettings as Variant
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.processes.fleet import ReplicaFleet
 
 DEADLINE_S = 60.0
 NUM_REQUESTS = 4  # the default executor has more threads than that

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
-from torchmoor.settings import LimitSettings
+from torchmoor.config.settings import LimitSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:

@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import NO_PROBES, Stage, replace
 from tests.proxy.fake_instance import Gate, streaming
 from tests.proxy.fake_many import FakeFleet, FakeMany
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import MultiModelSettings, TimeoutSettings
+from torchmoor.config.settings import MultiModelSettings, TimeoutSettings
+from torchmoor.proxy.instances.instance import InstanceState
 
 MODELS = {f"m{number}.tar.gz" for number in range(20)}
 # Asked often, so that tests need not wait; and as often while something is loading.

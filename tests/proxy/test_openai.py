@@ -11,8 +11,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import LimitSettings, TimeoutSettings
+from torchmoor.config.settings import LimitSettings, TimeoutSettings
+from torchmoor.proxy.instances.instance import InstanceState
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
 BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'

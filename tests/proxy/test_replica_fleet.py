@@ -18,11 +18,11 @@ from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.fake_many import FakeMany
 from tests.proxy.replicas import Holding, read, read_any, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.replicas import process as process_module
-from torchmoor.replicas.fleet import ReplicaFleet
-from torchmoor.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.processes import process as process_module
+from torchmoor.run.processes.fleet import ReplicaFleet
 
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="chat", variants=(VariantSettings(model="chat"),)),),

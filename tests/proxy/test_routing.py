@@ -13,8 +13,7 @@ import pytest
 
 from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
-from torchmoor.fleet.instance import InstanceState
-from torchmoor.settings import (
+from torchmoor.config.settings import (
     AccessKey,
     Credentials,
     KvAwareSettings,
@@ -22,6 +21,7 @@ from torchmoor.settings import (
     PrefixAwareSettings,
     VariantSettings,
 )
+from torchmoor.proxy.instances.instance import InstanceState
 
 PREFIX_AWARE = VariantSettings(
     model="llava",
@@ -530,7 +530,7 @@ def test_openings_that_are_remembered_are_bounded(
     make_stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest is forgotten; with a journal none is remembered, since any instance knows what was opened."""
-    monkeypatch.setattr("torchmoor.api.chooser.MAX_REMEMBERED_OPENINGS", 2)
+    monkeypatch.setattr("torchmoor.proxy.dispatch.chooser.MAX_REMEMBERED_OPENINGS", 2)
     stage, journaled = make_stage(), make_stage(are_journaled=True)
 
     for invocation_id in ("one", "two", "one", "three"):

@@ -11,8 +11,7 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.settings import (
+from torchmoor.config.settings import (
     KvAwareSettings,
     LateBindingSettings,
     LimitSettings,
@@ -20,6 +19,7 @@ from torchmoor.settings import (
     TimeoutSettings,
     VariantSettings,
 )
+from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 NUM_CLIENTS = 24
 NUM_REQUESTS = 8

@@ -27,7 +27,7 @@ from click.testing import CliRunner
 from tests.proxy.conftest import KEY, make_session_id
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering
 from tests.waiting import wait_until
-from torchmoor.cli import main
+from torchmoor.cli.main import main
 
 DEADLINE_S = 60.0
 

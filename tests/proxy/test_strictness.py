@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.proxy.conftest import Stage, read_answer, replace
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from torchmoor.settings import LimitSettings
+from torchmoor.config.settings import LimitSettings
 
 LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\n"

@@ -21,9 +21,9 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering, refusing, streaming
 from tests.proxy.replicas import Holding, serving, write_config
 from tests.waiting import wait_until
+from torchmoor.config.settings import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.observe.observing import observing
-from torchmoor.settings import ObserveSettings
+from torchmoor.proxy.observe.observing import observing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = PARENT[:-2] + "00"
@@ -187,7 +187,7 @@ def test_without_tracing_a_trace_passes_by(make_stage: Callable[..., Stage]) -> 
 
 def test_without_opentelemetry_the_setting_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an extra: the proxy runs without it."""
-    monkeypatch.setitem(sys.modules, "torchmoor.observe.tracing", None)
+    monkeypatch.setitem(sys.modules, "torchmoor.proxy.observe.tracing", None)
 
     with pytest.raises(ConfigError, match=re.escape("pip install 'torchmoor[otel]'")):
         asyncio.run(enter(ObserveSettings(traces_url="http://127.0.0.1:4318/v1/traces")))

@@ -10,24 +10,24 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
-from torchmoor.async_inference.attempt import Means
-from torchmoor.async_inference.instance_client import InstanceClient
-from torchmoor.async_inference.locations import (
+from torchmoor.async_inference.notices.notices import Notifier, Topics
+from torchmoor.async_inference.objects.locations import (
     ResultLocations,
     default_failure_path,
     default_output_path,
     locate_results,
 )
-from torchmoor.async_inference.metrics import AsyncMetrics
-from torchmoor.async_inference.notices import Notifier, Topics
-from torchmoor.async_inference.object_store import Download, LocationRefused, ObjectStore
-from torchmoor.async_inference.publication import Publisher
-from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectStore
+from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncRequest, Record, State
-from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.async_inference.slots import Slots
-from torchmoor.async_inference.worker import Worker
+from torchmoor.async_inference.workers.attempt import Means
+from torchmoor.async_inference.workers.capacity import Slots
+from torchmoor.async_inference.workers.instance_client import InstanceClient
+from torchmoor.async_inference.workers.publication import Publisher
+from torchmoor.async_inference.workers.worker import Worker
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.errors import ApiError, ConfigError, InternalFailure, QueueUnavailable
+from torchmoor.metrics.asynchronous import AsyncMetrics
 
 logger = logging.getLogger(__name__)
 

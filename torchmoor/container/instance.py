@@ -1,7 +1,7 @@
 """The role `instance`: one TorchServe, for a platform that runs the proxies elsewhere, as Kubernetes does.
 
 The inference port is open to the proxies; the management port is not, and what of it they may see is on a side port
-(torchmoor.container.side_port). On SIGTERM the instance is not ready any more; those who send it requests hear of that
+(torchmoor.container.probe_port). On SIGTERM the instance is not ready any more; those who send it requests hear of that
 in their time, and until then and until nothing runs, everything is answered.
 """
 
@@ -13,19 +13,19 @@ import logging
 import os
 from collections.abc import Callable
 
+from torchmoor.config.settings import EndpointSettings, HealthSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
+from torchmoor.container.probe_port import SidePort
+from torchmoor.container.runtime_directory import Workplace, make_launcher_settings
 from torchmoor.container.serve import endpoint_name
-from torchmoor.container.side_port import SidePort
-from torchmoor.container.workplace import Workplace, make_launcher_settings
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.instance_names import Asker
 from torchmoor.fleet.launcher import Launch, Launcher
-from torchmoor.fleet.operations import Operations
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
-from torchmoor.up import SESSION_KEYS, find_gpus, stop_on_signals
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.up import SESSION_KEYS, find_gpus, stop_on_signals
 
 logger = logging.getLogger(__name__)
 

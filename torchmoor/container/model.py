@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.errors import ConfigError
-from torchmoor.many import MANY
+from torchmoor.run.many import MANY
 
 logger = logging.getLogger(__name__)
 

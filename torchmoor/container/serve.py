@@ -13,20 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from torchmoor.access.credentials import KEYS_FILE, read_credentials
-from torchmoor.access.exposure import check_exposure
-from torchmoor.app import Proxy
-from torchmoor.container.environment import ContainerEnvironment
-from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.workplace import Workplace, make_launcher_settings, make_session_keys
-from torchmoor.fleet.guard import JOURNAL_FOLDER
-from torchmoor.fleet.launcher import Launch, Launcher
-from torchmoor.fleet.ports import find_free_ports
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB
-from torchmoor.host_fleet import HostFleet
-from torchmoor.many import CACHE, MANY, plan_many
-from torchmoor.settings import (
+from torchmoor.config.settings import (
     MIB,
     ContainerSettings,
     EndpointSettings,
@@ -39,7 +26,20 @@ from torchmoor.settings import (
     TimeoutSettings,
     VariantSettings,
 )
-from torchmoor.up import JOURNAL_URL, SESSION_KEYS, find_gpus, share_gpus, stop_on_signals
+from torchmoor.container.environment import ContainerEnvironment
+from torchmoor.container.model import FoundModel, find_model
+from torchmoor.container.runtime_directory import Workplace, make_launcher_settings, make_session_keys
+from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.fleet.ports import find_free_ports
+from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB
+from torchmoor.proxy.access.credentials import KEYS_FILE, read_credentials
+from torchmoor.proxy.access.exposure import check_exposure
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.app import Proxy
+from torchmoor.run.host_fleet import HostFleet
+from torchmoor.run.many import CACHE, MANY, plan_many
+from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, share_gpus, stop_on_signals
 
 logger = logging.getLogger(__name__)
 

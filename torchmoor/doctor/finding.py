@@ -64,5 +64,5 @@ class Patient:
     admin_url: str
     admin_token: str = field(default="", repr=False)
     is_admin_named: bool = False
-    configuration: Any = None  # torchmoor.config.Configuration, whose import takes a while
+    configuration: Any = None  # torchmoor.config.file.Configuration, whose import takes a while
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
 from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
-from torchmoor.doctor.stores import check_clock
+from torchmoor.doctor.services import check_clock
 
 TIMEOUT_S = 3.0
 MAX_TOLD = 20

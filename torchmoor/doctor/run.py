@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
-from torchmoor.doctor import discovery, fleet, machine, places, software, stores
+from torchmoor.doctor import discovery, fleet, listeners, machine, services, software
 from torchmoor.doctor.finding import Finding, Patient, ok, problem
 
 Check = Callable[[Patient], Iterator[Finding]]
@@ -18,10 +18,10 @@ CHECKS: tuple[Check, ...] = (
     machine.check_shared_memory,
     machine.check_open_files,
     machine.check_processors,
-    places.check_run_folder,
-    places.check_archives,
-    stores.check_journal,
-    stores.check_asynchronous,
+    listeners.check_run_folder,
+    listeners.check_archives,
+    services.check_journal,
+    services.check_asynchronous,
     fleet.check_named_instances,
     discovery.check_discovery,
     fleet.check_fleet,
@@ -41,7 +41,7 @@ def _check_ports(patient: Patient) -> Iterator[Finding]:
     if fleet.is_running(patient) and urlsplit(patient.admin_url).port == patient.admin_port:
         yield ok("ports", f"in use by the fleet that runs at {patient.admin_url}")
     else:
-        yield from places.check_ports(patient)
+        yield from listeners.check_ports(patient)
 
 
 def _safely(check: Check, patient: Patient) -> Iterator[Finding]:

@@ -22,14 +22,14 @@ from enum import Enum
 from time import monotonic
 from typing import Protocol
 
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.settings import ALL_TRAFFIC
 from torchmoor.errors import LaunchError, TorchmoorError
-from torchmoor.fleet.instance import Instance, InstanceState
 from torchmoor.fleet.launcher import Launch
-from torchmoor.fleet.operations import OperationAnswer
-from torchmoor.fleet.registry import Registry, Scale, Variant
 from torchmoor.fleet.scaling import Scaling, decide, explain
-from torchmoor.scaling_settings import ScalingSettings
-from torchmoor.settings import ALL_TRAFFIC
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.registry import Registry, Scale, Variant
 
 logger = logging.getLogger(__name__)
 

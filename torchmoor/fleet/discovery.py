@@ -12,17 +12,17 @@ from random import Random
 from time import monotonic
 from types import TracebackType
 
+from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
-from torchmoor.fleet.departures import SERVING, Departures
 from torchmoor.fleet.discovery_dns import Answer
 from torchmoor.fleet.discovery_plan import Known, Place, Plan, Target, make_plan
-from torchmoor.fleet.discovery_settings import DiscoverySettings
-from torchmoor.fleet.instance import Instance
+from torchmoor.fleet.draining import SERVING, Departures
 from torchmoor.fleet.instance_names import InstanceNames
-from torchmoor.fleet.operations import Operations
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.source import Source
+from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ import dns.nameserver
 import dns.rdatatype
 import dns.resolver
 
+from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery_plan import Target
-from torchmoor.fleet.discovery_settings import DiscoverySettings, parse_nameserver
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from types import TracebackType
 
 import aiohttp
 
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
+from torchmoor.config.settings import HealthSettings
 from torchmoor.fleet.worker_status import WorkerStatus
-from torchmoor.settings import HealthSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import Target
-from torchmoor.fleet.instance import INSTANCE_NAME, Instance
-from torchmoor.fleet.operations import OperationAnswer
+from torchmoor.proxy.instances.instance import INSTANCE_NAME, Instance
+from torchmoor.proxy.instances.operations import OperationAnswer
 
 MAX_TRIES = 3  # of one that says something else
 MAX_QUESTIONS = 64  # at a time

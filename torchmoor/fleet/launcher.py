@@ -22,11 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from torchmoor.config.settings import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
-from torchmoor.fleet import guard
-from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet import supervisor
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free
-from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.run_lock import RunLock
 from torchmoor.fleet.torchserve import (
     LOOPBACK,
@@ -37,7 +36,8 @@ from torchmoor.fleet.torchserve import (
     find_load_failure,
     prepare,
 )
-from torchmoor.settings import ALL_TRAFFIC
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
@@ -153,11 +153,11 @@ class Launcher:
     async def stop(self) -> None:
         """Stop every instance and wait until nothing of it is left."""
         self._is_stopping = True
-        for supervisor in self._supervisors.values():
-            supervisor.cancel()
+        for task in self._supervisors.values():
+            task.cancel()
         await asyncio.gather(*self._supervisors.values(), return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
-        for name in [*self._supervisors, guard.JOURNAL_FOLDER]:
+        for name in [*self._supervisors, supervisor.JOURNAL_FOLDER]:
             await asyncio.to_thread(_remove, self._folder(name))
         self._lock.release()
         with suppress(OSError):
@@ -233,7 +233,7 @@ class Launcher:
         self._report(f"{spec.name} starting")
         with _console(spec, settings) as console:
             self._processes[spec.name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", guard.__file__, str(spec.folder), str(spec.pid_file)),
+                *(sys.executable, "-I", supervisor.__file__, str(spec.folder), str(spec.pid_file)),
                 *(str(self._settings.stop_grace_s), *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=console,  # None: our own

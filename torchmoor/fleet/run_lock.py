@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.guard import LOCK_FILE
+from torchmoor.fleet.supervisor import LOCK_FILE
 
 POLL_S = 0.05
 

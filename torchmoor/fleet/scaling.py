@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from torchmoor.scaling_settings import ScalingSettings
+from torchmoor.config.scaling import ScalingSettings
 
 # Application Auto Scaling scales in below 90 % of the target, too.
 SCALE_IN_SHARE = 0.9

@@ -12,8 +12,8 @@ from types import TracebackType
 
 import aiohttp
 
-from torchmoor.fleet.instance import Instance
-from torchmoor.fleet.registry import Registry
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 

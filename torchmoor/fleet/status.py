@@ -17,11 +17,11 @@ from time import thread_time
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.operations import OperationAnswer, Operations
-from torchmoor.fleet.registry import Registry
-from torchmoor.routing.models import Placement, Report, Tier
-from torchmoor.settings import HealthSettings
+from torchmoor.config.settings import HealthSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.operations import OperationAnswer, Operations
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing.models import Placement, Report, Tier
 
 logger = logging.getLogger(__name__)
 

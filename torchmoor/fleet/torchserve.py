@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchmoor.access.credentials import SECRETS
+from torchmoor.config.settings import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
-from torchmoor.settings import ALL_TRAFFIC
+from torchmoor.proxy.access.credentials import SECRETS
 
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ import logging
 
 import aiohttp
 
-from torchmoor.fleet.instance import Instance
+from torchmoor.proxy.instances.instance import Instance
 
 logger = logging.getLogger(__name__)
 

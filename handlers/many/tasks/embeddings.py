@@ -11,7 +11,7 @@ from torch import Tensor
 
 from handlers.chat.reply import Reply
 from handlers.errors import ModelBroken
-from handlers.many.compute import Row
+from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens

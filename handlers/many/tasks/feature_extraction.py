@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from handlers.chat.reply import Reply
-from handlers.many.compute import Row
+from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask

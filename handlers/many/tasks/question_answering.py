@@ -12,7 +12,7 @@ from torch import Tensor
 
 from handlers.chat.reply import Reply
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
-from handlers.many.compute import Row
+from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, check_number, check_text
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask

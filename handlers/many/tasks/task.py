@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handlers.chat.reply import Reply
-from handlers.many.compute import Row
+from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest
 
 

@@ -13,11 +13,11 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from handlers.chat.intake import ImageIntake
+from handlers.chat.commands import Incoming
+from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
-from handlers.chat.session_id import SessionIds
-from handlers.chat.wire import Incoming
+from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner

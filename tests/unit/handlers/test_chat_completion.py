@@ -12,7 +12,7 @@ import transformers as hf
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 
-from handlers.chat.intake import ImageIntake
+from handlers.chat.pictures.loader import ImageIntake
 from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
 from tests.unit.handlers.test_chat_service import (

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from PIL import Image as Pillow
 
 from handlers.chat.counters import Counters
-from handlers.chat.images import MAX_ENCODINGS, Image, ImageStore, Tier
+from handlers.chat.pictures.store import MAX_ENCODINGS, Image, ImageStore, Tier
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 
 ONE = 2 * 4 * 4  # bytes of a picture's features here

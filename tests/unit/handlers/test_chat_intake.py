@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from handlers.chat.decoding import FORMATS
-from handlers.chat.intake import ImageIntake, resolve
+from handlers.chat.pictures.image_decoding import FORMATS
+from handlers.chat.pictures.loader import ImageIntake, resolve
 from handlers.errors import (
     BadImage,
     ImageTooLarge,
@@ -583,7 +583,7 @@ def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.M
     def fail(image: Image.Image) -> Image.Image:
         raise MemoryError
 
-    monkeypatch.setattr("handlers.chat.decoding._to_rgb", fail)
+    monkeypatch.setattr("handlers.chat.pictures.image_decoding._to_rgb", fail)
 
     with pytest.raises(OutOfMemory):
         intake(no_resolver).decode(PNG)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.chat.intake import ImageIntake
+from handlers.chat.pictures.loader import ImageIntake
 from handlers.engine.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
 from tests.unit.handlers.test_chat_service import (

@@ -2,7 +2,7 @@
 
 import threading
 
-from handlers.chat.room import Room
+from handlers.chat.turns.admission import Room
 
 
 class Guest:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.chat.intake import ImageIntake
-from handlers.chat.openings import Openings
+from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.sessions.idempotency import Openings
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.runner import cache_shape
 from handlers.errors import ImageUnreachable

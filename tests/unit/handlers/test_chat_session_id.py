@@ -5,9 +5,9 @@ import string
 
 import pytest
 
-from handlers.chat.session_id import SessionId, SessionIds
+from handlers.chat.sessions.session_id import SessionId, SessionIds
 from handlers.errors import ConfigError
-from torchmoor.routing import sessions as proxy
+from torchmoor.proxy.routing import sessions as proxy
 
 EXPIRES_AT = 1_800_003_600
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 16}

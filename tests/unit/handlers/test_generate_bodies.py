@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.dialects import parse
+from handlers.chat.commands import Caller, Generate, Incoming
+from handlers.chat.dialects.openai_form import OpenAIForm
+from handlers.chat.dialects.requests import parse
 from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
-from handlers.chat.openai_form import OpenAIForm
 from handlers.chat.parameters import Parameters
-from handlers.chat.wire import Caller, Generate, Incoming
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
 from handlers.settings import RequestSettings
 

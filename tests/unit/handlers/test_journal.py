@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.wire import Caller
+from handlers.chat.commands import Caller
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal import directory as directory_module
 from handlers.journal.directory import DirectoryJournal

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from handlers.errors import ConfigError, LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SourceUnavailable
-from handlers.many.disk import PARTIAL, DiskCache, take_home
+from handlers.many.archives.disk import PARTIAL, DiskCache, take_home
 from handlers.many.model import Progress
-from handlers.many.s3 import open_s3
-from handlers.many.source import DirectorySource, GivenSource, ModelSource, Replaced, check_name, open_source
+from handlers.many.sources.s3 import open_s3
+from handlers.many.sources.source import DirectorySource, GivenSource, ModelSource, Replaced, check_name, open_source
 from handlers.settings import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 

@@ -27,7 +27,7 @@ from handlers.errors import (
     OutOfMemory,
 )
 from handlers.many.model import Lease, Loaded, Progress
-from handlers.many.registry import ModelRegistry, open_registry
+from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.settings import ManySettings
 from tests.waiting import wait_until
 
@@ -376,7 +376,7 @@ import json, sys
 from pathlib import Path
 from queue import SimpleQueue
 import torch
-from handlers.many.registry import open_registry
+from handlers.many.residency.registry import open_registry
 from handlers.settings import ManySettings
 
 MIB = 1 << 20

@@ -20,11 +20,11 @@ from handlers.errors import (
     OutOfMemory,
     Overloaded,
 )
-from handlers.many.disk import DiskLease
-from handlers.many.entry import Entry, State, Work, tier_of
+from handlers.many.archives.disk import DiskLease
 from handlers.many.model import Lease, Loaded, Tier
-from handlers.many.shelf import Shelf
-from handlers.many.waiters import Ticket
+from handlers.many.residency.entry import Entry, State, Work, tier_of
+from handlers.many.residency.shelf import Shelf
+from handlers.many.residency.waiters import Ticket
 from handlers.settings import ManySettings
 
 NAMES = ("a", "b", "c", "d")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from handlers.adapter import MAX_EARLY, Pump, read_row
+from handlers.chat.commands import Incoming
 from handlers.chat.reply import Reply
-from handlers.chat.wire import Incoming
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
 from handlers.settings import PumpSettings
 from tests.unit.handlers.conftest import FakeClock

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from handlers.chat.decoding import FORMATS, decode, scale_down
-from handlers.chat.intake import ImageIntake
+from handlers.chat.pictures.image_decoding import FORMATS, decode, scale_down
+from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.s3 import Transfer
 from handlers.chat.reply import Reply
-from handlers.chat.s3_images import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.settings import IntakeSettings
 from tests.servers import S3Server

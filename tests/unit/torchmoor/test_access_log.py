@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_until
+from torchmoor.config.settings import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.observe.access_log import PIPE_BYTES, AccessLog, render
-from torchmoor.observe.record import Record
-from torchmoor.settings import ObserveSettings
+from torchmoor.proxy.observe.access_log import PIPE_BYTES, AccessLog, render
+from torchmoor.proxy.observe.record import Record
 
 WRITER = """
 import sys
 from tests.unit.torchmoor.test_access_log import make_record
-from torchmoor.observe.access_log import AccessLog
+from torchmoor.proxy.observe.access_log import AccessLog
 log = AccessLog(sys.argv[1], max_buffer_bytes=1 << 24, interval_s=0.001)
 log.start()
 for number in range(2000):
@@ -135,7 +135,7 @@ def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypat
         pieces.append(bytes(data))
         return write(file, data)
 
-    monkeypatch.setattr("torchmoor.observe.access_log.os.write", record)
+    monkeypatch.setattr("torchmoor.proxy.observe.access_log.os.write", record)
     log = make_log(path)
     for _ in range(100):
         log.write(make_record())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.admin_async import describe
+from torchmoor.admin.asynchronous import describe
 from torchmoor.async_inference.request import AsyncRequest, Record, State
 
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from torchmoor.async_folder import AsyncFolder
-from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.run.async_folder import AsyncFolder
 
 
 def use(path: Path, work: Callable[[AsyncFolder], Awaitable[None]]) -> list[str]:

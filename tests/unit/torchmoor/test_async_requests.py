@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from torchmoor.async_requests import AsyncRequests, describe_list, describe_status
+from torchmoor.cli.async_requests import AsyncRequests, describe_list, describe_status
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.api.by_model import MAX_TOKENS, find_model
 from torchmoor.errors import WrongModel
+from torchmoor.proxy.api.by_model import MAX_TOKENS, find_model
 
 TEXTS = st.text(st.sampled_from('model"\\{}[]:, \nü'), max_size=12)
 VALUES = st.recursive(

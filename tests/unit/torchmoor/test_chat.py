@@ -17,10 +17,10 @@ import pytest
 from botocore.config import Config
 from click.testing import CliRunner, Result
 
-from torchmoor.cli import main
+from torchmoor.cli.conversation import ChatError, image_reference
+from torchmoor.cli.main import main
 from torchmoor.clients.signing import Login, Signer, make_client
-from torchmoor.conversation import ChatError, image_reference
-from torchmoor.http.eventstream import exception, payload_part
+from torchmoor.proxy.http.eventstream import exception, payload_part
 
 # boto3's client is never closed, so its pooled connections are noticed when they are collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -275,7 +275,7 @@ def test_a_closed_standard_input_is_told(
     runtime: Runtime, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a service manager or `<&-` leaves it: there is nothing to ask, and no session is opened to find that out."""
-    module = import_module(f"torchmoor.commands.{command[0]}")
+    module = import_module(f"torchmoor.cli.commands.{command[0]}")
     monkeypatch.setattr(module, "sys", SimpleNamespace(stdin=None))
 
     result = CliRunner().invoke(main, [*command, "--url", runtime.url])

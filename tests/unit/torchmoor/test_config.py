@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.config import MAX_FILE_BYTES, Configuration, parse, read_file
+from torchmoor.config.file import MAX_FILE_BYTES, Configuration, parse, read_file
+from torchmoor.config.scaling import LaunchSettings, ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.errors import ConfigError
-from torchmoor.scaling_settings import LaunchSettings, ScalingSettings, StepScaling, TargetTracking
-from torchmoor.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 
 ROOT_DOCS = Path(__file__).parents[3] / "docs"
 DOCS = ROOT_DOCS / "routing.md"

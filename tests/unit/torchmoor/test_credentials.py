@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.access.credentials import read_credentials
-from torchmoor.access.exposure import check_exposure
+from torchmoor.config.settings import AccessKey, AccessSettings, Credentials, ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.torchserve import SECRETS
-from torchmoor.settings import AccessKey, AccessSettings, Credentials, ListenSettings
+from torchmoor.proxy.access.credentials import read_credentials
+from torchmoor.proxy.access.exposure import check_exposure
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 TOKEN = "token-of-alice-0123456789"

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from tests.unit.torchmoor.fleet.dns_server import answering, failing, serving
-from torchmoor.config import parse
+from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
+from torchmoor.config.file import parse
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import try_once
-from torchmoor.fleet.discovery_settings import DiscoverySettings, parse_nameserver
 
 PAGE = Path(__file__).parents[3] / "docs" / "discovery.md"
 NAME = "_inference._tcp.llava.zone.test"

@@ -9,10 +9,10 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.api.streaming import PartEncoder, TextPartEncoder
-from torchmoor.http.answer import Loss
-from torchmoor.http.eventstream import encode_frame, encode_headers, exception, payload_part
-from torchmoor.http.marked_text import MAX_HELD_BYTES
+from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.eventstream import encode_frame, encode_headers, exception, payload_part
+from torchmoor.wire.marked_text import MAX_HELD_BYTES
 
 
 def decode(data: bytes) -> list[tuple[dict[str, object], bytes]]:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.http.outgoing import ReplayBudget
-from torchmoor.settings import (
+from torchmoor.config.settings import (
     EndpointSettings,
     LimitSettings,
     ListenSettings,
@@ -16,6 +12,10 @@ from torchmoor.settings import (
     SessionSettings,
     VariantSettings,
 )
+from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
+from torchmoor.proxy.http.outgoing import ReplayBudget
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 ENDPOINT = EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))
 

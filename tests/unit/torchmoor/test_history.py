@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torchmoor.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
-from torchmoor.fleet.registry import Variant
-from torchmoor.metrics import BUCKETS, Histogram, InvocationMetrics
-from torchmoor.settings import VariantSettings
+from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
+from torchmoor.config.settings import VariantSettings
+from torchmoor.metrics.invocations import BUCKETS, Histogram, InvocationMetrics
+from torchmoor.proxy.instances.registry import Variant
 
 
 @dataclass

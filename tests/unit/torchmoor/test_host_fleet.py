@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import Launch
-from torchmoor.fleet.registry import Registry
-from torchmoor.host_fleet import plan_scaled
-from torchmoor.scaling_settings import ScalingSettings
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.host_fleet import plan_scaled
 
 TWO = ScalingSettings(max_capacity=2)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from torchmoor.config.settings import ContainerSettings
 from torchmoor.errors import ConfigError
-from torchmoor.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, plan_many, read_container
-from torchmoor.settings import ContainerSettings
+from torchmoor.run.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, plan_many, read_container
 
 
 def test_instances_are_told_where_the_models_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from torchmoor.cli import main
+from torchmoor.cli.main import main
+from torchmoor.cli.package import package
 from torchmoor.errors import TorchmoorError
-from torchmoor.package import package
 
 
 def safetensors(num_bytes: int = 8) -> bytes:

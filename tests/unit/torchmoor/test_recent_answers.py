@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from torchmoor.recent_answers import MAX_KEPT, RecentAnswers
+from torchmoor.admin.recent_answers import MAX_KEPT, RecentAnswers
 
 
 def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:

@@ -12,23 +12,8 @@ from typing import Any
 
 import pytest
 
-from torchmoor.app import Proxy
-from torchmoor.config import parse
-from torchmoor.errors import ConfigError, LaunchError
-from torchmoor.fleet.breaker import BreakerState
-from torchmoor.fleet.instance import Instance
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.status import Status
-from torchmoor.metrics import InvocationMetrics
-from torchmoor.replicas.fleet import make_front
-from torchmoor.replicas.link import Assignment, Link, Message, from_text, read_status, to_text, write_status
-from torchmoor.replicas.port import reserve
-from torchmoor.replicas.process import Process
-from torchmoor.replicas.share import share_of
-from torchmoor.replicas.totals import Report as ProcessReport
-from torchmoor.replicas.totals import Totals
-from torchmoor.routing.models import Report, Tier
-from torchmoor.settings import (
+from torchmoor.config.file import parse
+from torchmoor.config.settings import (
     ContainerSettings,
     Credentials,
     EndpointSettings,
@@ -39,6 +24,21 @@ from torchmoor.settings import (
     SessionSettings,
     VariantSettings,
 )
+from torchmoor.errors import ConfigError, LaunchError
+from torchmoor.fleet.status import Status
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing.models import Report, Tier
+from torchmoor.run.app import Proxy
+from torchmoor.run.processes.fleet import make_front
+from torchmoor.run.processes.link import Assignment, Link, Message, from_text, read_status, to_text, write_status
+from torchmoor.run.processes.port import reserve
+from torchmoor.run.processes.process import Process
+from torchmoor.run.processes.share import share_of
+from torchmoor.run.processes.totals import Report as ProcessReport
+from torchmoor.run.processes.totals import Totals
 
 SETTINGS = ProxySettings(
     endpoints=(

@@ -1,6 +1,6 @@
 """How many requests may be sent a second time."""
 
-from torchmoor.api.retry_budget import RetryBudget
+from torchmoor.proxy.dispatch.retry_budget import RetryBudget
 
 
 def test_budget_is_a_burst_then_a_fraction_of_the_requests() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.routing.sessions import session_mac, verify
+from torchmoor.proxy.routing.sessions import session_mac, verify
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
 

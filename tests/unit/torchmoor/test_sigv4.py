@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.heads import change_field, make_field, make_request
-from torchmoor.access.gate import Gate
-from torchmoor.access.sigv4 import SigV4
+from torchmoor.config.settings import AccessKey, AccessSettings, Credentials
 from torchmoor.errors import AccessDenied, ApiError, IncompleteSignature, InvalidSignature
-from torchmoor.http.message import Request
-from torchmoor.settings import AccessKey, AccessSettings, Credentials
+from torchmoor.proxy.access.gate import Gate
+from torchmoor.proxy.access.sigv4 import SigV4
+from torchmoor.proxy.http.message import Request
 
 KEY_ID, SECRET = "AKIAEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 HOST = "llava.example:8080"

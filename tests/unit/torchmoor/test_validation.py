@@ -5,9 +5,9 @@ from __future__ import annotations
 import botocore.session
 import pytest
 
-from torchmoor.api.validation import ENDPOINT_NAME, MEMBERS, check_members, make_note
 from torchmoor.errors import ValidationError
-from torchmoor.http.head import Head, HeadBook
+from torchmoor.proxy.api.validation import ENDPOINT_NAME, MEMBERS, check_members, make_note
+from torchmoor.proxy.http.head import Head, HeadBook
 
 
 def test_lengths_are_those_of_the_service_model() -> None:

@@ -10,9 +10,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from handlers.errors import ModelBroken
-from handlers.many.loading import Assembled, load_model
+from handlers.many.loading.shared import SharedParts
+from handlers.many.loading.transformers_loading import Assembled, load_model
 from handlers.many.model import Progress
-from handlers.many.shared import SharedParts
 from tests.unit.handlers.many.tiny import CONFIGS, save_checkpoint
 
 HEADS = {

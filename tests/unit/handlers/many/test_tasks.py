@@ -14,11 +14,11 @@ import torch
 import transformers as hf
 from PIL import Image
 
+from handlers.chat.commands import Incoming
 from handlers.chat.reply import Reply, Whole
-from handlers.chat.session_id import SessionIds
-from handlers.chat.wire import Incoming
+from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
-from handlers.many.checkpoint import CheckpointLoader
+from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import Loaded, Progress
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
 from tests.unit.handlers.many.tiny import save_checkpoint

@@ -9,9 +9,9 @@ import torch
 
 from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.compute import Row
-from handlers.many.pbtxt import PbtxtError, parse_pbtxt
-from handlers.many.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
+from handlers.many.loading.compute import Row
+from handlers.many.tasks.pbtxt import PbtxtError, parse_pbtxt
+from handlers.many.tasks.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
 
 CPU = torch.device("cpu")
 CONFIG = """

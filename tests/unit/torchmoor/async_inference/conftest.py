@@ -10,10 +10,10 @@ import redis.asyncio
 
 from tests.servers import RedisServer
 from tests.unit.torchmoor.async_inference.stores import Clock, Store
-from torchmoor.async_inference.queue import Queue
-from torchmoor.async_inference.redis_queue import PREFIX, RedisQueue
-from torchmoor.async_inference.sqlite_queue import SqliteQueue
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.redis_queue import PREFIX, RedisQueue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
+from torchmoor.config.settings import AsyncQueueSettings
 
 SERVERS = {"valkey": "redis_server", "cluster": "redis_cluster"}
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from types import TracebackType
 
-from torchmoor.async_inference.object_store import ObjectStore
+from torchmoor.async_inference.objects.object_store import ObjectStore
 
 MIB = 1 << 20
 

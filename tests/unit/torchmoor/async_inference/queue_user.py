@@ -10,10 +10,10 @@ import random
 import sys
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, request
-from torchmoor.async_inference.queue import Queue
-from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import Outcome, State
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.config.settings import AsyncQueueSettings
 
 
 def say(*words: str) -> None:

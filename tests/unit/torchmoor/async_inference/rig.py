@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance
-from torchmoor.async_inference.directory_store import DirectoryStore
-from torchmoor.async_inference.metrics import AsyncMetrics
-from torchmoor.async_inference.notices import Notice, Notifier, Topics
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.object_store import ObjectStore
-from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.notices.notices import Notice, Notifier, Topics
+from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.objects.object_store import ObjectStore
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
-from torchmoor.async_inference.settings import AsyncEndpointSettings, AsyncInferenceSettings
-from torchmoor.async_inference.sqlite_queue import SqliteQueue
-from torchmoor.metrics import InvocationMetrics
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.objects import ObjectSettings
+from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.invocations import InvocationMetrics
 
 DEADLINE_S = 60.0
 QUICK = AsyncInferenceSettings(
@@ -30,7 +30,7 @@ QUICK = AsyncInferenceSettings(
 
 
 class Places:
-    """Slots (see torchmoor.async_inference.slots) at instances of a test; num_free: at each."""
+    """Slots (see torchmoor.async_inference.workers.capacity) at instances of a test; num_free: at each."""
 
     def __init__(self, instances: list[FakeInstance], num_free: int = 4) -> None:
         self.instances = instances

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from torchmoor.async_inference.queue import Queue
-from torchmoor.async_inference.queue_url import open_queue
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
-from torchmoor.settings import AsyncQueueSettings
+from torchmoor.config.settings import AsyncQueueSettings
 
 Result = TypeVar("Result")
 ENDPOINT = "chat"

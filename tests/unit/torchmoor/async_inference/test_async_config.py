@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchmoor.config import parse
+from torchmoor.config.file import parse
 from torchmoor.errors import ConfigError
 
 DOCS = Path(__file__).parents[4] / "docs" / "async-inference.md"

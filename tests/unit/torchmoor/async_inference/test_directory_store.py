@@ -16,9 +16,14 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
-from torchmoor.async_inference.directory_store import DirectoryStore
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.object_store import LocationRefused, ObjectDenied, ObjectMissing, ObjectUnavailable
+from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.objects.object_store import (
+    LocationRefused,
+    ObjectDenied,
+    ObjectMissing,
+    ObjectUnavailable,
+)
+from torchmoor.config.objects import ObjectSettings
 from torchmoor.errors import ConfigError
 
 

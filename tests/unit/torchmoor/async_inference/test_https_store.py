@@ -16,16 +16,16 @@ import pytest
 
 from tests.servers import BUCKET, S3Server
 from tests.unit.torchmoor.async_inference.objects import MIB, read_all
-from torchmoor.async_inference.https_store import HttpsStore
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.object_store import (
+from torchmoor.async_inference.objects.https_store import HttpsStore
+from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
     ObjectMissing,
     ObjectUnavailable,
     TooLarge,
 )
-from torchmoor.async_inference.s3_store import S3Store
+from torchmoor.async_inference.objects.s3_store import S3Store
+from torchmoor.config.objects import ObjectSettings
 
 NAME = "bucket.s3.example"
 LOOPBACK = ("127.0.0.0/8",)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.async_inference.locations import (
+from torchmoor.async_inference.objects.locations import (
     default_failure_path,
     default_output_path,
     locate_results,
     locate_staged,
 )
-from torchmoor.async_inference.object_store import LocationRefused
+from torchmoor.async_inference.objects.object_store import LocationRefused
 
 OUT, FAILED = "s3://answers/out/", "s3://answers/failed"
 

@@ -21,9 +21,9 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from torchmoor.async_inference.notices import ERROR, SUCCESS, Notice, Notifier, Topics
-from torchmoor.async_inference.object_settings import NoticeSettings, Webhook
+from torchmoor.async_inference.notices.notices import ERROR, SUCCESS, Notice, Notifier, Topics
 from torchmoor.async_inference.request import AsyncRequest, Outcome, State
+from torchmoor.config.objects import NoticeSettings, Webhook
 from torchmoor.errors import ConfigError
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()

@@ -12,9 +12,9 @@ import pytest
 
 from tests.servers import BUCKET, S3Server
 from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, read_all, repeat
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.object_store import LocationRefused, ObjectMissing, ObjectStore, TooLarge
-from torchmoor.async_inference.scheme_store import open_object_store
+from torchmoor.async_inference.objects.object_store import LocationRefused, ObjectMissing, ObjectStore, TooLarge
+from torchmoor.async_inference.objects.scheme_store import open_object_store
+from torchmoor.config.objects import ObjectSettings
 
 LARGE = 20 * MIB  # several parts
 MAX_BYTES = LARGE + 4 * MIB

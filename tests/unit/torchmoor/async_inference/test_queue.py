@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
-from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncRequest, Backlog, Outcome, State
 from torchmoor.errors import InferenceIdInUse, QueueFull
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, request, result
 from tests.waiting import wait_until
-from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import Backlog, Record, State
 
 ROOT = Path(__file__).parents[4]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.async_inference.queue_url import open_queue
-from torchmoor.async_inference.redis_queue import RedisQueue
-from torchmoor.async_inference.sqlite_queue import SqliteQueue
+from torchmoor.async_inference.queues.queue_url import open_queue
+from torchmoor.async_inference.queues.redis_queue import RedisQueue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
+from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.errors import ConfigError
-from torchmoor.settings import AsyncQueueSettings
 
 
 def test_the_scheme_chooses_the_queue(tmp_path: Path) -> None:

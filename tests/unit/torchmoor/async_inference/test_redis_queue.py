@@ -10,7 +10,7 @@ from tests.servers import LossyProxy, RedisServer, run_redis, run_silent_server
 from tests.unit.torchmoor.async_inference.conftest import make_redis
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, request, result
 from tests.waiting import wait_until
-from torchmoor.async_inference.queue import Queue
+from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.errors import QueueUnavailable
 
 pytestmark = pytest.mark.redis

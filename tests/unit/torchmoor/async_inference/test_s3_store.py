@@ -15,14 +15,14 @@ import pytest
 
 from tests.servers import BUCKET, LossyProxy, S3Server, free_ports, run_silent_server
 from tests.unit.torchmoor.async_inference.objects import MIB, chunks_of, read_all, repeat
-from torchmoor.async_inference.object_settings import ObjectSettings
-from torchmoor.async_inference.object_store import (
+from torchmoor.async_inference.objects.object_store import (
     LocationRefused,
     ObjectDenied,
     ObjectMissing,
     ObjectUnavailable,
 )
-from torchmoor.async_inference.s3_store import S3Store
+from torchmoor.async_inference.objects.s3_store import S3Store
+from torchmoor.config.objects import ObjectSettings
 from torchmoor.errors import ConfigError
 
 pytestmark = pytest.mark.s3

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
-from torchmoor.async_inference.sqlite_queue import SqliteQueue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
+from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.errors import ConfigError, QueueUnavailable
-from torchmoor.settings import AsyncQueueSettings
 
 pytestmark = pytest.mark.parametrize("store", ["sqlite"], indirect=True)
 

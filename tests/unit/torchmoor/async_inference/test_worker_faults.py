@@ -12,8 +12,8 @@ import pytest
 
 from tests.proxy.fake_instance import answering
 from tests.unit.torchmoor.async_inference.rig import Rig, play, until
-from torchmoor.async_inference.directory_store import DirectoryStore
-from torchmoor.async_inference.object_store import Download, ObjectDenied, ObjectError, ObjectUnavailable
+from torchmoor.async_inference.objects.directory_store import DirectoryStore
+from torchmoor.async_inference.objects.object_store import Download, ObjectDenied, ObjectError, ObjectUnavailable
 from torchmoor.async_inference.request import State
 from torchmoor.errors import QueueUnavailable
 

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor.chat import ChatOptions
-from torchmoor.cli import main
-from torchmoor.conversation import ChatError
+from torchmoor.cli.chat import ChatOptions
+from torchmoor.cli.conversation import ChatError
+from torchmoor.cli.main import main
 
 
 def invoke(*arguments: str) -> Result:
@@ -15,7 +15,7 @@ def invoke(*arguments: str) -> Result:
 def test_chat_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the generation parameters that were given are sent."""
     seen: list[ChatOptions] = []
-    monkeypatch.setattr("torchmoor.commands.chat.run", seen.append)
+    monkeypatch.setattr("torchmoor.cli.commands.chat.run", seen.append)
 
     result = invoke("chat", "a.png", "--ask", "one", "--ask", "two", "--max-new-tokens", "9", "--json")
 
@@ -32,7 +32,7 @@ def test_a_failed_conversation_is_one_line_and_status_one(monkeypatch: pytest.Mo
     def fail(options: ChatOptions) -> None:
         raise ChatError("the session has expired")
 
-    monkeypatch.setattr("torchmoor.commands.chat.run", fail)
+    monkeypatch.setattr("torchmoor.cli.commands.chat.run", fail)
 
     result = invoke("chat", "a.png")
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 
-from torchmoor.cli import main
+from torchmoor.cli.main import main
 
 ROOT = Path(__file__).parents[4]
 ROW = {"name": "llava-0", "endpoint": "llava", "state": "ready", "outstanding": 0, "capacity": 8, "status": None}

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from scripts.make_command_reference import PAGE, insert, render, walk
-from torchmoor.cli import COMMANDS, main
+from torchmoor.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[4]
 # What takes longer to import than everything that help and completion need.
@@ -88,7 +88,7 @@ def test_help_and_completion_import_little() -> None:
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"
-        "from torchmoor.cli import main\n"
+        "from torchmoor.cli.main import main\n"
         "run = CliRunner().invoke\n"
         "assert 'instances' in run(main, ['--help']).stdout\n"
         "tab = {'_TORCHMOOR_COMPLETE': 'bash_complete', 'COMP_WORDS': 'torchmoor ins', 'COMP_CWORD': '1'}\n"

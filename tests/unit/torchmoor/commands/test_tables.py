@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmoor.commands.tables import format_table, in_bytes, in_time
+from torchmoor.cli.tables import format_table, in_bytes, in_time
 
 ROWS = [("llava-0", "12", "a long reason " * 8), ("b", "3", "short")]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from torchmoor.cli import main
-from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.up import UpOptions
+from torchmoor.cli.main import main
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.run.up import UpOptions
 
 
 def invoke(*arguments: str) -> Result:
@@ -64,7 +64,7 @@ def test_numbers_of_instances_follow_from_one_another(
     async def take(options: UpOptions, *_: object) -> None:
         given.append(options)
 
-    monkeypatch.setattr("torchmoor.commands.up.run", take)
+    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
 
     assert invoke("up", *arguments).exit_code == 0
 
@@ -80,7 +80,7 @@ def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.Mo
     async def take(options: UpOptions, *_: object) -> None:
         given.append(options)
 
-    monkeypatch.setattr("torchmoor.commands.up.run", take)
+    monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
 
     assert invoke("up", "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9").exit_code == 0
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.container import instance
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.instance import drain
-from torchmoor.fleet.instance import Instance
-from torchmoor.fleet.operations import OperationAnswer
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.registry import Registry
 
 
 class Handler:

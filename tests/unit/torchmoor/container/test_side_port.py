@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from torchmoor.container.side_port import SidePort
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.container.probe_port import SidePort
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 
 class Scene:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.torchmoor.doctor.conftest import MakePatient
 from torchmoor.doctor.finding import Level
-from torchmoor.doctor.places import MANIFEST, check_archives, check_ports, check_run_folder
+from torchmoor.doctor.listeners import MANIFEST, check_archives, check_ports, check_run_folder
 
 
 def make_archive(path: Path, handler: str = "start.py") -> Path:

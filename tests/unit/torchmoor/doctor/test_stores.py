@@ -13,7 +13,7 @@ from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
 from tests.unit.torchmoor.doctor.conftest import MakePatient
 from torchmoor.doctor.finding import Finding, Level
 from torchmoor.doctor.fleet import check_fleet_clock
-from torchmoor.doctor.stores import check_clock, check_journal
+from torchmoor.doctor.services import check_clock, check_journal
 
 # boto3's client is closed, but what it left to urllib3 is noticed when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -57,7 +57,7 @@ def test_a_server_that_never_answers_is_a_problem_in_a_while(
     make_patient: MakePatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks the doctor is not kept waiting."""
-    monkeypatch.setattr("torchmoor.doctor.stores.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("torchmoor.doctor.services.TIMEOUT_S", 0.2)
     with run_silent_server() as port:
         [finding] = examine(make_patient, f"redis://127.0.0.1:{port}/0")
 

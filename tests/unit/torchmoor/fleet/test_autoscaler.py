@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from torchmoor.async_inference.request import Backlog
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, Group, Phase, read_open_sessions
-from torchmoor.fleet.instance import Instance, InstanceState, Lease
 from torchmoor.fleet.launcher import Launch
-from torchmoor.fleet.operations import OperationAnswer
-from torchmoor.fleet.registry import Registry, Variant
-from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
+from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.registry import Registry, Variant
 
 DEADLINE_S = 60.0
 QUICK = TargetTracking(target=5, scale_in_cooldown_s=10, scale_out_cooldown_s=0)

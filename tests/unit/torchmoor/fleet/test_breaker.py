@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from torchmoor.config.settings import EndpointSettings, RecoverySettings, VariantSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.breaker import Breaker, BreakerState
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.recovery import Recovery
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.slow_start import share_after
-from torchmoor.settings import EndpointSettings, RecoverySettings, VariantSettings
+from torchmoor.proxy.instances.breaker import Breaker, BreakerState
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.recovery import Recovery
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.slow_start import share_after
 
 SETTINGS = RecoverySettings(max_failures=3, min_open_s=2, max_open_s=8, slow_start_s=10, least_share=0.1)
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from torchmoor.config.discovery import DiscoverySettings
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import DiscoveryError
-from torchmoor.fleet.departures import Departures
 from torchmoor.fleet.discovery import Discovery
 from torchmoor.fleet.discovery_dns import Answer
 from torchmoor.fleet.discovery_plan import Target
-from torchmoor.fleet.discovery_settings import DiscoverySettings
-from torchmoor.fleet.instance import Instance, InstanceState
+from torchmoor.fleet.draining import Departures
 from torchmoor.fleet.instance_names import InstanceNames
-from torchmoor.fleet.operations import OperationAnswer
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.registry import Registry
 
 NAME = "_inference._tcp.llava.zone.test"
 ENTRY = DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", min_interval_s=1, interval_s=8)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import DEADLINE_S, wait_until
-from torchmoor.fleet import guard
+from torchmoor.fleet import supervisor
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Layout:
 
     def command(self, mode: str = "heed", grace_s: float = 5.0) -> list[str]:
         return [
-            *(sys.executable, "-I", guard.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
+            *(sys.executable, "-I", supervisor.__file__, str(self.folder), str(self.pid_file), str(grace_s)),
             *(sys.executable, str(STUB), mode, str(self.pid_file), str(self.report)),
         ]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from torchmoor.config.settings import EndpointSettings, HealthSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 READY = b'[{"workers": [{"status": "READY"}]}]'
 NUM_SILENT = 150

@@ -14,13 +14,13 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
-from torchmoor.fleet.instance import InstanceState
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
-from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 DEADLINE_S = 60.0
 

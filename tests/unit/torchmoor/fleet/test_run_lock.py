@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from torchmoor.errors import LaunchError
-from torchmoor.fleet.guard import LOCK_FILE
 from torchmoor.fleet.run_lock import RunLock
+from torchmoor.fleet.supervisor import LOCK_FILE
 
 
 def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:

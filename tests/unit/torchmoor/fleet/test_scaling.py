@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.scaling import Scaling, decide, explain
-from torchmoor.scaling_settings import ScalingSettings, StepScaling, TargetTracking
 
 PUBLISHED = ScalingSettings()  # target 5.0, 0 to 1, in after 600 s, out 300 s
 TRACKED = TargetTracking(target=5, scale_in_cooldown_s=60, scale_out_cooldown_s=30)

@@ -8,11 +8,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.fleet import scraper as module
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
 from torchmoor.fleet.scraper import MetricsScraper, merge
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
 
 PAGE = """\
 # HELP torchmoor_turns_total Torchserve prometheus counter metric with unit: Count

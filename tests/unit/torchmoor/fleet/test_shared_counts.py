@@ -9,13 +9,13 @@ from random import Random
 
 import pytest
 
+from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.registry import Registry
-from torchmoor.fleet.shared_counts import MAX_SLOTS, RING, SharedCounts, Slots
-from torchmoor.replicas import waiting
-from torchmoor.replicas.waiting import WaitingElsewhere
-from torchmoor.settings import EndpointSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.shared_counts import MAX_SLOTS, RING, SharedCounts, Slots
+from torchmoor.run.processes import waiting
+from torchmoor.run.processes.waiting import WaitingElsewhere
 
 NAMES = ("a", "b")
 ROOT = Path(__file__).parents[4]

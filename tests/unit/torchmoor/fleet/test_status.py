@@ -11,12 +11,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from torchmoor.fleet.instance import Instance, InstanceState
-from torchmoor.fleet.operations import Operations
-from torchmoor.fleet.registry import Registry
+from torchmoor.config.settings import EndpointSettings, HealthSettings, MultiModelSettings, VariantSettings
 from torchmoor.fleet.status import StatusPoller, read_status
-from torchmoor.routing.models import Report, Tier
-from torchmoor.settings import EndpointSettings, HealthSettings, MultiModelSettings, VariantSettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing.models import Report, Tier
 
 SETTINGS = HealthSettings(status_interval_s=0.01, max_status_per_s=1000)
 STATUS = {"sessions": {"open": 3, "max": 10}}

@@ -13,13 +13,13 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
-from torchmoor import up
+from torchmoor.config.settings import ListenSettings
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance import Instance
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
-from torchmoor.settings import ListenSettings
-from torchmoor.up import DEVICE_FRACTION, UpOptions, find_gpus, plan, run, share_gpus
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.run import up
+from torchmoor.run.up import DEVICE_FRACTION, UpOptions, find_gpus, plan, run, share_gpus
 
 DEADLINE_S = 60.0
 
@@ -235,8 +235,8 @@ def test_a_tool_that_hangs_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     def hang(*arguments: object, **options: object) -> None:
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
 
-    monkeypatch.setattr("torchmoor.up.shutil.which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr("torchmoor.up.subprocess.run", hang)
+    monkeypatch.setattr("torchmoor.run.up.shutil.which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("torchmoor.run.up.subprocess.run", hang)
 
     assert find_gpus({}) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.heads import make_request
-from torchmoor.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
+from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
 
 BODY = b"abcdef"
 

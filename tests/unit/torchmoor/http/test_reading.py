@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.fuzz.llhttp import Requests, cut
 from tests.fuzz.requests import compare, read
-from torchmoor.http.chunks import ChunkedBody
-from torchmoor.http.fields import MAX_LINES, MAX_NAMES, PASSED, FieldTable, Note
-from torchmoor.http.head import MAX_FIELDS, MAX_LAYOUTS, Head, HeadBook
+from torchmoor.proxy.http.chunks import ChunkedBody
+from torchmoor.proxy.http.fields import MAX_LINES, MAX_NAMES, PASSED, FieldTable, Note
+from torchmoor.proxy.http.head import MAX_FIELDS, MAX_LAYOUTS, Head, HeadBook
 
 PARTS = [
     b"GET / HTTP/1.1\r\n",

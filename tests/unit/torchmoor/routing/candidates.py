@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchmoor.routing.pool import Pool
+from torchmoor.proxy.routing.pool import Pool
 
 
 @dataclass(eq=False)

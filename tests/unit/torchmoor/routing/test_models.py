@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
-from torchmoor.routing.models import COLD, COPY, LOADING, RESIDENT, UNPACKED, Placement, Report, Tier
-from torchmoor.routing.pool import Pool
+from torchmoor.proxy.routing.models import COLD, COPY, LOADING, RESIDENT, UNPACKED, Placement, Report, Tier
+from torchmoor.proxy.routing.pool import Pool
 
 HOT = 3
 

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
-from torchmoor.routing.kv_aware import KvAware, PrefixIndex, chain
-from torchmoor.routing.least_outstanding import LeastOutstanding
-from torchmoor.routing.pool import Pool
-from torchmoor.routing.prefix_aware import MAX_WALKED, PrefixAware
-from torchmoor.routing.random import RandomChoice, choose_weighted
-from torchmoor.routing.sessions import find_roomiest, rendezvous
-from torchmoor.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
+from torchmoor.proxy.routing.kv_aware import KvAware, PrefixIndex, chain
+from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
+from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.prefix_aware import MAX_WALKED, PrefixAware
+from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
+from torchmoor.proxy.routing.sessions import find_roomiest, rendezvous
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
 
 NOBODY = frozenset[str]()
 RNG = Random(1)  # where nothing is drawn

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.routing.waiting import Ticket, WaitingBytes, WaitingQueue
+from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
 
 
 def make_queue(max_waiting: int = 10, max_bytes: int = 1000) -> WaitingQueue[str]:

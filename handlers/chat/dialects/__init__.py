@@ -1,0 +1,1 @@
+"""Request bodies and answer forms, one dialect per file."""

@@ -1,0 +1,152 @@
+"""Bodies of the session API: those of the AWS LLaVA sample and of AWS's guide to stateful sessions."""
+
+from typing import Any
+
+from handlers.chat.checks import is_unicode, names
+from handlers.chat.commands import AddImages, Ask, CloseSession, Command, Incoming, OpenSession
+from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
+from handlers.chat.messages import ImageReference
+from handlers.chat.parameters import Parameters, parse_parameters
+from handlers.errors import InvalidRequest, SessionIdMismatch
+
+NEW_SESSION = "NEW_SESSION"
+SESSION_HEADER = "x-amzn-sagemaker-session-id"
+
+_TYPES = ("start_session", "add_images", "send_text_prompt", "close_session")
+_FIELDS = {
+    "start_session": {"path", "image", "images", "ttl_s"},
+    "add_images": {"path", "image", "images"},
+    "send_text_prompt": {"prompt_text", "path", "image", "images", "parameters", "stream"},
+    "close_session": set(),
+}
+_REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
+
+
+def parse_image(incoming: Incoming, image: bytes) -> Command:
+    """A body that is an image: opens a session, or joins the one that the header names.
+
+    One that says it is an image needs no NEW_SESSION: an asynchronous request has no such header, and what else could
+    it mean?
+    """
+    header_id = incoming.headers.get(SESSION_HEADER)
+    is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
+    if header_id == NEW_SESSION or (is_declared and not header_id):
+        return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
+    session_id = _session_id(header_id, None)
+    return AddImages(
+        caller=incoming.caller, session_id=session_id, images=(image,), invocation_id=incoming.invocation_id
+    )
+
+
+def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
+    """Raises InvalidRequest, SessionIdMismatch."""
+    header_id = incoming.headers.get(SESSION_HEADER)
+    kind = _kind(body)
+    unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
+    if unknown:
+        raise InvalidRequest(f"{kind} has no field {names(unknown)}")
+    if kind == "start_session":
+        return _parse_open(incoming, body, header_id)
+    session_id = _session_id(header_id, body.get("session_id"))
+    if kind == "close_session":
+        return CloseSession(caller=incoming.caller, session_id=session_id)
+    images = _images(body)
+    if kind == "add_images":
+        if not images:
+            raise InvalidRequest("add_images needs an image: give 'path', 'image' or 'images'")
+        return AddImages(
+            caller=incoming.caller, session_id=session_id, images=images, invocation_id=incoming.invocation_id
+        )
+    return _parse_ask(incoming, body, session_id, images)
+
+
+def refuse_session(incoming: Incoming, body: dict[str, Any]) -> None:
+    """Raises InvalidRequest if a request of a dialect without sessions names one."""
+    if incoming.headers.get(SESSION_HEADER) or body.get("session_id"):
+        raise InvalidRequest(
+            "this kind of request belongs to no session; ask in a session with "
+            '{"type": "send_text_prompt", "prompt_text": ...}'
+        )
+
+
+def _kind(body: dict[str, Any]) -> str:
+    request_type = body.get("requestType")
+    if request_type is not None:
+        if not isinstance(request_type, str) or request_type not in _REQUEST_TYPES:
+            raise InvalidRequest(f"'requestType' must be one of {', '.join(_REQUEST_TYPES)}")
+        return _REQUEST_TYPES[request_type]
+    kind = body.get("type")
+    if not isinstance(kind, str) or kind not in _TYPES:
+        raise InvalidRequest(
+            f"'type' must be one of {', '.join(_TYPES)}; or send 'inputs' or 'messages' for an answer without a session"
+        )
+    return kind
+
+
+def _session_id(header: str | None, field: Any) -> str:
+    if field is not None and not isinstance(field, str):
+        raise InvalidRequest("'session_id' must be a string")
+    if header == NEW_SESSION:
+        raise InvalidRequest("the session header says NEW_SESSION, but the body does not open one")
+    if header and field and header != field:
+        raise SessionIdMismatch("the session id in the header and the one in the body are not the same")
+    session_id = header or field
+    if not session_id:
+        raise InvalidRequest("there is no session id: give 'session_id' in the body or X-Amzn-SageMaker-Session-Id")
+    return session_id
+
+
+def _parse_open(incoming: Incoming, body: dict[str, Any], header_id: str | None) -> OpenSession:
+    if header_id not in (None, "", NEW_SESSION) or body.get("session_id") not in (None, "", NEW_SESSION):
+        raise InvalidRequest("a session is opened without an id, or with NEW_SESSION in the session header")
+    images = _images(body)
+    if not images and "requestType" not in body:
+        raise InvalidRequest("start_session needs an image: give 'path' (http, https or data URL), 'image' or 'images'")
+    ttl_s = body.get("ttl_s")
+    if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
+        raise InvalidRequest("'ttl_s' must be a whole number of seconds, 1 or more")
+    return OpenSession(caller=incoming.caller, images=images, ttl_s=ttl_s, invocation_id=incoming.invocation_id)
+
+
+def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images: tuple[ImageReference, ...]) -> Ask:
+    prompt = body.get("prompt_text")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise InvalidRequest("'prompt_text' must be a text that is not empty")
+    if not is_unicode(prompt):
+        raise InvalidRequest("'prompt_text' must be valid Unicode: it has one half of a surrogate pair")
+    is_streaming = body.get("stream", False)
+    if not isinstance(is_streaming, bool):
+        raise InvalidRequest("'stream' must be true or false")
+    parameters = parse_parameters(body.get("parameters"))
+    return Ask(
+        caller=incoming.caller,
+        session_id=session_id,
+        prompt_text=prompt,
+        images=images,
+        parameters=parameters,
+        invocation_id=incoming.invocation_id,
+        form=_form(incoming, parameters, prompt, is_streaming),
+        is_streaming=is_streaming,
+    )
+
+
+def _form(incoming: Incoming, parameters: Parameters, prompt: str, is_streaming: bool) -> AnswerForm:
+    """Whole answers have one form; a stream's is chosen by Accept."""
+    text_before = prompt if parameters.return_full_text else ""
+    if is_streaming and incoming.accepts(TgiForm.content_type):
+        return TgiForm(text_before=text_before, has_details=parameters.details)
+    if is_streaming and incoming.accepts(LmiForm.content_type):
+        return LmiForm(text_before=text_before, has_details=parameters.details)
+    return SessionForm(text_before=text_before, has_details=parameters.details)
+
+
+def _images(body: dict[str, Any]) -> tuple[ImageReference, ...]:
+    found: list[Any] = [body[name] for name in ("path", "image") if body.get(name) is not None]
+    several = body.get("images")
+    if several is not None:
+        if not isinstance(several, list):
+            raise InvalidRequest("'images' must be a list of http(s) addresses, data URLs or base64 texts")
+        found += several
+    if any(not isinstance(image, str) or not image.strip() for image in found):
+        raise InvalidRequest("an image must be an http(s) address, a data URL or base64 text")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Pictures: loading, decoding, and the store that keeps each once."""

@@ -1,0 +1,315 @@
+"""The one door for images: every check happens here, before a byte is decoded or an address is asked.
+
+A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in a bucket that is allowed. An http
+address is resolved once, each of its addresses is judged, and the connection goes to a judged address and no other,
+again at each redirect.
+"""
+
+import base64
+import binascii
+import contextlib
+import ipaddress
+import re
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes, urljoin, urlsplit
+
+import requests
+from PIL import Image
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+
+from handlers.chat.checks import refuse_other_media
+from handlers.chat.pictures import image_decoding
+from handlers.chat.reply import Reply
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.settings import IntakeSettings
+
+if TYPE_CHECKING:
+    from handlers.chat.pictures.s3 import S3Images
+
+Resolver = Callable[[str, int], list[str]]
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host name. Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class _Deadline:
+    """Cuts the connections of one fetch when its time is over, however slowly the peer still speaks.
+
+    A socket's own time-out starts again with every byte, so a peer that sends one now and then could go on for hours.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self.cut)
+        self._timer.daemon = True
+        self.is_over = False
+
+    def __enter__(self) -> "_Deadline":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            for sock in self._sockets:
+                sock.close()
+            self._sockets.clear()
+
+    def watch(self, sock: socket.socket) -> None:
+        """A duplicate is kept: TLS takes the original away, shutting down either ends both."""
+        with self._lock:
+            self._sockets.append(sock.dup())
+            is_late = self.is_over
+        if is_late:
+            self.cut()
+
+    def cut(self) -> None:
+        """End the fetch now. Any thread."""
+        with self._lock:
+            self.is_over = True
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+class _PinnedAdapter(HTTPAdapter):
+    """Speaks TLS with the name that the caller checked, while the URL carries the address."""
+
+    def __init__(self, host: str, deadline: _Deadline) -> None:
+        self._host = host
+        self._deadline = deadline
+        super().__init__(max_retries=0)
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": self._http_pool, "https": self._https_pool}
+
+    def _http_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
+        return self._watched(HTTPConnectionPool(*args, **kwargs))
+
+    def _https_pool(self, *args: Any, **kwargs: Any) -> HTTPConnectionPool:
+        names = {"server_hostname": self._host, "assert_hostname": self._host}
+        return self._watched(HTTPSConnectionPool(*args, **{**kwargs, **names}))
+
+    def _watched(self, pool: HTTPConnectionPool) -> HTTPConnectionPool:
+        deadline = self._deadline
+
+        class Connection(pool.ConnectionCls):  # type: ignore[name-defined,misc]
+            def _new_conn(self) -> socket.socket:
+                sock: socket.socket = super()._new_conn()
+                deadline.watch(sock)
+                return sock
+
+        pool.ConnectionCls = Connection
+        return pool
+
+
+class ImageIntake:
+    """Reads and decodes images within limits. Safe to call from several threads."""
+
+    def __init__(self, settings: IntakeSettings, resolver: Resolver = resolve) -> None:
+        self._settings = settings
+        self._resolver = resolver
+        self._allowed_names = {host.lower() for host in settings.allowed_hosts if not _is_network(host)}
+        self._allowed_networks = [
+            ipaddress.ip_network(host, strict=False) for host in settings.allowed_hosts if _is_network(host)
+        ]
+        self._lock = threading.Lock()
+        self._s3: S3Images | None = None
+        self.num_fetched = 0
+
+    def load(self, reference: bytes | str) -> Image.Image:
+        """An RGB picture. Raises the BadImage family."""
+        return self.decode(self.read(reference))
+
+    def read(self, reference: bytes | str, reply: Reply | None = None) -> bytes:
+        """The encoded image's bytes, at most `max_bytes`. reply: a fetch ends as soon as this one is cancelled."""
+        if isinstance(reference, bytes | bytearray):
+            return self._within_limit(bytes(reference))
+        text = reference.strip()
+        scheme = text.partition(":")[0].lower() if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text) else ""
+        if scheme == "data":
+            return self._within_limit(_decode_data_url(text, self._settings.max_bytes))
+        if scheme in ("http", "https"):
+            return self._fetch(text, reply)
+        if scheme == "s3":
+            return self._fetch_from_s3(text, reply)
+        if scheme:
+            raise ImageUrlForbidden(f"an image address must be http, https, s3 or data, not {scheme[:20]}")
+        if len(text) > self._settings.max_bytes * 4 // 3 + 4:
+            raise ImageTooLarge(f"the image is larger than {self._settings.max_bytes} bytes")
+        return self._within_limit(_decode_base64(text))
+
+    def _within_limit(self, data: bytes) -> bytes:
+        if len(data) > self._settings.max_bytes:
+            raise ImageTooLarge(f"the image has {len(data)} bytes, more than {self._settings.max_bytes}")
+        return data
+
+    def decode(self, data: bytes) -> Image.Image:
+        """RGB pixels, upright, transparency on white; the first frame of an animation.
+
+        Raises the BadImage family, OutOfMemory.
+        """
+        return image_decoding.decode(data, self._settings)
+
+    def _fetch_from_s3(self, url: str, reply: Reply | None) -> bytes:
+        with self._lock:
+            if self._s3 is None and self._settings.allowed_buckets:
+                from handlers.chat.pictures.s3 import S3Images  # the AWS library is slow to load
+
+                self._s3 = S3Images(self._settings)
+            s3 = self._s3
+        if s3 is None:
+            raise ImageUrlForbidden(
+                "this worker reads no images from S3; an operator can allow buckets with handler.intake.allowed_buckets"
+            )
+        data = s3.read(url, reply)
+        with self._lock:
+            self.num_fetched += 1
+        return data
+
+    def _fetch(self, url: str, reply: Reply | None) -> bytes:
+        if not self._settings.allow_urls:
+            raise ImageUrlForbidden("this worker does not fetch images; send the image itself")
+        with _Deadline(self._settings.total_timeout_s) as deadline:
+            if reply is not None:
+                reply.on_cancel(lambda reason: deadline.cut())
+            for _ in range(self._settings.max_redirects + 1):
+                answer = self._fetch_once(url, deadline)
+                if isinstance(answer, bytes):
+                    with self._lock:
+                        self.num_fetched += 1
+                    return answer
+                try:
+                    url = urljoin(url, answer)
+                except ValueError as exc:
+                    raise ImageUnreachable("the image's address redirects to what is no valid URL") from exc
+        raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
+
+    def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
+        """The body, or the address that it redirects to."""
+        target, host, port = self._check(url)
+        timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
+        default_port = 443 if url.lower().startswith("https") else 80
+        name = f"[{host}]" if ":" in host else host
+        headers = {"Host": name if port == default_port else f"{name}:{port}", "Accept": "image/*"}
+        try:
+            with requests.Session() as session:
+                session.trust_env = False  # a proxy from the environment would resolve the name again
+                session.mount("http://", _PinnedAdapter(host, deadline))
+                session.mount("https://", _PinnedAdapter(host, deadline))
+                with session.get(
+                    target, headers=headers, timeout=timeout, stream=True, allow_redirects=False
+                ) as response:
+                    if response.is_redirect:
+                        return response.headers["Location"]
+                    if response.status_code != 200:
+                        raise ImageUnreachable(f"the image's address answered with status {response.status_code}")
+                    return self._read_body(response, deadline)
+        except requests.exceptions.Timeout as exc:
+            raise ImageUnreachable("the image's address did not answer in time") from exc
+        except (requests.exceptions.RequestException, HTTPError, ValueError) as exc:  # ValueError: a broken Location
+            if deadline.is_over:
+                raise ImageUnreachable("the image did not arrive in time") from exc
+            raise ImageUnreachable(f"the image's address cannot be reached ({type(exc).__name__})") from exc
+
+    def _read_body(self, response: requests.Response, deadline: _Deadline) -> bytes:
+        limit = self._settings.max_bytes
+        declared = response.headers.get("Content-Length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise ImageTooLarge(f"the image has {declared} bytes, more than {limit}")
+        data = bytearray()
+        for piece in response.iter_content(65_536):
+            data += piece
+            if len(data) > limit:
+                raise ImageTooLarge(f"the image has more than {limit} bytes")
+        if deadline.is_over:  # a body without a declared length ends quietly when it is cut
+            raise ImageUnreachable("the image did not arrive in time")
+        return bytes(data)
+
+    def _check(self, url: str) -> tuple[str, str, int]:
+        """The same URL with a judged address in the place of its host, the host, the port."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as exc:
+            raise ImageUrlForbidden("the image's address is not a valid URL") from exc
+        if parts.scheme.lower() not in ("http", "https") or not host:
+            raise ImageUrlForbidden("an image address must be http or https and name a host")
+        if parts.username is not None or parts.password is not None:
+            raise ImageUrlForbidden("an image address must not carry a user name or password")
+        port = port or (443 if parts.scheme.lower() == "https" else 80)
+        try:
+            host = host if ":" in host else host.encode("idna").decode()
+            addresses = self._resolver(host, port)
+        except (OSError, UnicodeError) as exc:
+            raise ImageUnreachable(f"the host {host[:255]!r} of the image's address is not known") from exc
+        if not addresses:
+            raise ImageUnreachable(f"the host {host} of the image's address has no address")
+        for address in addresses:
+            if not self._may_fetch(host, address):
+                raise ImageUrlForbidden(
+                    f"the image's address leads to a private or local network ({host}); "
+                    "an operator can allow it with handler.intake.allowed_hosts"
+                )
+        literal = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+        target = parts._replace(netloc=f"{literal}:{port}", fragment="").geturl()
+        return target, host, port
+
+    def _may_fetch(self, host: str, address: str) -> bool:
+        if host.lower() in self._allowed_names:
+            return True
+        ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
+        if any(ip.version == network.version and ip in network for network in self._allowed_networks):
+            return True
+        if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
+            return False
+        return ip.is_global and not ip.is_multicast
+
+
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+def _destination(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Where a packet to this address ends up: IPv6 has several ways to carry an IPv4 address."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+    return ip.ipv4_mapped or ip.sixtofour or translated or ip
+
+
+def _is_network(host: str) -> bool:
+    try:
+        ipaddress.ip_network(host, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _decode_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text.encode("ascii").translate(None, b" \t\r\n\f\v"), validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise NotAnImage("the image is neither an http(s) address, a data URL, nor valid base64") from exc
+
+
+def _decode_data_url(text: str, max_bytes: int) -> bytes:
+    header, comma, payload = text.partition(",")
+    if not comma:
+        raise NotAnImage("the data URL has no comma")
+    refuse_other_media(header[len("data:") :])
+    if len(payload) > max_bytes * 4:
+        raise ImageTooLarge(f"the image is larger than {max_bytes} bytes")
+    if header.lower().endswith(";base64"):
+        return _decode_base64(payload)
+    return unquote_to_bytes(payload)

@@ -1,0 +1,1 @@
+"""Sessions: the store, the journal records and the session ids."""

@@ -1,0 +1,1 @@
+"""Turns: from a question to the last byte of its answer."""

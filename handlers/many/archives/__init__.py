@@ -1,0 +1,1 @@
+"""Archives on disk: unpacking within limits, and a budget of bytes."""

@@ -1,0 +1,344 @@
+"""Unpacked models on this worker's disk, under a budget of bytes.
+
+    {home}/{hash of name}-{hash of version}/marker.json     {home}/.../files/
+    {home}/.partial-*                                       being filled or deleted
+
+A folder with a marker is complete: it is filled under another name and renamed. Folders outlive the worker and are used
+again by the next one, if their version is still the source's. The least recently used goes first; one with a lease
+never goes. Folders of the source that can be used where they are, are, and take nothing here.
+
+Nothing is synchronised to the disk: a crash of the host, as opposed to the worker's, may leave files of zeros, which
+fail to load; delete the directory then.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from handlers.errors import ConfigError, ModelBroken, OutOfDisk, SourceUnavailable
+from handlers.many.archives.unpack import PIECE_BYTES, find_model_folder, unpack_tar, unpack_zip
+from handlers.many.model import Progress
+from handlers.many.sources.source import Found, ModelSource, Replaced
+from handlers.settings import ManySettings
+
+logger = logging.getLogger(__name__)
+MARKER = "marker.json"
+FILES = "files"
+PARTIAL = ".partial-"
+SPARE_BYTES = 64 << 20  # left on the disk for others, whatever the budget
+MAX_WORKERS = 256  # of one host, each with a folder of its own
+MAX_CHANGES = 5  # times that a model may be replaced while it is read
+
+
+@dataclass(slots=True, eq=False)
+class _Unpacked:
+    name: str
+    version: str
+    num_bytes: int
+    home: Path
+    folder: Path  # where the model is, in there
+    num_leases: int = 0
+
+
+class DiskLease:
+    """A folder that stays until it is released."""
+
+    def __init__(
+        self, version: str, folder: Path, entry: _Unpacked | None, cache: "DiskCache", *, is_new: bool
+    ) -> None:
+        """entry: None if the folder is the source's own."""
+        self.version = version
+        self.folder = folder
+        self.is_new = is_new  # unpacked just now
+        self._entry = entry
+        self._cache = cache
+
+    def release(self) -> None:
+        """More than once is as good as once."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._cache._give_back(entry)
+
+
+class DiskCache:
+    """home: nobody else's, see take_home. All methods may be called from any thread."""
+
+    def __init__(self, home: Path, source: ModelSource, settings: ManySettings) -> None:
+        self._home = home
+        self._source = source
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._unpacked: OrderedDict[tuple[str, str], _Unpacked] = OrderedDict()  # the least recently used first
+        self._used_bytes = 0  # of complete folders and of what is being written
+        self._restore()
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def models(self) -> list[tuple[str, str, int]]:
+        """Name, version and bytes of each, the least recently used first."""
+        with self._lock:
+            return [(each.name, each.version, each.num_bytes) for each in self._unpacked.values()]
+
+    def fetch(self, name: str, progress: Progress) -> DiskLease:
+        """The newest version of a model, unpacked. Two threads that ask for the same one both do the work.
+
+        Raises ModelUnknown, ModelBroken, SourceUnavailable, OutOfDisk, and what progress raises.
+        """
+        for _ in range(MAX_CHANGES):
+            try:
+                found = self._source.find(name)
+            except SourceUnavailable as exc:
+                lease = self._newest_here(name)
+                if lease is None:
+                    raise
+                logger.warning("source unavailable, using what is on disk name=%s reason=%s", name, exc)
+                return lease
+            try:
+                if found.folder is not None:
+                    return DiskLease(found.version, find_model_folder(found.folder), None, self, is_new=False)
+                lease = self._find(name, found.version) or self._fill(found, progress)
+            except ModelBroken as exc:
+                exc.version = found.version
+                raise
+            if lease is not None:
+                return lease
+        raise ModelBroken("it is replaced again and again while it is read")
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the folders add up to what is counted; only while nothing is being filled."""
+        with self._lock:
+            held = sum(each.num_bytes for each in self._unpacked.values())
+            if held != self._used_bytes:
+                raise RuntimeError(f"the disk cache counts {self._used_bytes} bytes but holds {held}")
+
+    def _find(self, name: str, version: str) -> DiskLease | None:
+        with self._lock:
+            entry = self._unpacked.get((name, version))
+            if entry is not None and not (entry.home / MARKER).is_file():  # somebody cleaned up behind our back
+                del self._unpacked[name, version]
+                self._used_bytes -= entry.num_bytes
+                shutil.rmtree(entry.home, ignore_errors=True)
+                entry = None
+            return None if entry is None else self._lease(entry)
+
+    def _newest_here(self, name: str) -> DiskLease | None:
+        with self._lock:
+            ours = [each for each in self._unpacked.values() if each.name == name]
+            return self._lease(ours[-1]) if ours else None
+
+    def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
+        os.utime(entry.home / MARKER)  # the order, for the next worker; raises if somebody cleaned up
+        entry.num_leases += 1
+        self._unpacked.move_to_end((entry.name, entry.version))
+        return DiskLease(entry.version, entry.folder, entry, self, is_new=is_new)
+
+    def _give_back(self, entry: _Unpacked) -> None:
+        with self._lock:
+            entry.num_leases -= 1
+
+    def _fill(self, found: Found, progress: Progress) -> DiskLease | None:
+        """Download and unpack; None if the model was replaced meanwhile."""
+        limit = self._settings.max_archive_bytes if found.is_archive else self._settings.max_unpacked_bytes
+        if found.num_bytes > limit:
+            setting = "max_archive_bytes" if found.is_archive else "max_unpacked_bytes"
+            raise ModelBroken(f"it has {found.num_bytes} bytes, more than handler.many.{setting} ({limit})")
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._home))
+        space = _Space(self)
+        try:
+            with _translated():
+                files = partial / FILES
+                files.mkdir()
+                self._read(found, partial, space, progress)
+                model = find_model_folder(files).relative_to(partial)
+                if self._source.find(found.name).version != found.version:
+                    return None
+                return self._keep(found, partial, model, space)
+        except Replaced:
+            return None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            space.give_back()
+
+    def _read(self, found: Found, partial: Path, space: "_Space", progress: Progress) -> None:
+        """What the source has, as files below partial."""
+        files = partial / FILES
+        if not found.is_archive:
+            progress.begin("download", found.num_bytes)
+            for file in found.files:
+                space.take(file.num_bytes)
+                with self._source.open(found, file, progress) as content:
+                    target = files / file.path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with target.open("xb") as copy:
+                        _copy(content, copy, file.num_bytes, progress)
+            return
+        (archive,) = found.files
+        with self._source.open(found, archive, progress) as content:
+            if not found.name.endswith(".mar"):
+                unpack_tar(content, archive.num_bytes, files, self._settings, space.take, progress)
+                return
+            progress.begin("download", archive.num_bytes)
+            whole = partial / "archive"
+            space.take(archive.num_bytes)  # a zip's directory is at its end
+            with whole.open("xb") as copy:
+                _copy(content, copy, archive.num_bytes, progress)
+        unpack_zip(whole, files, self._settings, space.take, progress)
+        whole.unlink()
+        space.return_some(archive.num_bytes)
+
+    def _keep(self, found: Found, partial: Path, model: Path, space: "_Space") -> DiskLease:
+        marker = {"name": found.name, "version": found.version, "num_bytes": space.num_bytes, "model": str(model)}
+        (partial / MARKER).write_text(json.dumps(marker))
+        home = self._home / f"{_digest(found.name)}-{_digest(found.version)}"
+        with self._lock:
+            known = self._unpacked.get((found.name, found.version))
+            if known is not None:  # somebody was quicker, as when a model is unloaded and wanted again meanwhile
+                return self._lease(known)
+            partial.rename(home)
+            entry = _Unpacked(found.name, found.version, space.num_bytes, home, home / model)
+            self._unpacked[found.name, found.version] = entry
+            space.keep()
+            return self._lease(entry, is_new=True)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Count them as used. Raises OutOfDisk if what has no lease is not enough to make room for them."""
+        while True:
+            with self._lock:
+                is_full = self._used_bytes + num_bytes > self._settings.disk_bytes
+                if not is_full:
+                    free = shutil.disk_usage(self._home).free
+                    if free >= num_bytes + SPARE_BYTES:
+                        self._used_bytes += num_bytes
+                        return
+                victim = next((each for each in self._unpacked.values() if not each.num_leases), None)
+                if victim is None:
+                    what = f"the disk of {self._home} has only {free} bytes left" if not is_full else self._budget()
+                    raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
+                del self._unpacked[victim.name, victim.version]
+                gone = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._home))
+                victim.home.rename(gone / "old")
+            shutil.rmtree(gone, ignore_errors=True)
+            with self._lock:
+                self._used_bytes -= victim.num_bytes
+            logger.info("model deleted from disk name=%s bytes=%d", victim.name, victim.num_bytes)
+
+    def _budget(self) -> str:
+        return f"{self._used_bytes} of handler.many.disk_bytes ({self._settings.disk_bytes}) are in use"
+
+    def _restore(self) -> None:
+        """What an earlier worker left: complete folders in the order of their last use; the rest is deleted."""
+        found: list[tuple[float, _Unpacked]] = []
+        for home in self._home.iterdir():
+            if not home.is_dir():
+                continue
+            entry = None if home.name.startswith(PARTIAL) else _read_marker(home)
+            if entry is None:
+                shutil.rmtree(home, ignore_errors=True)
+            else:
+                found.append(((home / MARKER).stat().st_mtime, entry))
+        for _, entry in sorted(found, key=lambda pair: pair[0]):
+            self._unpacked[entry.name, entry.version] = entry
+            self._used_bytes += entry.num_bytes
+        if found:
+            logger.info("models found on disk models=%d bytes=%d", len(found), self._used_bytes)
+        try:
+            self._make_room(0)  # the budget may be smaller than it was
+        except OutOfDisk as exc:
+            logger.warning("%s", exc)
+
+
+class _Space:
+    """What one model takes while it is written: given back unless it is kept."""
+
+    def __init__(self, cache: DiskCache) -> None:
+        self.num_bytes = 0
+        self._cache = cache
+
+    def take(self, num_bytes: int) -> None:
+        self._cache._make_room(num_bytes)
+        self.num_bytes += num_bytes
+
+    def return_some(self, num_bytes: int) -> None:
+        with self._cache._lock:
+            self._cache._used_bytes -= num_bytes
+            self.num_bytes -= num_bytes
+
+    def keep(self) -> None:
+        """The cache's from now on, which counts them."""
+        self.num_bytes = 0
+
+    def give_back(self) -> None:
+        self.return_some(self.num_bytes)
+
+
+def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
+    """A folder below cache_dir that is this process's alone, and the file whose lock says so: keep it open.
+
+    The lock ends with the process, so the next worker gets the folder with what is in it. Raises ConfigError.
+    """
+    base = Path(settings.cache_dir).expanduser()
+    try:
+        for number in range(MAX_WORKERS):
+            home = base / f"worker-{number}"
+            home.mkdir(parents=True, exist_ok=True)
+            lock = (home / "lock").open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return home, lock
+            except BlockingIOError:
+                lock.close()
+    except OSError as exc:
+        raise ConfigError(f"handler.many.cache_dir {base} cannot be used: {exc.strerror or exc}") from exc
+    raise ConfigError(f"{MAX_WORKERS} workers use handler.many.cache_dir {base} already")
+
+
+def _read_marker(home: Path) -> _Unpacked | None:
+    """What a complete folder says of itself; None if its files are not what it says."""
+    try:
+        said = json.loads((home / MARKER).read_text())
+        name, version, num_bytes = str(said["name"]), str(said["version"]), int(said["num_bytes"])
+        model = home / str(said["model"])
+        held = sum(path.stat().st_size for path in (home / FILES).rglob("*") if path.is_file())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_right = home.name == f"{_digest(name)}-{_digest(version)}" and held == num_bytes and model.is_dir()
+    return _Unpacked(name, version, num_bytes, home, model) if is_right else None
+
+
+def _copy(content: IO[bytes], copy: IO[bytes], num_bytes: int, progress: Progress) -> None:
+    left = num_bytes
+    while left:
+        piece = content.read(min(left, PIECE_BYTES))
+        if not piece:
+            raise ModelBroken("it was cut off while it was read")
+        copy.write(piece)
+        left -= len(piece)
+        progress.add(len(piece))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutOfDisk("the disk that models are unpacked on is full") from exc
+        raise ModelBroken(f"it cannot be unpacked: {exc.strerror or exc}") from exc
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,0 +1,1 @@
+"""Loading: from a checkpoint folder to a model that answers."""

@@ -1,0 +1,137 @@
+"""A loaded model that generates text: the chat service and its engine, small and for this model alone.
+
+So every dialect, streaming and sessions are what they are in the chat archives; only the journal is off, and sessions
+end when the model leaves memory.
+"""
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from handlers.chat.commands import Incoming
+from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.reply import Reply
+from handlers.chat.service import ChatService
+from handlers.chat.sessions.session_id import SessionIds
+from handlers.engine.engine import Engine
+from handlers.engine.pace import Pace
+from handlers.engine.runner import ModelRunner, cache_shape
+from handlers.engine.scheduler import Scheduler
+from handlers.errors import ConfigError, ModelBroken, OutOfMemory, Overloaded
+from handlers.many.loading.placement import Placement
+from handlers.many.loading.transformers_loading import Assembled
+from handlers.models.loader import load_model
+from handlers.models.probe import Probe
+from handlers.models.text import TextModel
+from handlers.settings import HandlerSettings, JournalSettings
+
+logger = logging.getLogger(__name__)
+
+
+class ChatModel:
+    """What the registry holds: see `handlers.many.model.Loaded`.
+
+    assembled: the decoder; None to read the folder as the chat archives do, which is for models that see.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        assembled: Assembled | None,
+        device: torch.device,
+        settings: HandlerSettings,
+        ids: SessionIds,
+        intake: ImageIntake,
+    ) -> None:
+        self._settings = replace(settings, journal=JournalSettings())
+        self._ids = ids
+        self._intake = intake
+        try:
+            if assembled is None:
+                self._model: TextModel = load_model(folder, device, settings.model.dtype)
+                self._placement = Placement(self._model.model, frozenset(), device)
+            else:
+                self._placement = Placement(assembled.model, assembled.mapped, device)
+                self._model = _make_text_model(assembled.model, folder)
+        except ConfigError as exc:
+            raise ModelBroken(str(exc)) from exc
+        self._service: ChatService | None = None
+        self._kv_bytes = 0
+        try:
+            self._begin()
+        except OutOfMemory:
+            self._placement.close()
+            raise
+
+    @property
+    def device_bytes(self) -> int:
+        return self._placement.device_bytes + self._kv_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self._placement.host_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._placement.mapped_bytes
+
+    def start(self, incoming: Incoming, reply: Reply) -> None:
+        service = self._service
+        if service is None:
+            reply.fail(Overloaded("the model is leaving memory; try again"))
+        else:
+            service.start(incoming, reply)
+
+    def to_host(self) -> None:
+        self._end()
+        self._placement.to_host()
+
+    def to_device(self) -> None:
+        self._placement.to_device()
+        try:
+            self._begin()
+        except OutOfMemory:
+            self._placement.to_host()
+            raise
+
+    def close(self) -> None:
+        self._end()
+        self._placement.close()
+
+    def _begin(self) -> None:
+        own = self._settings.engine
+        kv_bytes = cache_shape(self._model).num_bytes(self._settings.tasks.kv_tokens)
+        runner = ModelRunner(self._model, kv_bytes)
+        scheduler = Scheduler(own.max_rows, Pace(own.prefill_chunk, own.max_stretch))
+        engine = Engine(runner, scheduler, own.num_threads, on_device_lost=lambda: os._exit(1))
+        self._service = ChatService(self._settings, self._model, engine, self._ids, self._intake)
+        self._kv_bytes = kv_bytes
+        engine.start()
+
+    def _end(self) -> None:
+        service, self._service = self._service, None
+        self._kv_bytes = 0
+        if service is not None:
+            service.stop()
+
+
+def _make_text_model(model: Any, folder: Path) -> TextModel:
+    """The engine's view of a model, once it is sure that it computes the same there. Raises ConfigError, ModelBroken.
+
+    The weights are not packed: packed ones would be private memory, while mapped ones are the page cache's.
+    """
+    try:
+        probe = Probe(model)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        made = TextModel(model, tokenizer)
+        probe.check(made)
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as exc:  # the families that transformers has are of every kind
+        raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc
+    return made

@@ -1,0 +1,221 @@
+"""A model's folder to a model that answers: which task it is for, and what that task is made of."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.sessions.session_id import SessionIds
+from handlers.errors import ModelBroken
+from handlers.many.loading.chat_model import ChatModel
+from handlers.many.loading.compute import Compute
+from handlers.many.loading.placement import Placement
+from handlers.many.loading.shared import SharedParts, digest
+from handlers.many.loading.task_model import TaskModel
+from handlers.many.loading.transformers_loading import CONFIG, Assembled, load_model, read_config, read_json
+from handlers.many.model import Loaded, Progress
+from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
+from handlers.many.tasks.feature_extraction import FeatureExtraction
+from handlers.many.tasks.fill_mask import FillMask
+from handlers.many.tasks.image_classification import ImageClassification
+from handlers.many.tasks.question_answering import QuestionAnswering
+from handlers.many.tasks.task import Task
+from handlers.many.tasks.text import SharedTokenizer
+from handlers.many.tasks.text_classification import TextClassification
+from handlers.many.tasks.token_classification import TokenClassification
+from handlers.many.tasks.triton import TritonTask, is_triton, read_tensors
+from handlers.settings import HandlerSettings
+
+logger = logging.getLogger(__name__)
+
+OWN_CONFIG = "torchmoor.json"
+TASK_VARIABLE = "HF_TASK"
+TEXT_GENERATION = "text-generation"
+# By task, transformers' classes for its head.
+HEADS: dict[str, Any] = {
+    TextClassification.name: transformers.AutoModelForSequenceClassification,
+    TokenClassification.name: transformers.AutoModelForTokenClassification,
+    FillMask.name: transformers.AutoModelForMaskedLM,
+    QuestionAnswering.name: transformers.AutoModelForQuestionAnswering,
+    ImageClassification.name: transformers.AutoModelForImageClassification,
+    Embeddings.name: transformers.AutoModel,
+    FeatureExtraction.name: transformers.AutoModel,
+    TEXT_GENERATION: transformers.AutoModelForCausalLM,
+}
+_ENDINGS = {
+    "ForSequenceClassification": TextClassification.name,
+    "ForTokenClassification": TokenClassification.name,
+    "ForMaskedLM": FillMask.name,
+    "ForQuestionAnswering": QuestionAnswering.name,
+    "ForImageClassification": ImageClassification.name,
+    "ForCausalLM": TEXT_GENERATION,
+    "LMHeadModel": TEXT_GENERATION,
+    "ForConditionalGeneration": TEXT_GENERATION,
+    "Model": FeatureExtraction.name,
+}
+# Other names of the same tasks, as HF_TASK may have them.
+_ALIASES = {
+    "sentiment-analysis": TextClassification.name,
+    "ner": TokenClassification.name,
+    "sentence-similarity": Embeddings.name,
+    "text-embedding": Embeddings.name,
+    "image-text-to-text": TEXT_GENERATION,
+}
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *(
+        "vocab.txt",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "spm.model",
+    ),
+)
+
+
+class CheckpointLoader:
+    """The registry's loader: called with a folder, from its threads, several at once.
+
+    It owns what all models share: the compute threads, the readers, templates and tokenizers.
+    """
+
+    def __init__(
+        self,
+        settings: HandlerSettings,
+        device: torch.device,
+        ids: SessionIds,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._ids = ids
+        self._environ = environ
+        self._intake = ImageIntake(settings.intake)
+        self.shared = SharedParts(settings.tasks.max_shared)
+        self.compute = Compute(settings.tasks, device, on_device_lost=lambda: os._exit(1))
+        self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
+        self._image_readers = ThreadPoolExecutor(settings.intake.num_threads, "read-image")  # they may wait for others
+        self.compute.start()
+
+    def stop(self) -> None:
+        """After the last model is closed."""
+        self._readers.shutdown()
+        self._image_readers.shutdown()
+        self.compute.stop()
+
+    def __call__(self, folder: Path, progress: Progress) -> Loaded:
+        """Raises ModelBroken with the reason, OutOfMemory."""
+        if is_triton(folder):
+            return self._load_triton(folder)
+        config = read_config(folder)
+        task = choose_task(folder, config, self._environ)
+        logger.info("model's task=%s type=%s", task, config.get("model_type"))
+        if task == TEXT_GENERATION:
+            return self._load_chat(folder, config, progress)
+        assembled = self._load_weights(folder, task, progress)
+        made = self._make_task(task, folder, assembled.model)
+        readers = self._image_readers if task == ImageClassification.name else self._readers
+        return TaskModel(made, self._place(assembled), self.compute, readers)
+
+    def _load_triton(self, folder: Path) -> Loaded:
+        task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
+        placement = Placement(task.module, frozenset(), self._device)
+        return TaskModel(task, placement, self.compute, self._readers, read_tensors)
+
+    def _load_chat(self, folder: Path, config: dict[str, Any], progress: Progress) -> Loaded:
+        assembled = None
+        if "vision_config" not in config:
+            assembled = self._load_weights(folder, TEXT_GENERATION, progress)
+        return ChatModel(folder, assembled, self._device, self._settings, self._ids, self._intake)
+
+    def _load_weights(self, folder: Path, task: str, progress: Progress) -> Assembled:
+        return load_model(
+            folder,
+            HEADS[task],
+            self._choose_type(),
+            self.shared,
+            may_unpickle=self._settings.many.allow_pickle,
+            progress=progress,
+        )
+
+    def _place(self, assembled: Assembled) -> Placement:
+        return Placement(assembled.model, assembled.mapped, self._device)
+
+    def _choose_type(self) -> torch.dtype | None:
+        """A CPU computes in float32 unless a setting says otherwise; a GPU in what is stored."""
+        wanted = self._settings.model.dtype
+        if wanted != "auto":
+            chosen: torch.dtype = getattr(torch, wanted)
+            return chosen
+        return torch.float32 if self._device.type == "cpu" else None
+
+    def _make_task(self, task: str, folder: Path, model: Any) -> Task:
+        own = self._settings.tasks
+        if task == ImageClassification.name:
+            return ImageClassification(model, self._get_image_processor(folder), own, self._intake)
+        tokenizer = self._get_tokenizer(folder)
+        if task == Embeddings.name:
+            return Embeddings(model, tokenizer, own, read_pooling(folder))
+        makers: dict[str, Callable[..., Task]] = {
+            kind.name: kind
+            for kind in (TextClassification, TokenClassification, FillMask, QuestionAnswering, FeatureExtraction)
+        }
+        return makers[task](model, tokenizer, own)
+
+    def _get_tokenizer(self, folder: Path) -> SharedTokenizer:
+        """A tokenizer takes longer to make than a model, and most variants of a model have the same."""
+        kind = str(read_config(folder).get("model_type"))  # transformers chooses the class by it
+        key = ("tokenizer", kind, digest(folder / name for name in _TOKENIZER_FILES))
+        return self.shared.get(key, lambda: SharedTokenizer(load_part(AutoTokenizer, folder)))
+
+    def _get_image_processor(self, folder: Path) -> Any:
+        key = ("image processor", digest([folder / "preprocessor_config.json", folder / CONFIG]))
+        return self.shared.get(key, lambda: load_part(AutoImageProcessor, folder))
+
+
+def load_part(auto: Any, folder: Path) -> Any:
+    """A tokenizer or an image processor of a checkpoint. Raises ModelBroken."""
+    try:
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as exc:  # a file may be missing or wrong in many ways
+        text = " ".join(str(exc).split())[:300]
+        raise ModelBroken(f"the model's {auto.__name__.removeprefix('Auto')} cannot be made: {text}") from exc
+
+
+def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """What a checkpoint is for: as torchmoor.json in its folder says, else HF_TASK, else its files.
+
+    Raises ModelBroken if nobody knows.
+    """
+    told = read_json(folder, OWN_CONFIG).get("task") if (folder / OWN_CONFIG).is_file() else None
+    told = told or environ.get(TASK_VARIABLE)
+    if told is not None:
+        task = _ALIASES.get(str(told), str(told))
+        if task not in HEADS:
+            raise ModelBroken(f"there is no task {str(told)[:100]!r}; there are {', '.join(HEADS)}")
+        return task
+    if (folder / MODULES).is_file():
+        return Embeddings.name
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise ModelBroken(f"{CONFIG} names no architectures: say what the model does in {OWN_CONFIG}, " + _example())
+    for ending, task in _ENDINGS.items():
+        if str(architectures[0]).endswith(ending):
+            return task
+    raise ModelBroken(
+        f"models of architecture {str(architectures[0])[:100]} have no task here: name one in {OWN_CONFIG}, "
+        + _example()
+    )
+
+
+def _example() -> str:
+    return f'{{"task": "{TextClassification.name}"}}, of {", ".join(HEADS)}'

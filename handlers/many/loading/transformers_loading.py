@@ -1,0 +1,291 @@
+"""A checkpoint's folder to a transformers model, in a few milliseconds and without memory of its own.
+
+Making a model from its configuration takes longer than reading it, and making it at random twice as long again. So each
+configuration is made once, without weights (on torch's meta device): the template. A model is a copy of its template
+whose parameters are the mapped tensors of its files (docs/many-models.md has the times). What is not in any file, such
+as position ids or rope frequencies, is computed in the template by the code that from_pretrained uses for it.
+
+The result equals from_pretrained's. Checkpoints whose names or shapes must be converted first are left to that.
+"""
+
+import copy
+import inspect
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig
+from transformers import initialization as init
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+
+from handlers.errors import ModelBroken
+from handlers.many.loading.shared import SharedParts, digest
+from handlers.many.loading.weights import Weights, read_weights
+from handlers.many.model import Progress
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+MAX_NAMED = 5  # keys that an error names
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A model without weights.
+
+    keys: the names of those it needs. renamings: what transformers says its weights are called in files.
+    """
+
+    model: Any
+    keys: frozenset[str]
+    renamings: tuple[WeightRenaming, ...]
+
+    def spellings(self, name: str) -> Iterator[str]:
+        """What a file's tensor may be called in the model, with or without the name of the model's body before it."""
+        prefix = f"{self.model.base_model_prefix}."
+        renamed = name
+        for renaming in self.renamings:
+            renamed, _ = renaming.rename_source_key(renamed)
+        for own in (name, renamed) if renamed != name else (name,):
+            yield own
+            yield prefix + own
+            if own.startswith(prefix):
+                yield own.removeprefix(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A model on the CPU, and which of its tensors are mapped files: their addresses."""
+
+    model: Any
+    mapped: frozenset[int]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checkpoint's config.json. Raises ModelBroken."""
+    return read_json(folder, CONFIG)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of the checkpoint's. Raises ModelBroken."""
+    try:
+        found = json.loads((folder / name).read_bytes())
+    except FileNotFoundError as exc:
+        raise ModelBroken(f"the model has no {name}") from exc
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelBroken(f"the model's {name} is no JSON") from exc
+    if not isinstance(found, dict):
+        raise ModelBroken(f"the model's {name} is no JSON object")
+    return found
+
+
+def load_model(
+    folder: Path, auto: Any, dtype: torch.dtype | None, shared: SharedParts, *, may_unpickle: bool, progress: Progress
+) -> Assembled:
+    """The model of a checkpoint, in inference mode, on the CPU.
+
+    auto: transformers' AutoModelFor... that names the head. dtype: what floats become; None: as they are stored.
+    Raises ModelBroken with the reason.
+    """
+    weights = read_weights(folder, may_unpickle=may_unpickle, progress=progress)
+    kind = dtype or _stored_type(weights)
+    key = ("model", auto.__name__, digest([folder / CONFIG, folder / GENERATION_CONFIG]))
+    template = shared.get(key, lambda: _make_template(folder, auto))
+    progress.check()
+    renamed, missing, unread = _match(weights.tensors, template)
+    if _needs_conversion(template.model, missing, unread, kind):
+        return Assembled(shared.alone(lambda: _convert(folder, template, kind, weights)), frozenset())
+    return _assemble(template, renamed, weights.is_mapped, kind, unread)
+
+
+def choose_class(config: Any, auto: Any) -> Any:
+    """The class that has this configuration and this head. Raises ModelBroken."""
+    try:
+        found = auto._model_mapping[type(config)]
+    except KeyError as exc:
+        raise ModelBroken(f"transformers has no {auto.__name__} of type {config.model_type}") from exc
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _make_template(folder: Path, auto: Any) -> Template:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        cls = choose_class(config, auto)
+        with torch.device("meta"), init.meta_device_safe_creation_ops():
+            # A pooler is no part of many checkpoints, and no task here asks for it.
+            can_do_without = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+            model = cls(config, add_pooling_layer=False) if can_do_without else cls(config)
+        _compute_buffers(model)
+        if model.can_generate() and (folder / GENERATION_CONFIG).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except ModelBroken:
+        raise
+    except Exception as exc:  # a configuration can be wrong in as many ways as there are models
+        raise ModelBroken(f"no model can be made of {CONFIG}: {_short(exc)}") from exc
+    model.eval().requires_grad_(False)
+    # Other transforms than plain renaming change values, too: checkpoints that need them go the long way.
+    renamings = tuple(each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming)
+    return Template(model, frozenset(model.state_dict()), renamings)
+
+
+def _compute_buffers(model: Any) -> None:
+    """Give the buffers that are in no file their values, by from_pretrained's own code, all weights marked as read."""
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        parent, _, own = name.rpartition(".")
+        model.get_submodule(parent)._buffers[own] = torch.empty_like(buffer, device="cpu")
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    model.initialize_weights()
+
+
+def _stored_type(weights: Weights) -> torch.dtype | None:
+    """The type of the first tensor of floats: what transformers takes a checkpoint's type to be, too."""
+    return next((t.dtype for t in weights.tensors.values() if t.is_floating_point()), None)
+
+
+def _match(tensors: Mapping[str, Tensor], template: Template) -> tuple[dict[str, Tensor], set[str], list[str]]:
+    """The tensors by the model's own names; the names that got none; the files' names that nobody wants."""
+    found: dict[str, Tensor] = {}
+    unread = []
+    for name, tensor in tensors.items():
+        key = next((k for k in template.spellings(name) if k in template.keys), None)
+        if key is None or key in found:
+            unread.append(name)
+        else:
+            found[key] = tensor
+    return found, set(template.keys - found.keys()), unread
+
+
+def _needs_conversion(model: Any, missing: set[str], unread: list[str], dtype: torch.dtype | None) -> bool:
+    """True if from_pretrained may find what is missing, in what is left over or by making it up with good reason, and
+    if it treats some weights in its own way."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        return True
+    keeps = model._keep_in_fp32_modules, model._keep_in_fp32_modules_strict
+    if any(keeps) and dtype in (torch.float16, torch.bfloat16):
+        return True
+    return bool(missing - model.all_tied_weights_keys.keys()) and bool(unread or model._keys_to_ignore_on_load_missing)
+
+
+def _assemble(
+    template: Template, found: dict[str, Tensor], is_mapped: bool, dtype: torch.dtype | None, unread: list[str]
+) -> Assembled:
+    mapped = frozenset(tensor.data_ptr() for tensor in found.values()) if is_mapped else frozenset()
+    model = copy_module(template.model, {})
+    modules = dict(model.named_modules())
+    for key, tensor in found.items():
+        parent, _, own = key.rpartition(".")
+        kept = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+        _put(modules[parent], own, key, kept)
+    missing = set(template.keys - found.keys())
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    _check_complete(template, model, missing, unread)
+    return Assembled(model, mapped)
+
+
+def _put(parent: Any, own: str, key: str, tensor: Tensor) -> None:
+    is_parameter = own in parent._parameters
+    place = parent._parameters[own] if is_parameter else parent._buffers[own]
+    if place.shape != tensor.shape:
+        found, wanted = list(tensor.shape), list(place.shape)
+        raise ModelBroken(f"the model's weights do not fit its {CONFIG}: {key} is {found}, not {wanted}")
+    if is_parameter:
+        parent._parameters[own] = torch.nn.Parameter(tensor, requires_grad=False)
+    else:
+        parent._buffers[own] = tensor
+
+
+def copy_module(module: Any, memo: dict[int, Any]) -> Any:
+    """A module of its own, with modules, buffers and configuration of its own, but the same parameters.
+
+    copy.deepcopy takes three times as long, most of it for the empty tables that every module has. memo: as there.
+    """
+    if id(module) in memo:
+        return memo[id(module)]
+    copied = memo[id(module)] = object.__new__(type(module))
+    own = copied.__dict__
+    for name, value in module.__dict__.items():
+        if value is None or isinstance(value, bool | int | float | str):
+            own[name] = value
+        elif name == "_modules":
+            own[name] = {key: None if child is None else copy_module(child, memo) for key, child in value.items()}
+        elif name == "_parameters" or (isinstance(value, dict | set) and not value):
+            own[name] = value.copy()
+        elif name == "_buffers":
+            own[name] = {key: None if buffer is None else buffer.clone() for key, buffer in value.items()}
+        else:
+            own[name] = copy.deepcopy(value, memo)
+    return copied
+
+
+def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weights: Weights) -> Any:
+    """The long way: for weights that are stored in another form than the model has them."""
+    made = template.model
+    config = copy.deepcopy(made.config)
+    options = {} if not hasattr(made, "pooler") or made.pooler is not None else {"add_pooling_layer": False}
+    try:
+        model, info = type(made).from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            local_files_only=True,
+            use_safetensors=weights.is_mapped,
+            weights_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as exc:  # transformers and its converters have errors of every kind
+        raise ModelBroken(f"the model's weights cannot be read: {_short(exc)}") from exc
+    _check_complete(template, model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    return model.eval().requires_grad_(False)
+
+
+def _check_complete(template: Template, model: Any, missing: set[str], unread: list[str]) -> None:
+    """Raise ModelBroken if the model would answer with weights that nobody trained, or if the files have more of it
+    than its configuration says.
+
+    Whole parts that the task does not use, such as another task's head, stay unread, as they do in transformers.
+    """
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
+    lost = sorted(key for key in missing if not any(pattern.search(key) for pattern in ignored))
+    if lost:
+        raise ModelBroken(f"the model's weights are incomplete: {_some(lost)} missing")
+    extra = [name for name in unread if any(_is_beyond(model, spelling) for spelling in template.spellings(name))]
+    if extra:
+        raise ModelBroken(f"the model's weights do not fit its {CONFIG}, which has no place for {_some(extra)}")
+    if unread:
+        logger.info("weights unread number=%d first=%s", len(unread), unread[0])
+
+
+def _is_beyond(model: Any, name: str) -> bool:
+    """True of a layer beyond the last one, and of a bias where the model has none."""
+    here = model
+    for step in name.split("."):
+        if isinstance(here, torch.nn.ModuleList) and step.isdigit() and int(step) >= len(here):
+            return True
+        if isinstance(here, torch.nn.Linear):
+            return getattr(here, step, None) is None
+        here = getattr(here, step, None)
+        if not isinstance(here, torch.nn.Module):
+            return False
+    return False
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(name[:200] for name in names[:MAX_NAMED])
+    rest = len(names) - MAX_NAMED
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _short(exc: Exception) -> str:
+    """An error of a library's, short enough for an answer."""
+    text = " ".join(str(exc).split())
+    return f"{type(exc).__name__}: {text[:500]}"

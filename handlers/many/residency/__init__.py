@@ -1,0 +1,1 @@
+"""Which models are in memory, and what is loaded or evicted next."""

@@ -1,0 +1,297 @@
+"""TorchScript models in Triton's layout, asked with tensors in the V2 protocol's JSON.
+
+    config.pbtxt          names, types and shapes of inputs and outputs
+    1/model.pt            the traced or scripted model; of several versions the newest counts
+
+A TorchScript file is a program, so it is loaded only if a setting allows it. A folder with only a model.pt, as
+TorchServe users have, works too: its inputs then go to the model in the order in which they come.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from handlers.chat.reply import Reply
+from handlers.errors import InvalidRequest, ModelBroken
+from handlers.many.loading.compute import Row
+from handlers.many.request import TaskRequest
+from handlers.many.tasks.pbtxt import Message, parse_pbtxt
+from handlers.many.tasks.task import Input, Work
+
+CONFIG = "config.pbtxt"
+MODEL = "model.pt"
+MAX_TENSORS = 64
+MAX_DIMENSIONS = 16
+TYPES = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output as config.pbtxt has it. shape: without the batch; -1 for any size."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonConfig:
+    """max_batch_size: 0 if the tensors have no dimension for a batch."""
+
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    max_batch_size: int = 0
+    file: str = MODEL
+
+
+def is_triton(folder: Path) -> bool:
+    """Whether the folder is a model of this kind."""
+    return (folder / CONFIG).is_file() or ((folder / MODEL).is_file() and not (folder / "config.json").is_file())
+
+
+def read_config(folder: Path) -> TritonConfig:
+    """Raises ModelBroken with what is wrong."""
+    if not (folder / CONFIG).is_file():
+        return TritonConfig()
+    try:
+        fields = parse_pbtxt((folder / CONFIG).read_text())
+        backend = _single(fields, "backend", "") or _single(fields, "platform", "")
+        if backend not in ("pytorch", "pytorch_libtorch"):
+            raise ValueError(f"models of backend {backend!r} are not served here, only pytorch (TorchScript)")
+        file = _single(fields, "default_model_filename", MODEL)
+        if Path(file).name != file:
+            raise ValueError("default_model_filename must be a file's plain name")
+        return TritonConfig(
+            inputs=_in_order(tuple(_spec(each) for each in fields.get("input", []))),
+            outputs=_in_order(tuple(_spec(each) for each in fields.get("output", []))),
+            max_batch_size=_single(fields, "max_batch_size", 0),
+            file=file,
+        )
+    except (ValueError, TypeError, OSError) as exc:
+        raise ModelBroken(f"the model's {CONFIG} cannot be used: {exc}") from exc
+
+
+def _spec(fields: Any) -> TensorSpec:
+    if not isinstance(fields, dict):
+        raise ValueError("an input or output is no message")
+    name, kind = _single(fields, "name", ""), _single(fields, "data_type", "TYPE_INVALID")
+    dtype = TYPES.get(kind.removeprefix("TYPE_"))
+    shape = tuple(fields.get("dims", ()))
+    if not name or dtype is None:
+        raise ValueError(f"the tensor {name!r} of type {kind} has no name or a type that is not served here")
+    if len(shape) > MAX_DIMENSIONS or not all(type(d) is int and (d > 0 or d == -1) for d in shape):
+        raise ValueError(f"the dims of {name!r} must be positive numbers, or -1 for any")
+    return TensorSpec(name, dtype, shape)
+
+
+def _single(fields: Message, name: str, default: Any) -> Any:
+    found = fields.get(name, [default])
+    if len(found) != 1 or type(found[0]) is not type(default):
+        raise ValueError(f"{name} must stand once, as {type(default).__name__}")
+    return found[0]
+
+
+def _in_order(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Triton's rule: names that end in __0, __1, ... say their place; otherwise the file's order counts."""
+    places = [re.search(r"__(\d+)$", spec.name) for spec in specs]
+    if not all(places):
+        return specs
+    return tuple(
+        spec for _, spec in sorted(zip((int(p[1]) for p in places if p), specs, strict=True), key=lambda x: x[0])
+    )
+
+
+def read_tensors(body: Any) -> TaskRequest:
+    """A V2 request: {"inputs": [{"name", "shape", "datatype", "data"}]}. Raises InvalidRequest."""
+    if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
+        raise InvalidRequest(
+            'this model reads tensors: send {"inputs": [{"name", "shape", "datatype", "data"}]}', param="inputs"
+        )
+    wanted = body.get("outputs") or []
+    if not isinstance(wanted, list) or not all(isinstance(each, dict) for each in wanted):
+        raise InvalidRequest("'outputs' must be a list of objects with 'name'", param="outputs")
+    given = {"id": body.get("id"), "outputs": [each.get("name") for each in wanted]}
+    return TaskRequest(body["inputs"], given)
+
+
+class TritonTask:
+    """Tensors to tensors."""
+
+    name = "tensors"
+
+    def __init__(
+        self, module: torch.jit.ScriptModule, config: TritonConfig, version: str, device: torch.device
+    ) -> None:
+        self.module = module
+        self._config = config
+        self._version = version
+        self._device = device
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device, *, is_allowed: bool) -> "TritonTask":
+        """Raises ModelBroken, also if TorchScript is not allowed here."""
+        config = read_config(folder)
+        versions = sorted((d for d in folder.iterdir() if d.is_dir() and d.name.isdigit()), key=lambda d: int(d.name))
+        home = versions[-1] if versions else folder
+        if not (home / config.file).is_file():
+            raise ModelBroken(f"the model has no TorchScript file 1/{config.file}")
+        if not is_allowed:
+            raise ModelBroken(
+                "the model is TorchScript, which is a program: allow it with the setting "
+                "handler.many.allow_torchscript if you trust its maker, or bring the model as safetensors"
+            )
+        try:
+            module = torch.jit.load(str(home / config.file), map_location="cpu")
+        except (RuntimeError, ValueError, OSError) as exc:
+            raise ModelBroken(f"{config.file} is no TorchScript: {str(exc).splitlines()[0][:300]}") from exc
+        return cls(module.eval(), config, home.name if versions else "1", device)
+
+    def read(self, request: TaskRequest, reply: Reply) -> Work:
+        given: dict[str, Tensor] = {}
+        if not 0 < len(request.inputs) <= MAX_TENSORS:
+            raise InvalidRequest(f"a request has 1 to {MAX_TENSORS} tensors", param="inputs")
+        for each in request.inputs:
+            name, tensor = read_tensor(each)
+            if name in given:
+                raise InvalidRequest(f"the input {name[:100]!r} stands twice", param="inputs")
+            given[name] = tensor
+        tensors = self._check(given)
+        wanted = request.get("outputs", [])
+        unknown = [name for name in wanted if name not in [spec.name for spec in self._config.outputs]]
+        if unknown and self._config.outputs:
+            raise InvalidRequest(f"there is no output {str(unknown[0])[:100]!r}", param="outputs")
+
+        def finish(outputs: Sequence[Any]) -> Any:
+            answer = {"model_version": self._version, "outputs": self._describe(outputs[0], wanted)}
+            name = request.get("id", None)
+            return answer if name is None else {"id": name, **answer}
+
+        can_join = self._config.max_batch_size > 0
+        kind = tuple((t.dtype, tuple(t.shape[1:])) for t in tensors) if can_join else object()
+        return Work([Input(tensors, 1, kind)], finish)
+
+    def _check(self, given: dict[str, Tensor]) -> list[Tensor]:
+        """The model's inputs in its own order. Raises InvalidRequest."""
+        specs = self._config.inputs
+        if not specs:
+            return list(given.values())
+        if given.keys() != {spec.name for spec in specs}:
+            raise InvalidRequest(f"the inputs must be {', '.join(spec.name for spec in specs)}", param="inputs")
+        limit = self._config.max_batch_size
+        for spec in specs:
+            tensor = given[spec.name]
+            if tensor.dtype is not spec.dtype:
+                found, wanted = _NAMES[tensor.dtype], _NAMES[spec.dtype]
+                raise InvalidRequest(f"the input {spec.name!r} must be {wanted}, not {found}", param="inputs")
+            shape = tuple(tensor.shape[1:]) if limit else tuple(tensor.shape)
+            fits = len(shape) == len(spec.shape) and all(w in (-1, s) for w, s in zip(spec.shape, shape, strict=True))
+            if not fits or (limit and tensor.dim() == 0):
+                whole = [*(["batch"] if limit else []), *spec.shape]
+                raise InvalidRequest(
+                    f"the shape of {spec.name!r} must be {whole}, not {list(tensor.shape)}", param="inputs"
+                )
+        if limit:
+            sizes = {len(given[spec.name]) for spec in specs}
+            if len(sizes) > 1 or not 0 < min(sizes) <= limit:
+                raise InvalidRequest(f"the inputs must have one batch size, of 1 to {limit}", param="inputs")
+        return [given[spec.name] for spec in specs]
+
+    def run(self, rows: Sequence[Row]) -> Sequence[Any]:
+        """The outputs of each row, as a list of tensors on the CPU."""
+        limit = self._config.max_batch_size
+        outputs: list[Any] = []
+        waiting = list(rows)
+        while waiting:
+            group = [waiting.pop(0)]
+            size = len(group[0].inputs[0]) if limit else 0
+            while limit and waiting and size + len(waiting[0].inputs[0]) <= limit:
+                size += len(waiting[0].inputs[0])
+                group.append(waiting.pop(0))
+            outputs += self._run_group(group)
+        return outputs
+
+    def _run_group(self, group: Sequence[Row]) -> list[list[Tensor]]:
+        if len(group) == 1:
+            return [self._call(group[0].inputs)]
+        joined = [torch.cat(parts) for parts in zip(*(row.inputs for row in group), strict=True)]
+        sizes = [len(row.inputs[0]) for row in group]
+        whole = self._call(joined)
+        if any(len(tensor) != sum(sizes) for tensor in whole):
+            raise RuntimeError("an output has no dimension for the batch")
+        return [list(parts) for parts in zip(*(tensor.split(sizes) for tensor in whole), strict=True)]
+
+    def _call(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        found = self.module(*(tensor.to(self._device) for tensor in tensors))
+        if isinstance(found, dict):
+            names = [spec.name for spec in self._config.outputs] or list(found)
+            found = [found[name] for name in names]
+        elif isinstance(found, Tensor):
+            found = [found]
+        if self._config.outputs and len(found) != len(self._config.outputs):
+            raise RuntimeError(f"the model gives {len(found)} outputs, {CONFIG} names {len(self._config.outputs)}")
+        return [tensor.cpu() for tensor in found]
+
+    def _describe(self, tensors: Sequence[Tensor], wanted: Sequence[str]) -> list[dict[str, Any]]:
+        names = [spec.name for spec in self._config.outputs] or [f"OUTPUT__{i}" for i in range(len(tensors))]
+        return [
+            {"name": name, "datatype": _NAMES[t.dtype], "shape": list(t.shape), "data": t.flatten().tolist()}
+            for name, t in zip(names, tensors, strict=True)
+            if not wanted or name in wanted
+        ]
+
+
+def read_tensor(given: Any) -> tuple[str, Tensor]:
+    """One tensor of a request; its data may be nested or flat. Raises InvalidRequest."""
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise InvalidRequest("a tensor is an object with 'name', 'shape', 'datatype' and 'data'", param="inputs")
+    name, shape = given["name"], given.get("shape")
+    dtype = TYPES.get(str(given.get("datatype")))
+    if dtype is None:
+        raise InvalidRequest(f"the datatype of {name[:100]!r} must be one of {', '.join(TYPES)}", param="inputs")
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(each) is int and each >= 0 for each in shape)
+    ):
+        raise InvalidRequest(f"the shape of {name[:100]!r} must be a list of sizes", param="inputs")
+    values = _flatten(given.get("data"))
+    if math.prod(shape) != len(values):
+        message = f"the data of {name[:100]!r} has {len(values)} values, and its shape {math.prod(shape)}"
+        raise InvalidRequest(message, param="inputs")
+    allowed: tuple[type, ...] = (int, float) if dtype.is_floating_point else (bool if dtype is torch.bool else int,)
+    if not all(type(value) in allowed for value in values):
+        raise InvalidRequest(f"the data of {name[:100]!r} must be of type {given['datatype']}", param="inputs")
+    try:
+        return name, torch.tensor(values, dtype=dtype).reshape(shape)
+    except (RuntimeError, OverflowError, ValueError, TypeError) as exc:
+        raise InvalidRequest(f"a value of {name[:100]!r} is out of range", param="inputs") from exc
+
+
+def _flatten(data: Any) -> list[Any]:
+    flat: list[Any] = []
+    stack = [data]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack.extend(reversed(item))
+        else:
+            flat.append(item)
+    return flat

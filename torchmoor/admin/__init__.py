@@ -1,0 +1,1 @@
+"""The operators' plane: server, JSON views, metrics page and dashboard."""

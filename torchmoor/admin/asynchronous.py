@@ -1,0 +1,162 @@
+"""The admin plane's view of asynchronous requests: which there are, what became of them; cancelling one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from torchmoor.admin.cross_origin import find_foreign_page
+from torchmoor.admin.queries import read_limit
+from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
+from torchmoor.async_inference.request import Record, State
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.errors import ServiceUnavailable, ValidationError
+from torchmoor.metrics.asynchronous import AsyncMetricsCollector
+
+PATH = "/async-requests"
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+# A model's words, and its content type: no page of ours, whose scripts could do what an operator may.
+RESULT_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
+    "Content-Disposition": "attachment",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class AsyncAdmin:
+    """GET /async-requests?endpoint=E&state=S&after=ID&limit=N, oldest first, or with order=newest the newest;
+    GET /async-requests/ID; its GET /async-requests/ID/result, the object that was published; POST .../ID/cancel.
+    """
+
+    def __init__(self, service: AsyncInference) -> None:
+        self.collector = AsyncMetricsCollector(endpoint.metrics for endpoint in service.endpoints.values())
+        self._service = service
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve here."""
+        router.add_get(PATH, self._list)
+        router.add_get(PATH + "/{id:.+}/result", self._result)
+        router.add_post(PATH + "/{id:.+}/cancel", self._cancel)
+        router.add_get(PATH + "/{id:.+}", self._show)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query, endpoints = request.query, list(self._service.endpoints)
+        endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
+        if endpoint not in endpoints:
+            return _error(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
+        try:
+            state = State(query["state"].upper()) if query.get("state") else None
+        except ValueError:
+            return _error(400, f"state must be one of {', '.join(each.value for each in State)}.")
+        order = query.get("order", "oldest")
+        if order not in ("oldest", "newest"):
+            return _error(400, "order must be oldest or newest.")
+        try:
+            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
+            records = await self._service.queue.list(
+                endpoint, state, query.get("after"), limit, is_newest_first=order == "newest"
+            )
+            backlog = await self._service.queue.backlog(endpoint)
+        except (ServiceUnavailable, ValidationError) as error:
+            return _error(error.status, error.message)
+        return web.json_response(
+            {
+                "endpoint": endpoint,
+                "waiting": backlog.waiting,
+                "running": backlog.running,
+                "decided": backlog.decided,
+                "oldest_age_s": round(backlog.oldest_age_s, 3),
+                "requests": [describe(record) for record in records],
+            }
+        )
+
+    async def _find(self, request: web.Request) -> Record | web.Response:
+        inference_id = request.match_info["id"]
+        try:
+            record = await self._service.queue.get(inference_id)
+        except ServiceUnavailable as error:
+            return _error(503, error.message)
+        return _error(404, f"There is no request {inference_id!r}, or it was forgotten.") if record is None else record
+
+    async def _show(self, request: web.Request) -> web.Response:
+        found = await self._find(request)
+        return web.json_response(describe(found)) if isinstance(found, Record) else found
+
+    async def _result(self, request: web.Request) -> web.StreamResponse:
+        """The result of a request that has completed; 409 with its state if there is none to be had."""
+        found = await self._find(request)
+        if not isinstance(found, Record):
+            return found
+        if found.state is not State.COMPLETED:
+            return web.json_response({"error": "The request has no result.", **describe(found)}, status=409)
+        try:
+            download = await self._service.open_result(found)
+        except ObjectError as error:
+            return _error(_status_of(error), str(error))
+        async with download:
+            content_type = "" if found.outcome is None else found.outcome.content_type
+            answer = web.StreamResponse(
+                headers={**RESULT_HEADERS, "Content-Type": content_type or "application/octet-stream"}
+            )
+            answer.content_length = download.size
+            await answer.prepare(request)
+            async for chunk in download.chunks:
+                await answer.write(chunk)
+            await answer.write_eof()
+        return answer
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        """Its state afterwards: CANCELLED, or the end that came before."""
+        origin = find_foreign_page(request)
+        if origin is not None:
+            return _error(403, f"A page of {origin} may not do this.")
+        inference_id = request.match_info["id"]
+        try:
+            state = await self._service.cancel(inference_id)
+        except ServiceUnavailable as error:
+            return _error(503, error.message)
+        if state is None:
+            return _error(404, f"There is no request {inference_id!r}, or it was forgotten.")
+        status = 200 if state is State.CANCELLED else 409
+        return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """What is shown of a request; never what it asks or was answered."""
+    request = record.request
+    return {
+        "inference_id": request.inference_id,
+        "endpoint": request.endpoint,
+        "state": record.state.value,
+        "attempts": record.attempts,
+        "instance": record.instance,
+        "reason": record.reason,
+        "received_at": request.received_at,
+        "updated_at": record.updated_at,
+        "due_at": record.due_at,
+        "expires_at": request.expires_at,
+        "input_location": _shown(request.input_location),
+        "output_location": request.output_location,
+        "failure_location": request.failure_location,
+    }
+
+
+def _shown(input_location: str | None) -> str | None:
+    """Without what makes a presigned URL as good as a password."""
+    if input_location is None or not input_location.startswith("https://"):
+        return input_location
+    return input_location.partition("?")[0]
+
+
+def _status_of(error: ObjectError) -> int:
+    if isinstance(error, ObjectMissing):
+        return 410  # it was there, and somebody has taken it away
+    return 403 if isinstance(error, ObjectDenied) else 503 if isinstance(error, ObjectUnavailable) else 500
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)

@@ -1,0 +1,146 @@
+"""The last minutes of a variant, as samples of its numbers: rates, quantiles, histograms and decisions.
+
+A sample is taken every INTERVAL_S, whether somebody looks or not, so that a page that is opened has a past. What costs
+time (quantiles) is computed then, once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torchmoor.metrics.invocations import BUCKETS, Histogram, Traffic
+
+INTERVAL_S = 2.0
+NUM_SAMPLES = 151  # five minutes
+QUANTILE_SAMPLES = 5  # quantiles are of the requests of 10 s; fewer would be none, most of the time
+
+
+@dataclass(slots=True)
+class Sample:
+    """Counts up to a moment, and what was true then. Quantiles in seconds, None where there was nothing."""
+
+    at: float
+    invocations: int
+    client_errors: int
+    server_errors: int
+    waiting: int
+    outstanding: int
+    latency: tuple[int, ...]
+    first_chunk: tuple[int, ...]
+    decisions: dict[str, int]
+    latency_p50: float | None = None
+    latency_p99: float | None = None
+    first_chunk_p50: float | None = None
+    first_chunk_p99: float | None = None
+
+
+class VariantHistory:
+    """One variant's samples; the first is taken at once."""
+
+    def __init__(self, traffic: Traffic, now: float) -> None:
+        """now: in monotonic seconds, as in `take`."""
+        self.traffic = traffic
+        self._samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
+        self.take(now)
+
+    def take(self, now: float) -> None:
+        """One more sample. now: in monotonic seconds."""
+        metrics = self.traffic.metrics
+        sample = Sample(
+            at=now,
+            invocations=metrics.invocations,
+            client_errors=metrics.client_errors,
+            server_errors=metrics.server_errors,
+            waiting=self.traffic.num_waiting,
+            outstanding=sum(instance.outstanding for instance in self.traffic.variant.pool.members),
+            latency=_counts(metrics.model_latency),
+            first_chunk=_counts(metrics.first_chunk_latency),
+            decisions={reason: tally.count for reason, tally in metrics.decisions.items()},
+        )
+        if self._samples:
+            before = self._samples[max(0, len(self._samples) - QUANTILE_SAMPLES)]
+            latency = _difference(sample.latency, before.latency)
+            sample.latency_p50, sample.latency_p99 = quantile(latency, 0.5), quantile(latency, 0.99)
+            first_chunk = _difference(sample.first_chunk, before.first_chunk)
+            sample.first_chunk_p50, sample.first_chunk_p99 = quantile(first_chunk, 0.5), quantile(first_chunk, 0.99)
+        self._samples.append(sample)
+
+    def describe(self) -> dict[str, Any]:
+        """Series, oldest first; histograms and decisions of the whole time. Times in milliseconds."""
+        samples = list(self._samples)
+        pairs = list(pairwise(samples))
+        first, last = samples[0], samples[-1]
+        return {
+            "series": {
+                "seconds_ago": [round(last.at - sample.at, 1) for _, sample in pairs],
+                "requests_per_s": [_rate(a, b, b.invocations - a.invocations) for a, b in pairs],
+                "errors_per_s": [
+                    _rate(a, b, b.client_errors + b.server_errors - a.client_errors - a.server_errors) for a, b in pairs
+                ],
+                "in_flight": [sample.outstanding for _, sample in pairs],
+                "waiting": [sample.waiting for _, sample in pairs],
+                "latency_p50_ms": [_ms(sample.latency_p50) for _, sample in pairs],
+                "latency_p99_ms": [_ms(sample.latency_p99) for _, sample in pairs],
+                "first_chunk_p50_ms": [_ms(sample.first_chunk_p50) for _, sample in pairs],
+                "first_chunk_p99_ms": [_ms(sample.first_chunk_p99) for _, sample in pairs],
+            },
+            "latency": _histogram(_difference(last.latency, first.latency)),
+            "first_chunk": _histogram(_difference(last.first_chunk, first.first_chunk)),
+            "decisions": {
+                reason: count - first.decisions.get(reason, 0)
+                for reason, count in sorted(last.decisions.items())
+                if count > first.decisions.get(reason, 0)
+            },
+        }
+
+
+def quantile(counts: Sequence[int], q: float) -> float | None:
+    """Below which a part q of the values lies, in seconds; None if there are none.
+
+    Within a bucket values are taken as spread evenly; the open one ends where it begins.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    rank, seen = q * total, 0
+    for number, count in enumerate(counts):
+        if count and seen + count >= rank:
+            low = BUCKETS[number - 1] if number else 0.0
+            high = BUCKETS[number] if number < len(BUCKETS) else low
+            return low + (high - low) * (rank - seen) / count
+        seen += count
+    return BUCKETS[-1]
+
+
+def _counts(histogram: Histogram) -> tuple[int, ...]:
+    return tuple(histogram.counts)
+
+
+def _difference(after: Sequence[int], before: Sequence[int]) -> list[int]:
+    return [a - b for a, b in zip(after, before, strict=True)]
+
+
+def _rate(before: Sample, after: Sample, count: int) -> float:
+    return round(count / max(0.001, after.at - before.at), 2)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+def _histogram(counts: Sequence[int]) -> dict[str, Any]:
+    """Counts by bucket, of the buckets from the first to the last that have any; bounds are their upper ends."""
+    used = [number for number, count in enumerate(counts) if count]
+    if not used:
+        return {"upper_ms": [], "counts": [], "p50_ms": None, "p99_ms": None}
+    rows = range(used[0], used[-1] + 1)
+    return {
+        "upper_ms": [BUCKETS[n] * 1000 if n < len(BUCKETS) else None for n in rows],
+        "counts": [counts[n] for n in rows],
+        "p50_ms": _ms(quantile(counts, 0.5)),
+        "p99_ms": _ms(quantile(counts, 0.99)),
+    }

@@ -1,0 +1,201 @@
+"""The admin plane's view of sessions: which are where, and what an operator may do to them.
+
+They are named by the hash that the access log has, because an id is as good as a credential. Nothing is kept here: the
+instances are asked by the handlers' operation `sessions` whenever somebody asks, one round at a time. An instance that
+does not say that its handler is ours is not asked at all, since it might take the question for an invocation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from torchmoor.admin.cross_origin import find_foreign_page
+from torchmoor.admin.dashboard.statuses import InstanceStatuses
+from torchmoor.admin.queries import read_limit
+from torchmoor.admin.recent_answers import RecentAnswers
+from torchmoor.errors import ValidationError
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.operations import OperationAnswer, Operations
+from torchmoor.proxy.instances.registry import Registry
+
+ACTIONS = ("close", "pin", "unpin")
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+FRESH_S = 1.0
+LIST_TIMEOUT_S = 3.0
+ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
+MAX_QUESTIONS = 32  # at once
+# What is passed on of a session, and nothing else that an instance may say.
+NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
+TRUTHS = ("is_running", "is_pinned")
+_HASH = re.compile("[0-9a-f]{16}")
+_PART = re.compile("[0-9a-f]{0,16}")
+
+
+class SessionsAdmin:
+    """GET /sessions?endpoint=E&instance=I&session=PREFIX&limit=N&after=HASH, and POST /sessions/HASH/close, pin, unpin.
+
+    A session that two instances hold, because one took it over, has a row for each; an action goes to both.
+    """
+
+    def __init__(self, registry: Registry, operations: Operations, statuses: InstanceStatuses) -> None:
+        self._registry = registry
+        self._operations = operations
+        self._statuses = statuses
+        self._answers = RecentAnswers(FRESH_S)
+        self._free = asyncio.Semaphore(MAX_QUESTIONS)
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve here."""
+        router.add_get("/sessions", self._show)
+        router.add_post("/sessions/{hash}/{action:" + "|".join(ACTIONS) + "}", self._act)
+
+    # What is where
+
+    async def _show(self, request: web.Request) -> web.Response:
+        query = request.query
+        after, prefix = query.get("after", ""), query.get("session", "")
+        if not _PART.fullmatch(after) or not _PART.fullmatch(prefix):
+            return _error(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
+        try:
+            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
+            instances = self._choose(query)
+        except ValidationError as error:
+            return _error(error.status, error.message)
+        question = {"after": after, "prefix": prefix, "limit": limit}
+        key = (after, prefix, limit, *(instance.name for instance in instances))
+        return web.json_response(await self._answers.get(key, lambda: self._find(instances, question)))
+
+    async def _find(self, instances: list[Instance], question: Mapping[str, Any]) -> dict[str, Any]:
+        """A page of what these instances hold."""
+        await self._statuses.refresh_all()
+        told = await asyncio.gather(*(self._list(instance, question) for instance in instances))
+        rows = [row for page in told if page is not None for row in page["sessions"]]
+        rows.sort(key=lambda row: (row["session"], row["instance"]))
+        page = rows[: question["limit"]]
+        while len(page) < len(rows) and rows[len(page)]["session"] == page[-1]["session"]:
+            page.append(rows[len(page)])
+        has_more = len(page) < len(rows) or any(each is not None and each["has_more"] for each in told)
+        return {
+            "sessions": page,
+            "next": page[-1]["session"] if page and has_more else None,
+            "instances": [
+                {
+                    "endpoint": instance.endpoint,
+                    "instance": instance.name,
+                    "answered": each is not None,
+                    "open": None if each is None else each["open"],
+                }
+                for instance, each in zip(instances, told, strict=True)
+            ],
+        }
+
+    async def _list(self, instance: Instance, question: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An instance's page; None if it cannot tell."""
+        answer = await self._ask(instance, question, LIST_TIMEOUT_S)
+        content = None if answer is None or answer.status != 200 else _content(answer)
+        if content is None or not isinstance(content.get("sessions"), list):
+            return None
+        rows = [row for given in content["sessions"] if (row := _read_row(instance, given)) is not None]
+        count = content.get("open")
+        return {"sessions": rows, "has_more": bool(content.get("next")), "open": count if type(count) is int else None}
+
+    async def _ask(self, instance: Instance, body: Mapping[str, Any], timeout_s: float) -> OperationAnswer | None:
+        if self._statuses.find(instance.name) is None:
+            return None
+        async with self._free:
+            return await self._operations.ask(instance, "sessions", body, timeout_s=timeout_s)
+
+    def _choose(self, query: Mapping[str, str]) -> list[Instance]:
+        """The instances that are meant. Raises ValidationError."""
+        endpoint, name = query.get("endpoint"), query.get("instance")
+        if endpoint is not None and self._registry.find_endpoint(endpoint) is None:
+            raise ValidationError(f"There is no endpoint {endpoint!r}; leave ?endpoint= out for all.")
+        if name is not None and self._registry.find(name) is None:
+            raise ValidationError(f"There is no instance {name!r}; see GET /instances.")
+        return [
+            instance
+            for instance in self._registry.instances()
+            if endpoint in (None, instance.endpoint) and name in (None, instance.name)
+        ]
+
+    # What is done
+
+    async def _act(self, request: web.Request) -> web.Response:
+        origin = find_foreign_page(request)
+        if origin is not None:
+            return _error(403, f"A page of {origin} may not do this.")
+        session, action = request.match_info["hash"], request.match_info["action"]
+        if not _HASH.fullmatch(session):
+            return _error(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
+        try:
+            instances = self._choose(request.query)
+        except ValidationError as error:
+            return _error(error.status, error.message)
+        await self._statuses.refresh_all()
+        body = {"action": action, "session": session}
+        answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in instances))
+        self._answers.forget()
+        rows = [_result(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
+        held = [row for row in rows if row["status"] not in (None, 404)]
+        if not held:
+            return _error(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
+        failed = [row for row in held if row["status"] != 200]
+        content = {"session": session, "action": action, "instances": held}
+        if failed:
+            content["error"] = failed[0]["error"]
+        return web.json_response(content, status=failed[0]["status"] if failed else 200)
+
+
+def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
+    """A session as an instance tells it; None if that is not in our words."""
+    if not isinstance(given, dict) or not _HASH.fullmatch(str(given.get("session"))):
+        return None
+    return {
+        "session": given["session"],
+        "endpoint": instance.endpoint,
+        "variant": instance.variant,
+        "instance": instance.name,
+        "tier": str(given.get("tier"))[:16],
+        **{name: value if type(value := given.get(name)) in (int, float) else None for name in NUMBERS},
+        **{name: given.get(name) is True for name in TRUTHS},
+    }
+
+
+def _result(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any]:
+    """What became of an action at an instance; a status of None if it cannot tell, 404 if it holds no such session."""
+    row: dict[str, Any] = {"instance": instance.name, "status": None}
+    if answer is None or (answer.status != 200 and not answer.code) or answer.code == "InvalidRequest":
+        return row
+    row["status"] = answer.status
+    content = _content(answer) or {}
+    if answer.status == 200:
+        row |= {"is_running": content.get("is_running") is True, "is_pinned": content.get("is_pinned") is True}
+    else:
+        error = content.get("error")
+        row["error"] = str(error.get("message") if isinstance(error, dict) else content.get("message"))
+    return row
+
+
+def _not_found(session: str, silent: Iterable[str]) -> str:
+    names = ", ".join(silent)
+    unsure = f" No word from {names}." if names else ""
+    return f"No instance holds a session {session}: it may have ended, or moved; see GET /sessions.{unsure}"
+
+
+def _content(answer: OperationAnswer) -> dict[str, Any] | None:
+    try:
+        content = json.loads(answer.body)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": message}, status=status)

@@ -1,0 +1,1 @@
+"""Notifications that a request has ended: SNS topics and webhooks."""

@@ -1,0 +1,68 @@
+"""Messages to SNS topics, by boto3 in threads; credentials and AWS_ENDPOINT_URL_SNS the usual AWS ways."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from torchmoor.async_inference.objects.threads import Threads
+from torchmoor.config.objects import TOPIC, NoticeSettings
+from torchmoor.errors import NotDelivered
+
+_LATER = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
+
+
+def region_of(topic: str) -> str:
+    """The region that a topic's ARN names, "" if it is no ARN."""
+    found = TOPIC.fullmatch(topic)
+    return found[1] if found else ""
+
+
+class Sns:
+    """One client for each region. Makes no request before the first message."""
+
+    def __init__(self, settings: NoticeSettings) -> None:
+        self._settings = settings
+        self._threads = Threads("notices-sns", settings.max_in_flight)
+        self._lock = threading.Lock()
+        self._clients: dict[str, Any] = {}
+
+    async def publish(self, topic: str, message: str) -> None:
+        """One try. Raises NotDelivered."""
+        await self._threads.run(self._publish, topic, message)
+
+    def _publish(self, topic: str, message: str) -> None:
+        try:
+            self._client(region_of(topic)).publish(TopicArn=topic, Message=message)
+        except ClientError as exc:
+            code = str(exc.response.get("Error", {}).get("Code", "unknown"))
+            status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            is_permanent = status < 500 and status != 429 and code not in _LATER
+            raise NotDelivered(f"SNS refused the message ({code})", is_permanent=is_permanent) from exc
+        except BotoCoreError as exc:
+            raise NotDelivered(f"SNS cannot be reached ({type(exc).__name__})") from exc
+
+    def _client(self, region: str) -> Any:
+        with self._lock:
+            if region not in self._clients:
+                self._clients[region] = boto3.session.Session().client(
+                    "sns",
+                    region_name=region or None,
+                    config=Config(
+                        connect_timeout=self._settings.connect_timeout_s,
+                        read_timeout=self._settings.timeout_s,
+                        retries={"mode": "standard", "total_max_attempts": 1},  # the notifier tries again
+                        max_pool_connections=self._settings.max_in_flight,
+                    ),
+                )
+            return self._clients[region]
+
+    async def close(self) -> None:
+        """Wait for the tries that have begun."""
+        await self._threads.close()
+        for client in self._clients.values():
+            client.close()

@@ -1,0 +1,69 @@
+"""Messages to webhooks, signed as the Standard Webhooks specification says, for which receivers have libraries.
+
+    webhook-id: Notice.message_id       webhook-timestamp: seconds since the epoch, of this try
+    webhook-signature: v1,base64(HMAC-SHA256(secret, "{id}.{timestamp}.{body}"))
+
+Source: https://www.standardwebhooks.com
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from torchmoor.async_inference.objects.object_store import LocationRefused
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
+from torchmoor.config.objects import NoticeSettings, Webhook
+from torchmoor.errors import NotDelivered
+
+_LATER = (408, 425, 429)
+
+
+def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
+    """The signature's header."""
+    digest = hmac.digest(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256)
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
+class WebhookSender:
+    """One try at a time; whether to try again is the caller's to say."""
+
+    def __init__(self, settings: NoticeSettings, resolver: Resolve = resolve) -> None:
+        self._timeout_s = settings.timeout_s
+        self._outbound = Outbound(
+            private_networks=settings.private_networks,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.timeout_s,
+            max_connections=settings.max_in_flight,
+            resolver=resolver,
+        )
+
+    async def send(self, webhook: Webhook, message_id: str, timestamp: int, body: bytes) -> None:
+        """Any answer of 2xx is a success; its body is not read. Raises NotDelivered."""
+        host = urlsplit(webhook.url).hostname
+        headers = {
+            "Content-Type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": sign(webhook.key, message_id, timestamp, body),
+        }
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._outbound.request("POST", webhook.url, headers=headers, body=body)
+        except LocationRefused as exc:
+            raise NotDelivered(f"the webhook at {host} may not be called: {exc}", is_permanent=True) from exc
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise NotDelivered(f"the webhook at {host} cannot be reached ({type(exc).__name__})") from exc
+        response.close()
+        if not 200 <= response.status < 300:
+            is_permanent = response.status < 500 and response.status not in _LATER
+            raise NotDelivered(f"the webhook at {host} answered {response.status}", is_permanent=is_permanent)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._outbound.close()

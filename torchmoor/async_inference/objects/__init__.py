@@ -1,0 +1,1 @@
+"""Object stores for inputs and results: directories, S3 and HTTPS."""

@@ -1,0 +1,119 @@
+"""Inputs by https, presigned URLs above all: read only, from the hosts that an operator names.
+
+No message here shows more of a URL than its host: the rest of a presigned one is as good as a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from torchmoor.async_inference.objects.object_store import (
+    Download,
+    LocationRefused,
+    ObjectDenied,
+    ObjectMissing,
+    ObjectStore,
+    ObjectUnavailable,
+    TooLarge,
+)
+from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
+from torchmoor.config.objects import MIB, ObjectSettings
+
+PIECE_BYTES = MIB
+
+
+class HttpsStore(ObjectStore):
+    """https:// URLs of the configured hosts."""
+
+    def __init__(self, settings: ObjectSettings, resolver: Resolve = resolve) -> None:
+        self._settings = settings
+        self._outbound = Outbound(
+            private_networks=settings.private_networks,
+            connect_timeout_s=settings.connect_timeout_s,
+            read_timeout_s=settings.read_timeout_s,
+            max_connections=settings.max_in_flight,
+            resolver=resolver,
+        )
+
+    def check_input(self, url: str) -> None:
+        parts = self._outbound.check(url)
+        if parts.scheme != "https" or not self._is_listed((parts.hostname or "").rstrip(".")):
+            raise LocationRefused(
+                "https inputs are read only from the hosts that an operator names (objects.https_hosts)"
+            )
+
+    def _is_listed(self, host: str) -> bool:
+        return any(
+            host.endswith(listed[1:]) if listed.startswith("*.") else host == listed.strip("[]")
+            for listed in self._settings.https_hosts
+        )
+
+    def check_output(self, url: str) -> NoReturn:
+        raise LocationRefused("results cannot be written to https locations; name s3:// or file://")
+
+    async def open(self, url: str) -> Download:
+        self.check_input(url)
+        host = urlsplit(url).hostname
+        try:
+            response = await self._outbound.request("GET", url, headers={"Accept-Encoding": "identity"})
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise ObjectUnavailable(f"{host} cannot be reached ({type(exc).__name__})") from exc
+        try:
+            size = self._judge(response, host)
+        except BaseException:
+            response.close()
+            raise
+        content_type = response.headers.get("Content-Type", "")
+        return Download(size, content_type, self._read(response, size, host), response.close)
+
+    def _judge(self, response: aiohttp.ClientResponse, host: str | None) -> int:
+        """The body's size."""
+        status = response.status
+        if status in (404, 410):
+            raise ObjectMissing(f"{host} has no such object")
+        if status >= 500 or status in (408, 425, 429):
+            raise ObjectUnavailable(f"{host} answered with status {status}")
+        if status != 200:
+            raise ObjectDenied(f"{host} answered with status {status}; has the presigned URL expired?")
+        if response.content_length is None or response.headers.get("Content-Encoding", "identity") != "identity":
+            raise LocationRefused(f"{host} must say the object's length and send it as it is")
+        if response.content_length > self._settings.max_input_bytes:
+            raise TooLarge(f"the input has {response.content_length} bytes, more than {self._settings.max_input_bytes}")
+        return response.content_length
+
+    async def _read(self, response: aiohttp.ClientResponse, size: int, host: str | None) -> AsyncIterator[bytes]:
+        num_left = size
+        while num_left:
+            try:
+                data = await response.content.read(min(PIECE_BYTES, num_left))
+            except (aiohttp.ClientError, TimeoutError) as exc:
+                raise ObjectUnavailable(f"{host} broke off ({type(exc).__name__})") from exc
+            if not data:
+                raise ObjectUnavailable(f"{host} ended before the object's last byte")
+            num_left -= len(data)
+            yield data
+
+    async def upload(
+        self,
+        url: str,
+        chunks: AsyncIterator[bytes],
+        content_type: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        self.check_output(url)
+
+    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+        self.check_output(url)
+
+    async def publish(self, staged: str, final: str) -> None:
+        self.check_output(final)
+
+    async def delete(self, url: str) -> None:
+        self.check_output(url)
+
+    async def close(self) -> None:
+        await self._outbound.close()

@@ -1,0 +1,176 @@
+"""Requests to hosts that others name: every address that a name resolves to is judged, and no other is connected to.
+
+A name's address must be on the public internet, or in one of the networks that an operator allows; plain http goes to
+those networks only. Redirects are not followed: what a redirect leads to, nobody has judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import SplitResult, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from torchmoor.async_inference.objects.object_store import LocationRefused
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+READ_BUFFER_BYTES = 1 << 18
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host name. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class Outbound:
+    """HTTP to judged addresses. private_networks: CIDRs that are allowed beside the public internet."""
+
+    def __init__(
+        self,
+        *,
+        private_networks: tuple[str, ...],
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        max_connections: int,
+        resolver: Resolve = resolve,
+    ) -> None:
+        self.connect_timeout_s = connect_timeout_s
+        self._networks = [ipaddress.ip_network(network) for network in private_networks]
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s)
+        self._max_connections = max_connections
+        self._resolver = resolver
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
+
+    def check(self, url: str) -> SplitResult:
+        """Raise LocationRefused unless this is a sound https or http URL; an address in it is judged, a name later."""
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("https", "http") or not url.isprintable():
+            raise LocationRefused("the location is no valid https URL")
+        if parts.username is not None or parts.password is not None:
+            raise LocationRefused("the location must not have a user name or a password in it")
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return parts  # a name
+        self.judge(parts.scheme, host, [str(address)])
+        return parts
+
+    def judge(self, scheme: str, host: str, addresses: list[str]) -> None:
+        """Raise LocationRefused unless each of a host's addresses may be connected to."""
+        for address in addresses:
+            ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
+            is_allowed = any(ip.version == network.version and ip in network for network in self._networks)
+            if not is_allowed and not (scheme == "https" and _is_public(ip)):
+                raise LocationRefused(
+                    f"the location leads to a private or local network, or is not https ({host}); "
+                    "an operator can allow that with private_networks"
+                )
+
+    async def request(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> aiohttp.ClientResponse:
+        """The answer's head; release or close it. Raises LocationRefused, aiohttp.ClientError, TimeoutError."""
+        parts = self.check(url)
+        try:
+            session = await self._session(parts.scheme)
+            return await session.request(
+                method,
+                URL(url, encoded=True),  # a presigned URL is right as it is
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as exc:
+            if isinstance(exc.os_error, _Refused):
+                raise LocationRefused(str(exc.os_error)) from exc
+            raise
+
+    async def _session(self, scheme: str) -> aiohttp.ClientSession:
+        # Not aiohttp's own context, which is of the time of its import; reading the certificates takes a while.
+        context = await asyncio.to_thread(ssl.create_default_context) if scheme not in self._sessions else None
+        if scheme not in self._sessions:
+            self._sessions[scheme] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    resolver=_JudgingResolver(self, scheme, self._resolver),
+                    use_dns_cache=False,
+                    ssl=context or True,
+                    limit=self._max_connections,
+                ),
+                timeout=self._timeout,
+                trust_env=False,  # a proxy from the environment would resolve the name again
+                auto_decompress=False,
+                read_bufsize=READ_BUFFER_BYTES,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._sessions[scheme]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for session in self._sessions.values():
+            await session.close()
+
+
+class _Refused(OSError):
+    """What aiohttp lets a resolver raise."""
+
+
+class _JudgingResolver(AbstractResolver):
+    """Gives aiohttp the addresses that were judged, which are all that it connects to."""
+
+    def __init__(self, outbound: Outbound, scheme: str, resolver: Resolve) -> None:
+        self._outbound = outbound
+        self._scheme = scheme
+        self._resolver = resolver
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        async with asyncio.timeout(self._outbound.connect_timeout_s):  # aiohttp's own begins after this
+            addresses = await self._resolver(host, port)
+        try:
+            self._outbound.judge(self._scheme, host, addresses)
+        except LocationRefused as exc:
+            raise _Refused(str(exc)) from exc
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _destination(ip: Address) -> Address:
+    """Where a packet to this address ends up: IPv6 has several ways to carry an IPv4 address."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+    return ip.ipv4_mapped or ip.sixtofour or translated or ip
+
+
+def _is_public(ip: Address) -> bool:
+    if isinstance(ip, ipaddress.IPv6Address) and (ip not in _GLOBAL_UNICAST or ip.teredo):
+        return False
+    return ip.is_global and not ip.is_multicast

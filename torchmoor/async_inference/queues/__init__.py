@@ -1,0 +1,1 @@
+"""Durable queues of asynchronous requests: SQLite and Redis."""

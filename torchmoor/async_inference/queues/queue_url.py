@@ -1,0 +1,59 @@
+"""What a queue's URL names. A URL may have a password in it: no error here shows any of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
+from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.errors import ConfigError
+
+FORMS = "sqlite:///a/file, redis://user:password@host:port/db, rediss://..., valkey://... or valkeys://..."
+REDIS_PORT = 6379
+_REDIS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # the scheme: whether by TLS
+
+
+def open_queue(url: str, settings: AsyncQueueSettings) -> Queue:
+    """The queue that a URL names: a file of this machine for SQLite, or a server of Redis or Valkey.
+
+    Opens the file; makes no connection to a server yet. Raises ConfigError.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port or REDIS_PORT
+    except ValueError:  # its text has a part of the URL
+        raise ConfigError(f"the asynchronous queue's URL cannot be read; it must be {FORMS}") from None
+    if parts.query or parts.fragment:
+        raise ConfigError(f"the asynchronous queue's URL must not have a ? or #; write %3F and %23: {FORMS}")
+    if parts.scheme == "sqlite":
+        return SqliteQueue(_file(parts), settings)
+    if parts.scheme in _REDIS:
+        return _open_redis(parts, port, settings)
+    raise ConfigError(f"the asynchronous queue's URL must be {FORMS}")
+
+
+def _file(parts: SplitResult) -> Path:
+    path = unquote(parts.path)
+    if parts.netloc or not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigError("the asynchronous queue's URL must name a file of this machine: sqlite:///a/file")
+    return Path("/" + path.lstrip("/"))  # four slashes, as some write it, are as good as three
+
+
+def _open_redis(parts: SplitResult, port: int, settings: AsyncQueueSettings) -> Queue:
+    from torchmoor.async_inference.queues import redis_queue  # a proxy without such a queue starts sooner
+
+    db = parts.path.removeprefix("/") or "0"
+    if not parts.hostname or not db.isascii() or not db.isdigit():
+        raise ConfigError("the asynchronous queue's URL must have a host and a database's number: redis://host:port/0")
+    client = redis_queue.connect(
+        host=parts.hostname,
+        port=port,
+        db=int(db),
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        tls=_REDIS[parts.scheme],
+        limits=settings,
+    )
+    return redis_queue.RedisQueue(client, settings)

@@ -1,0 +1,199 @@
+"""A queue in Redis or Valkey, shared by proxies on any hosts. What it promises: queue.py; the layout: redis_scripts.py.
+
+What is acknowledged survives as the server's settings promise: it needs `appendonly yes`, `appendfsync always` and
+`maxmemory-policy noeviction`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import redis.asyncio as redis
+from redis import ReadOnlyError, RedisError
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from torchmoor.async_inference.queues import redis_scripts
+from torchmoor.async_inference.queues.queue import Queue
+from torchmoor.async_inference.request import (
+    CANCELLED,
+    EXPIRED,
+    AsyncRequest,
+    Backlog,
+    Claim,
+    Outcome,
+    Record,
+    State,
+)
+from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "torchmoor:{async}:"
+MAX_AT_ONCE = 500  # requests that one script wakes or forgets: it holds up the whole server
+CLOCK_TOLERANCE_S = 1.0  # a lease given so far in the future tells that the clock went back
+
+
+class RedisQueue(Queue):
+    """client: one that answers bytes. clock: epoch seconds; None: the server's own, the same for all proxies."""
+
+    def __init__(
+        self, client: redis.Redis, settings: AsyncQueueSettings, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._client: Any = client
+        self._settings = settings
+        self._clock = clock
+
+    async def submit(self, request: AsyncRequest) -> AsyncRequest:
+        head, name, _ = request.to_json().rpartition('"received_at":')
+        said = await self._run(
+            redis_scripts.SUBMIT,
+            *(request.endpoint, request.inference_id, request.invocation_key or "", head + name, request.ttl_s),
+            *(_argument(request.body), self._settings.max_pending, self._settings.max_pending_bytes, uuid4().hex),
+        )
+        if said[0] == b"in use":
+            raise InferenceIdInUse(request.inference_id)
+        if said[0] == b"full":
+            raise QueueFull(request.endpoint, said[1].decode())
+        if said[0] == b"new":
+            return request.stamped(float(said[1]))
+        return AsyncRequest.from_json(said[1], said[2])
+
+    async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
+        return await self._claim(endpoint, lease_s, may_begin=1)
+
+    async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
+        return await self._claim(endpoint, lease_s, may_begin=0)
+
+    async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
+        return bool(await self._run(redis_scripts.EXTEND, claim.request.inference_id, claim.token, lease_s, instance))
+
+    async def decide(self, claim: Claim, outcome: Outcome) -> bool:
+        held = claim.request.inference_id, claim.token
+        said = await self._run(redis_scripts.DECIDE, *held, outcome.to_json(), outcome.reason, _argument(outcome.body))
+        return bool(said)
+
+    async def finish(self, claim: Claim) -> bool:
+        said = await self._run(redis_scripts.FINISH, claim.request.inference_id, claim.token)
+        if said == b"undecided":
+            raise ValueError("a request is finished after it is decided")
+        return bool(said == b"finished")
+
+    async def retry(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
+        more = 0 if counts else -1
+        return bool(
+            await self._run(redis_scripts.RETRY, claim.request.inference_id, claim.token, delay_s, reason, more)
+        )
+
+    async def cancel(self, inference_id: str) -> State | None:
+        said = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
+        if said is None:
+            return None
+        end = Outcome.from_json(said[1], None).state
+        return end if end is State.CANCELLED else State(said[0].decode())
+
+    async def get(self, inference_id: str) -> Record | None:
+        fields = await self._run(redis_scripts.GET, inference_id)
+        return None if fields[0] is None else _record(fields)
+
+    async def list(
+        self,
+        endpoint: str,
+        state: State | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        *,
+        is_newest_first: bool = False,
+    ) -> Sequence[Record]:
+        states = [one.value for one in (State if state is None else (state,))]
+        given = endpoint, after or "", limit, int(is_newest_first)
+        return [_record(fields) for fields in await self._run(redis_scripts.LIST, *given, *states)]
+
+    async def backlog(self, endpoint: str) -> Backlog:
+        now, waiting, running, decided, heads = await self._run(redis_scripts.BACKLOG, endpoint)
+        received = [AsyncRequest.from_json(head, None).received_at for head in heads]
+        counts = {State.WAITING: waiting, State.RUNNING: running, State.DECIDED: decided}
+        return Backlog.of(counts, min(received, default=None), float(now))
+
+    async def forget(self) -> int:
+        limits = self._settings.remember_s, self._settings.max_remembered, MAX_AT_ONCE
+        return int(await self._run(redis_scripts.FORGET, *limits))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _claim(self, endpoint: str, lease_s: float, *, may_begin: int) -> Claim | None:
+        token = uuid4().hex
+        expired = EXPIRED.to_json(), EXPIRED.reason
+        limits = MAX_AT_ONCE, CLOCK_TOLERANCE_S
+        found = await self._run(redis_scripts.CLAIM, endpoint, lease_s, token, may_begin, *expired, *limits)
+        if found is None:
+            return None
+        request, body, attempts, settled, output = found
+        return Claim(
+            request=AsyncRequest.from_json(request, body),
+            attempt=int(attempts),
+            token=token,
+            decided=None if settled is None else Outcome.from_json(settled, output),
+        )
+
+    async def _run(self, script: str, *arguments: object) -> Any:
+        """What the script answers. Raises QueueUnavailable."""
+        now = "" if self._clock is None else self._clock()
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                return await self._client.eval(script, 1, PREFIX, now, *arguments)
+        except (RedisError, OSError) as exc:  # TimeoutError is an OSError
+            if isinstance(exc, ReadOnlyError):  # the primary has become a replica; its address may lead to the new one
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            logger.error("asynchronous queue unavailable error=%s", exc)
+            raise QueueUnavailable(
+                "The queue of asynchronous requests cannot be used now: its server does not answer as it should. "
+                "Try again."
+            ) from exc
+
+
+def connect(
+    *, host: str, port: int, db: int, username: str | None, password: str | None, tls: bool, limits: AsyncQueueSettings
+) -> redis.Redis:
+    """A client whose every wait has an end. Connects with the first command, not now."""
+    pool: Any = redis.BlockingConnectionPool(
+        connection_class=redis.SSLConnection if tls else redis.Connection,
+        host=host,
+        port=port,
+        db=db,
+        username=username,
+        password=password,
+        protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
+        socket_connect_timeout=limits.connect_timeout_s,
+        socket_timeout=limits.timeout_s,
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # a connection cut while it was idle
+        max_connections=limits.max_connections,
+        timeout=limits.timeout_s,
+    )
+    return redis.Redis.from_pool(pool)
+
+
+def _argument(body: bytes | None) -> bytes:
+    """A body as a script gets it: an empty one is not the same as none."""
+    return b"" if body is None else b"=" + body
+
+
+def _record(fields: Sequence[Any]) -> Record:
+    request, state, attempts, wake_at, updated_at, reason, instance, settled = fields
+    state = State(state.decode())
+    return Record(
+        request=AsyncRequest.from_json(request, None),
+        state=state,
+        attempts=int(attempts),
+        due_at=float(wake_at) if wake_at and state is State.WAITING else None,
+        updated_at=float(updated_at),
+        reason=(reason or b"").decode(),
+        instance=(instance or b"").decode(),
+        outcome=None if settled is None else Outcome.from_json(settled, None),
+    )

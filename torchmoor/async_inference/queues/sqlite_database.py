@@ -1,0 +1,204 @@
+"""A SQLite file used from an event loop: one thread, one connection, and one transaction for all that waits for it.
+
+Jobs that came while a transaction was being written share the next one, and so its fsync: that is what makes many
+submits at once cheap. Each is rolled back alone if it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchmoor.async_inference.queues import sqlite_schema
+from torchmoor.errors import ConfigError, QueueUnavailable
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+MAX_JOBS_TOGETHER = 64
+
+_REASONS = {
+    sqlite3.SQLITE_FULL: "its disk is full",
+    sqlite3.SQLITE_BUSY: "other processes do not let go of it",
+    sqlite3.SQLITE_LOCKED: "other processes do not let go of it",
+    sqlite3.SQLITE_CORRUPT: "its file is damaged",
+    sqlite3.SQLITE_NOTADB: "its file is damaged",
+}
+_HARMLESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the connection is as good as before
+
+
+@dataclass(slots=True)
+class _Job:
+    work: Callable[[sqlite3.Connection], Any]
+    is_durable: bool
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    result: Any = None
+    error: BaseException | None = None
+
+    def tell(self) -> None:
+        """In the event loop."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Database:
+    """path: made if it is missing, for this user alone. timeout_s: how long to wait for other processes."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_closed = False
+        self._connection: sqlite3.Connection | None = None
+        try:
+            self._connect().close()
+        except (OSError, sqlite3.Error) as exc:
+            raise ConfigError(f"the asynchronous queue's file {path} cannot be used: {exc}") from exc
+        self._thread = threading.Thread(target=self._work, name="async-queue", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[sqlite3.Connection], Result], *, is_durable: bool = False) -> Result:
+        """What `work` returns, done in a transaction. is_durable: a power cut after the answer does not undo it.
+
+        Raises QueueUnavailable, and what `work` raises. A caller that is cancelled does not undo what is under way.
+        """
+        if self._is_closed:
+            raise QueueUnavailable("The queue of asynchronous requests is closed.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+        self._jobs.put(_Job(work, is_durable, future, loop))
+        return await future
+
+    async def close(self) -> None:
+        """After what is under way."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own would be readable
+        connection = sqlite3.connect(
+            self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        try:
+            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+                raise sqlite3.OperationalError("it does not take a write-ahead log; a local disk is needed")
+            connection.execute("PRAGMA synchronous = FULL")
+            sqlite_schema.prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _work(self) -> None:
+        """The thread."""
+        is_last = False
+        while not is_last:
+            jobs, is_last = self._next_jobs()
+            self._do(jobs)
+            for job in jobs:
+                with suppress(RuntimeError):  # its loop is closed, so nobody waits
+                    job.loop.call_soon_threadsafe(job.tell)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _next_jobs(self) -> tuple[list[_Job], bool]:
+        """Those that wait, at least one; and whether they are the last."""
+        jobs: list[_Job] = []
+        item = self._jobs.get()
+        while item is not None:
+            if not item.future.cancelled():
+                jobs.append(item)
+            if len(jobs) == MAX_JOBS_TOGETHER:
+                return jobs, False
+            try:
+                item = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, False
+        return jobs, True
+
+    def _do(self, jobs: list[_Job], *, is_retry: bool = False) -> None:
+        """All in one transaction; where that fails, each in its own."""
+        try:
+            self._transact(jobs)
+        except Exception as exc:
+            self._recover(exc)
+            # One may have failed for all, or the disk has room by now. But a lock has been waited for long enough, and
+            # after an error of the disk nobody knows whether the transaction is in the log.
+            if not is_retry and _code(exc) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
+                for job in jobs:
+                    self._do([job], is_retry=True)
+            else:
+                error = _translated(exc)
+                for job in jobs:
+                    job.error = error
+
+    def _transact(self, jobs: list[_Job]) -> None:
+        if self._connection is None:
+            self._connection = self._connect()
+        connection = self._connection
+        is_durable = any(job.is_durable for job in jobs)
+        connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+        connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            job.error = None
+            connection.execute("SAVEPOINT job")
+            try:
+                job.result = job.work(connection)
+            except sqlite3.Error:
+                raise
+            except Exception as exc:
+                job.error = exc
+                connection.execute("ROLLBACK TO job")
+            connection.execute("RELEASE job")
+        connection.execute("COMMIT")
+
+    def _recover(self, exc: Exception) -> None:
+        """Leave no transaction open, and no connection that may be spoilt."""
+        if self._connection is None:
+            return
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if _code(exc) in _HARMLESS:
+                return
+        except sqlite3.Error as error:
+            logger.warning("asynchronous queue cannot go on as it was error=%s", error)
+        self._connection.close()
+        self._connection = None
+
+
+def _code(exc: Exception) -> int | None:
+    """SQLite's primary result code."""
+    code = getattr(exc, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _translated(exc: Exception) -> Exception:
+    """A store that cannot be used is QueueUnavailable; anything else is a fault of ours and stays what it is."""
+    is_foreign = isinstance(exc, (sqlite3.OperationalError, OSError, ConfigError)) or type(exc) is sqlite3.DatabaseError
+    if not is_foreign:
+        return exc
+    reason = _REASONS.get(_code(exc) or 0, "its file cannot be read or written")
+    logger.error("asynchronous queue unavailable error=%s", exc)
+    error = QueueUnavailable(f"The queue of asynchronous requests cannot be used now: {reason}. Try again.")
+    error.__cause__ = exc
+    return error

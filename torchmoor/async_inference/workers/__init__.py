@@ -1,0 +1,1 @@
+"""Workers that take requests from a queue, send them to instances and publish the results."""

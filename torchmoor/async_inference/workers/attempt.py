@@ -1,0 +1,251 @@
+"""One attempt to have a request answered: its input to an instance, the answer to where it waits to be decided upon.
+
+Which failures are final and which are tried again:
+
+    the input: missing, denied, too large                      final
+    the input or the place of the answer: store down or slow   again, and it is no attempt
+    the handler: full for the moment                           again after its Retry-After, and it is no attempt
+    the handler or TorchServe: any other 3xx, 4xx, or coded 5xx  final, as on SageMaker
+    TorchServe: no worker, worker died (500, 503, 507)         again
+    the instance cannot be reached                             again, and it is no attempt
+    the connection ends                                        again
+    InvocationTimeoutSeconds are over                          final
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import monotonic
+
+from torchmoor.async_inference.objects.locations import locate_staged
+from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectStore
+from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
+from torchmoor.async_inference.workers.capacity import Slot
+from torchmoor.async_inference.workers.instance_client import (
+    AnswerBrokenOff,
+    InstanceAnswer,
+    InstanceClient,
+    InstanceLost,
+    InstanceUnreachable,
+    InvocationTimedOut,
+)
+from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.metrics.asynchronous import AsyncMetrics
+
+logger = logging.getLogger(__name__)
+
+NO_ROOM = frozenset(
+    ("Overloaded", "OutOfMemory", "OutOfDisk", "JournalUnavailable", "SourceUnavailable", "LoadStopped", "ModelLoading")
+)
+WITHOUT_WORKER = frozenset((500, 503, 507))  # TorchServe's own, for a queue that is full and a worker that died
+MAX_ERROR_BYTES = 65_536
+TIMEOUT_GRACE_S = 1.0  # an instance gets it on top, so that it is not the one who says that the time is over
+TIMED_OUT = (
+    'Received server error (0) from primary with message "Your invocation timed out while waiting for a response from '
+    "container primary. Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try "
+    'again."'
+)
+
+
+class Again(Exception):
+    """The attempt has come to nothing, and the request is to be tried again.
+
+    delay_s: not before; None: as the settings say. counts: False if it was no fault of the request.
+    """
+
+    def __init__(self, reason: str, *, delay_s: float | None = None, counts: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay_s = delay_s
+        self.counts = counts
+
+
+@dataclass(slots=True)
+class Means:
+    """What attempts need."""
+
+    store: ObjectStore
+    client: InstanceClient
+    settings: AsyncInferenceSettings
+    metrics: AsyncMetrics
+    output_path: str  # of the endpoint
+
+
+class Attempt:
+    """staged: the object that the answer was written to, once there is one."""
+
+    def __init__(self, means: Means, claim: Claim, slot: Slot) -> None:
+        self.staged: str | None = None
+        self._means = means
+        self._request = claim.request
+        self._attempt = claim.attempt
+        self._slot = slot
+        self._metrics = means.metrics.of(slot.variant)
+        self._request_id = str(uuid.uuid4())
+        self._has_ended = False  # at the instance
+
+    async def run(self) -> Outcome:
+        """How the request ends, if the attempt is decided. Raises Again."""
+        request = self._request
+        if request.body is not None:
+            return await self._invoke(request.body, request.content_type)
+        assert request.input_location is not None
+        began = monotonic()
+        try:
+            download = await self._means.store.open(request.input_location)
+        except ObjectError as error:
+            return self._on_input_error(error)
+        async with download:
+            self._metrics.async_download_latency.observe(monotonic() - began)
+            return await self._invoke(download, request.content_type or download.content_type)
+
+    def _on_input_error(self, error: ObjectError) -> Outcome:
+        self._metrics.async_download_failures += 1
+        if error.is_permanent:
+            return _failure(f"The input could not be read: {error}")
+        raise Again(f"The input could not be read: {error}", counts=False) from error
+
+    async def _invoke(self, body: bytes | Download, content_type: str) -> Outcome:
+        slot, client = self._slot, self._means.client
+        try:
+            async with client.send(slot.url, self._headers(content_type), body, self._request.timeout_s) as answer:
+                return await self._take(answer)
+        except ObjectError as error:
+            return self._on_input_error(error)
+        except InstanceUnreachable as error:
+            self._has_ended = True
+            slot.on_unreachable()
+            raise Again(str(error), counts=False) from error
+        except InstanceLost as error:
+            slot.on_failed(is_dead=True)
+            raise Again(str(error)) from error
+        except InvocationTimedOut:
+            slot.on_failed(is_dead=False)
+            return _failure(TIMED_OUT)
+        except AnswerBrokenOff as error:
+            self._has_ended = True
+            return _failure(f"The model broke its answer off: {error}")
+        finally:
+            if not self._has_ended:  # whatever the reason, a cancelled request among them
+                slot.abandon(self._request_id)
+
+    def _headers(self, content_type: str) -> dict[str, str]:
+        request = self._request
+        fields = {
+            "Content-Type": content_type,
+            "Accept": request.accept,
+            "X-Amzn-SageMaker-Custom-Attributes": request.custom_attributes,
+            "X-Amzn-SageMaker-Inference-Id": request.inference_id,
+            "X-Torchmoor-Endpoint": request.endpoint,
+            "X-Torchmoor-Request-Id": self._request_id,
+            "X-Torchmoor-Timeout-Ms": str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
+            "X-Torchmoor-Principal": request.principal,
+            # The same in every attempt, so that what a handler has recorded of one is not done again by the next.
+            "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    async def _take(self, answer: InstanceAnswer) -> Outcome:
+        if answer.status >= 300:
+            return await self._on_error(answer)
+        self._slot.on_answered()
+        chunks = answer.chunks()
+        held = bytearray()
+        async for piece in chunks:
+            held += piece
+            if len(held) > self._means.settings.max_inline_bytes:
+                return await self._stage(answer, _Chain(bytes(held), chunks))
+        self._leave()
+        return Outcome(
+            state=State.COMPLETED,
+            content_type=answer.content_type,
+            custom_attributes=answer.custom_attributes,
+            body=bytes(held),
+        )
+
+    def _leave(self) -> None:
+        """The instance has answered and can have other work."""
+        self._has_ended = True
+        self._slot.release()
+
+    async def _stage(self, answer: InstanceAnswer, chain: _Chain) -> Outcome:
+        """A large answer goes where its result will be, under a name that nobody looks for."""
+        staged = locate_staged(self._means.output_path, self._request.inference_id, self._attempt)
+        began = monotonic()
+        try:
+            await self._means.store.upload(staged, chain.chunks(), answer.content_type)
+        except Exception as error:
+            if chain.error is not None:  # the instance's, in whatever form the store passes it on
+                raise chain.error from error
+            if not isinstance(error, ObjectError):
+                raise
+            self._metrics.async_upload_failures += 1
+            if error.is_permanent:
+                return _failure(f"The answer could not be stored: {error}")
+            raise Again(f"The answer could not be stored: {error}", counts=False) from error
+        self.staged = staged
+        self._leave()
+        self._metrics.async_upload_latency.observe(monotonic() - began)
+        return Outcome(
+            state=State.COMPLETED,
+            content_type=answer.content_type,
+            custom_attributes=answer.custom_attributes,
+            staged=staged,
+        )
+
+    async def _on_error(self, answer: InstanceAnswer) -> Outcome:
+        status, code = answer.status, answer.error_code
+        text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
+        self._has_ended = True
+        if code in NO_ROOM:
+            delay_s = self._within_backoff(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
+            raise Again(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
+        if not code and status in WITHOUT_WORKER:
+            self._slot.on_failed(is_dead=True)
+            raise Again(_model_error(status, text))
+        self._slot.on_answered()
+        return _failure(_model_error(status, text))
+
+    def _within_backoff(self, delay_s: float) -> float:
+        """Not so long that its time to live passes unseen, and not so short that it is asked without a pause."""
+        settings = self._means.settings
+        return min(settings.max_backoff_s, max(settings.min_backoff_s, delay_s))
+
+
+class _Chain:
+    """What was read of an answer already, and the rest. error: why the rest ended too early."""
+
+    def __init__(self, begin: bytes, rest: AsyncIterator[bytes]) -> None:
+        self.error: Exception | None = None
+        self._begin = begin
+        self._rest = rest
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self._begin
+        self._begin = b""
+        try:
+            async for piece in self._rest:
+                yield piece
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _failure(reason: str) -> Outcome:
+    return Outcome(state=State.FAILED, reason=reason)
+
+
+def _model_error(status: int, text: str) -> str:
+    """As the runtime API tells it."""
+    whose = "client" if status < 500 else "server"
+    return f'Received {whose} error ({status}) from primary with message "{text}"'
+
+
+def give_up(request: AsyncRequest, attempts: int, reason: str) -> Outcome:
+    """The end of a request that has been tried often enough."""
+    # Without the reason: it may quote what the model said of the input.
+    logger.warning("gave up inference_id=%s attempts=%d", request.inference_id, attempts)
+    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")

@@ -1,0 +1,111 @@
+"""`torchmoor async`: asynchronous requests. Parses and prints; what it does is in torchmoor.cli.async_requests."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from torchmoor.async_inference.request import State
+from torchmoor.cli.async_requests import AsyncRequests, describe_list, describe_status
+from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.clients.admin import AdminClient
+from torchmoor.errors import TorchmoorError
+
+
+@click.group(name="async")
+def async_() -> None:
+    """List asynchronous requests, see one, cancel one, fetch a result.
+
+    \b
+    Examples:
+      torchmoor async list --state failed
+      torchmoor async status ID
+      torchmoor async get ID -o answer.json
+    """
+
+
+@async_.command("list")
+@click.option("--endpoint", metavar="NAME", help="The endpoint; may be left out where there is one.")
+@click.option("--state", type=click.Choice([each.value for each in State], case_sensitive=False), help="Only these.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
+@json_option
+@admin_options
+def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """Requests of an endpoint, oldest first.
+
+    \b
+    Examples:
+      torchmoor async list
+      torchmoor async list --endpoint llava --state failed --json
+    """
+    found = AsyncRequests(admin).list(endpoint, state, limit)
+    show(found, lambda: describe_list(found), as_json=as_json)
+
+
+@async_.command()
+@click.argument("inference_id")
+@json_option
+@admin_options
+def status(admin: AdminClient, inference_id: str, as_json: bool) -> None:
+    """What became of INFERENCE_ID.
+
+    \b
+    Examples:
+      torchmoor async status 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
+    """
+    found = AsyncRequests(admin).status(inference_id)
+    show(found, lambda: describe_status(found), as_json=as_json)
+
+
+@async_.command()
+@click.argument("inference_id")
+@json_option
+@admin_options
+def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
+    """Cancel INFERENCE_ID, unless it has ended.
+
+    \b
+    Examples:
+      torchmoor async cancel 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b
+    """
+    found = AsyncRequests(admin).cancel(inference_id)
+    show(found, lambda: [f"{found['inference_id']}: {found['state']}"], as_json=as_json)
+
+
+@async_.command()
+@click.argument("inference_id")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the result goes (default: standard output).",
+)
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON about the file; needs --output.")
+@admin_options
+def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: bool) -> None:
+    """The result of INFERENCE_ID.
+
+    \b
+    Examples:
+      torchmoor async get 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b -o answer.json
+    """
+    if as_json and output is None:
+        raise click.UsageError("--json needs --output: standard output is the result's own")
+    num_bytes = 0
+    pieces = AsyncRequests(admin).get(inference_id)
+    first = next(pieces, b"")  # before a file is made
+    try:
+        with click.open_file("-" if output is None else str(output), "wb") as file:
+            for piece in chain((first,), pieces):
+                num_bytes += file.write(piece)
+            file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TorchmoorError(f"the result cannot be written to {output}: {error.strerror or error}") from error
+    if as_json:
+        click.echo(json.dumps({"inference_id": inference_id, "path": str(output), "bytes": num_bytes}))

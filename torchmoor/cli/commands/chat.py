@@ -1,0 +1,56 @@
+"""`torchmoor chat`: parses; what it does is in torchmoor.cli.chat."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchmoor.cli.chat import ChatOptions, run
+from torchmoor.cli.chat_options import conversation_options, make_target
+
+
+@click.command()
+@click.argument("image", required=False)
+@click.option(
+    "--ask", multiple=True, metavar="QUESTION", help="Ask this and end, instead of a conversation. Repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each answer, with its receipt.")
+@conversation_options
+def chat(
+    image: str | None,
+    ask: tuple[str, ...],
+    as_json: bool,
+    url: str,
+    keys_file: Path | None,
+    endpoint: str,
+    parameters: dict[str, Any],
+    session_id: str | None,
+    keep: bool,
+    system: str | None,
+) -> None:
+    """Talk about IMAGE, a file or an http(s) address, with streamed answers; without one, about anything.
+
+    In the conversation, /image PATH adds a picture and /quit ends.
+
+    \b
+    Examples:
+      torchmoor chat picture.png
+      torchmoor chat --endpoint llm
+      torchmoor chat picture.png --ask "What color is the circle?" --ask "Where is it?"
+    """
+    if not ask and sys.stdin is None:
+        raise click.UsageError("standard input is closed: give the questions with --ask")
+    run(
+        ChatOptions(
+            target=make_target(url, endpoint, keys_file, parameters),
+            images=() if image is None else (image,),
+            questions=ask,
+            as_json=as_json,
+            session_id=session_id,
+            is_kept=keep,
+            system=system,
+        )
+    )

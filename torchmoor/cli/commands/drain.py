@@ -1,0 +1,106 @@
+"""`torchmoor drain` and `undrain`: take instances out of service without harm, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from torchmoor.cli.options import Number, admin_options, json_option, show
+from torchmoor.clients.admin import AdminClient
+from torchmoor.clients.errors import AdminError
+
+INTERVAL_S = 0.5
+WAIT_S = 600.0
+
+
+def _wait_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option(
+            "--timeout",
+            default=WAIT_S,
+            show_default=True,
+            type=Number(min=0),
+            metavar="SECONDS",
+            help="For how long --wait waits; status 1 if that was not enough.",
+        ),
+        click.option("--wait", is_flag=True, help="Return only when it is so, and say on stderr how it goes."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...")
+@_wait_options
+@json_option
+@admin_options
+def drain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
+    """Send INSTANCE nothing new; what it works on ends. With a journal its sessions go on elsewhere.
+
+    With --wait, until nothing runs there: then it can be stopped or replaced. A drain stays with the name.
+
+    \b
+    Examples:
+      torchmoor drain llava-1 --wait
+      torchmoor drain llava-1 --wait --timeout 120 && systemctl restart torchserve@1
+    """
+    _move(admin, names, "drain", lambda row: bool(row["outstanding"] == 0), wait, timeout, as_json)
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="INSTANCE...")
+@_wait_options
+@json_option
+@admin_options
+def undrain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
+    """End the drain of INSTANCE: it gets work, and its sessions, again.
+
+    With --wait, until its probe says that it is ready.
+
+    \b
+    Examples:
+      torchmoor undrain llava-1
+      torchmoor undrain llava-0 llava-1 --wait
+    """
+    _move(admin, names, "resume", lambda row: bool(row["state"] == "ready"), wait, timeout, as_json)
+
+
+def _move(
+    admin: AdminClient,
+    names: tuple[str, ...],
+    action: str,
+    is_done: Callable[[dict[str, Any]], bool],
+    wait: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
+    deadline, told = monotonic() + timeout_s, ""
+    while wait and not all(is_done(row) for row in rows.values()):
+        late = [row for row in rows.values() if not is_done(row)]
+        news = ", ".join(f"{row['name']} is {row['state']}, {_running(row)}" for row in late)
+        if monotonic() >= deadline:
+            raise AdminError(f"not done within {timeout_s:g} s: {news}")
+        if news != told:
+            click.echo(f"Waiting: {news}", err=True)
+        told = news
+        sleep(INTERVAL_S)
+        found = {row["name"]: row for row in admin.get("/instances")["instances"]}
+        if gone := [name for name in rows if name not in found]:
+            raise AdminError(f"there is no instance {gone[0]!r} any more")
+        rows = {name: {key: found[name][key] for key in ("name", "state", "outstanding")} for name in rows}
+    found_rows = list(rows.values())
+    show(
+        {"instances": found_rows},
+        lambda: [f"{row['name']}: {row['state']}, {_running(row)}" for row in found_rows],
+        as_json=as_json,
+    )
+
+
+def _running(row: dict[str, Any]) -> str:
+    number = row["outstanding"]
+    return "1 request runs there" if number == 1 else f"{number or 'no'} requests run there"

@@ -1,0 +1,98 @@
+"""`torchmoor models`: which models are where, for endpoints with many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from torchmoor.cli.exit_status import Exit
+from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
+from torchmoor.clients.admin import AdminClient
+
+ACTION_TIMEOUT_S = 400.0  # an unload waits for the requests that use the model
+HEADS = ("MODEL", "INSTANCE", "TIER", "SIZE", "USED", "REQUESTS", "GOES")
+
+
+@click.group()
+def models() -> None:
+    """List the models of endpoints with many; pin, unpin, prewarm or unload one.
+
+    \b
+    Examples:
+      torchmoor models list
+      torchmoor models prewarm minilm-007.tar.gz
+      torchmoor models unload minilm-007.tar.gz --instance many-0
+    """
+
+
+@models.command("list")
+@click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
+@json_option
+@admin_options
+def list_(admin: AdminClient, endpoint: str | None, as_json: bool) -> None:
+    """Which models are where, in which tier of memory. GOES: its place among those that leave the memory next.
+
+    \b
+    Examples:
+      torchmoor models list
+      torchmoor models list --json | jq -r '.models[].name'
+    """
+    found = admin.get("/models", {"endpoint": endpoint})
+    show(found, lambda: _describe(found), as_json=as_json)
+
+
+def _describe(found: Mapping[str, Any]) -> Iterator[str]:
+    for instance in found["instances"]:
+        if not instance["answered"]:
+            yield f"{instance['instance']} does not say which models it has."
+    if not found["models"]:
+        yield "There is no model" + ("." if found["instances"] else ": no endpoint has many models.")
+        return
+    places = {(row["instance"], name): i for row in found["instances"] for i, name in enumerate(row["next_to_go"], 1)}
+    rows = [
+        (
+            row["name"],
+            row["instance"],
+            row["tier"],
+            in_bytes(row.get("bytes", 0) + row.get("mapped_bytes", 0)),
+            "" if row.get("last_used_s") is None else f"{in_time(row['last_used_s'])} ago",
+            str(row.get("hits", "")),
+            "pinned" if row.get("pinned") else str(places.get((row["instance"], row["name"]), "")),
+        )
+        for row in found["models"]
+    ]
+    yield from format_table(HEADS, rows, terminal_width())
+
+
+def _add(action: str, summary: str) -> None:
+    @models.command(action, help=f"{summary}\n\n\b\nExamples:\n  torchmoor models {action} minilm-007.tar.gz")
+    @click.argument("model")
+    @click.option("--endpoint", metavar="NAME", help="The endpoint, where several have many models.")
+    @click.option("--instance", metavar="NAME", help="Only there.")
+    @json_option
+    @admin_options
+    def act(admin: AdminClient, model: str, endpoint: str | None, instance: str | None, as_json: bool) -> None:
+        query = {"endpoint": endpoint, "instance": instance}
+        path = f"/models/{quote(model)}/{action}"
+        found = admin.post(path, query, timeout_s=ACTION_TIMEOUT_S)
+        done = [row for row in found["instances"] if row["status"] == 200]
+        failed = [row for row in found["instances"] if row["status"] not in (200, 404)]  # 404: it was not there
+        for row in failed:
+            click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
+        show(
+            found,
+            lambda: [f"{row['instance']}: {model} is in {row.get('tier') or 'no'} memory" for row in done],
+            as_json=as_json,
+        )
+        if failed:
+            raise click.exceptions.Exit(Exit.FAILED)
+
+
+_add("pin", "Keep MODEL in memory until it is unpinned; load it if it is not there.")
+_add("unpin", "Let MODEL go again when others need the memory.")
+_add("prewarm", "Load MODEL before the first request for it comes.")
+_add("unload", "Take MODEL out of memory when the requests that use it have ended.")

@@ -1,0 +1,44 @@
+"""`torchmoor package`: parses and prints; what it does is in torchmoor.cli.package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from torchmoor.cli.package import package as make_package
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="NAME.tar.gz or NAME.mar (default: the directory's name with .tar.gz, here).",
+)
+@click.option("--allow-pickle", is_flag=True, help="Take pickled weights, too: they can run code when they are loaded.")
+def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
+    """Make a model archive of DIRECTORY, a checkpoint as save_pretrained writes it, for an endpoint of many models.
+
+    Only what serving needs goes in, so what was left out is listed. The same files give the same bytes.
+
+    \b
+    Examples:
+      torchmoor package ./minilm
+      torchmoor package ./minilm -o models/minilm-007.tar.gz
+    """
+    target = output or Path(f"{directory.resolve().name}.tar.gz")
+    bar = click.progressbar(length=1, label="torchmoor: packaging", file=sys.stderr)
+
+    def report(done: int, total: int) -> None:
+        bar.length = max(total, 1)
+        bar.update(done - bar.pos)
+
+    with bar:
+        made = make_package(directory, target, allow_pickle=allow_pickle, report=report)
+    for name in made.left_out:
+        click.echo(f"torchmoor: left out {name}", err=True)
+    click.echo(f"{made.path}  {len(made.files)} files  {made.num_bytes} bytes")

@@ -1,0 +1,94 @@
+"""`torchmoor sessions`: who is in conversation, by the hashes of their ids that the access log has, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from torchmoor.cli.options import admin_options, json_option, show
+from torchmoor.cli.tables import format_table, in_bytes, in_time, terminal_width
+from torchmoor.clients.admin import AdminClient
+
+ACTION_TIMEOUT_S = 60.0  # a close waits for the journal, for half of this at most
+HEADS = ("SESSION", "ENDPOINT", "INSTANCE", "TIER", "SIZE", "TURNS", "USED", "EXPIRES", "")
+
+
+@click.group()
+def sessions() -> None:
+    """List open sessions; close, pin or unpin one.
+
+    A session is named by a hash, as in the access log: its id is a credential, and is never shown.
+
+    \b
+    Examples:
+      torchmoor sessions list --instance llava-0
+      torchmoor sessions close da68e24be4b32f04
+    """
+
+
+@sessions.command("list")
+@click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
+@click.option("--instance", metavar="NAME", help="Only those that are there.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
+@click.option("--after", metavar="PLACE", help="Go on where a list has ended: its `next`.")
+@json_option
+@admin_options
+def list_(
+    admin: AdminClient, endpoint: str | None, instance: str | None, limit: int, after: str | None, as_json: bool
+) -> None:
+    """Open sessions: where they are, what they hold, when they expire.
+
+    \b
+    Examples:
+      torchmoor sessions list
+      torchmoor sessions list --endpoint llava --limit 1000 --json | jq -r '.sessions[].session'
+    """
+    query = {"endpoint": endpoint, "instance": instance, "limit": limit, "after": after}
+    found = admin.get("/sessions", query)
+    show(found, lambda: describe(found, time.time(), terminal_width()), as_json=as_json)
+
+
+def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterator[str]:
+    """A table for people."""
+    for instance in found["instances"]:
+        if not instance["answered"]:
+            yield f"{instance['instance']} does not say which sessions it has."
+    if not found["sessions"]:
+        yield "No session is open."
+        return
+    rows = [
+        (
+            row["session"],
+            row["endpoint"],
+            row["instance"],
+            row["tier"] or "",
+            in_bytes(row["bytes"]),
+            "" if row["turns"] is None else str(row["turns"]),
+            "" if row["last_used_at"] is None else f"{in_time(now - row['last_used_at'])} ago",
+            "" if row["expires_at"] is None else f"in {in_time(row['expires_at'] - now)}",
+            "running" * bool(row["is_running"]) or "pinned" * bool(row["is_pinned"]),
+        )
+        for row in found["sessions"]
+    ]
+    yield from format_table(HEADS, rows, width)
+    if found.get("next"):
+        yield f"There are more: --after {found['next']}"
+
+
+def _add(action: str, summary: str, done: str) -> None:
+    @sessions.command(action, help=f"{summary}\n\n\b\nExamples:\n  torchmoor sessions {action} da68e24be4b32f04")
+    @click.argument("session", metavar="HASH")
+    @json_option
+    @admin_options
+    def act(admin: AdminClient, session: str, as_json: bool) -> None:
+        found = admin.post(f"/sessions/{quote(session, safe='')}/{action}", timeout_s=ACTION_TIMEOUT_S)
+        show(found, lambda: [f"{session}: {done}"], as_json=as_json)
+
+
+_add("close", "Close a session: its memory is free, and its next turn is refused.", "closed")
+_add("pin", "Keep a session in memory until it is unpinned or expires.", "pinned")
+_add("unpin", "Let a session's memory go to others again.", "unpinned")

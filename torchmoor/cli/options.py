@@ -1,0 +1,183 @@
+"""Options that several commands have: where the planes are, with which credentials, and how to answer."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from torchmoor.clients.admin import AdminClient
+from torchmoor.config.settings import Credentials
+from torchmoor.errors import ConfigError
+from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_ENDPOINT = "llava"
+CHECKOUT = Path(__file__).resolve().parents[2]
+STORE = "model_store"
+RUNTIME_URL = "TORCHMOOR_URL"
+ADMIN_URL = "TORCHMOOR_ADMIN_URL"
+DEFAULT_RUNTIME_URL = "http://127.0.0.1:8080"
+DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
+
+
+class Number(click.FloatRange):
+    """A number in a range. Without the words that Python reads as numbers: nothing is above or below nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class Address(click.ParamType[str]):
+    """Where a plane listens."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            self.fail(f"it must begin with http:// or https:// and name a host, not {value!r}.", param, ctx)
+        return str(value)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+
+url_option = click.option(
+    "--url",
+    "--endpoint-url",
+    "url",
+    type=Address(),
+    envvar=RUNTIME_URL,
+    default=DEFAULT_RUNTIME_URL,
+    show_default=True,
+    show_envvar=True,
+    help="Where the runtime API listens. The second name is the AWS command line's.",
+)
+endpoint_option = click.option("--endpoint", default=DEFAULT_ENDPOINT, show_default=True, help="The endpoint's name.")
+keys_option = click.option(
+    "--keys",
+    "keys_file",
+    metavar="FILE",
+    envvar=KEYS_FILE,
+    show_envvar=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of keys and tokens (docs/access.md); its first key or token is used. "
+    f"Without one {CLIENT_TOKEN} is, or what boto3 finds (AWS_ACCESS_KEY_ID, profiles).",
+)
+admin_url_option = click.option(
+    "--admin-url",
+    type=Address(),
+    envvar=ADMIN_URL,
+    default=DEFAULT_ADMIN_URL,
+    show_default=True,
+    show_envvar=True,
+    help="Where the admin plane listens.",
+)
+admin_keys_option = click.option(
+    "--keys",
+    "keys_file",
+    metavar="FILE",
+    envvar=KEYS_FILE,
+    show_envvar=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"A file with the admin plane's token (docs/access.md). Without one {ADMIN_TOKEN} is used.",
+)
+
+
+def admin_options(command: F) -> F:
+    """The command's first argument is an AdminClient."""
+
+    @admin_url_option
+    @admin_keys_option
+    @functools.wraps(command)
+    def with_client(admin_url: str, keys_file: Path | None, **arguments: Any) -> Any:
+        return command(make_admin_client(admin_url, keys_file), **arguments)
+
+    return with_client  # type: ignore[return-value]
+
+
+def make_admin_client(admin_url: str, keys_file: Path | None) -> AdminClient:
+    """Raises AdminError, ConfigError."""
+    return AdminClient(admin_url, find_admin_token(keys_file))
+
+
+def find_admin_token(keys_file: Path | None) -> str:
+    """The file's, else the environment's: who names a file does not mean the token of another fleet."""
+    return read_file(keys_file).admin_token or read_token(ADMIN_TOKEN)
+
+
+def read_token(name: str) -> str:
+    """A token of the environment; "" if there is none. Raises ConfigError if it cannot be sent."""
+    token = os.environ.get(name, "")
+    if not all("!" <= sign <= "~" for sign in token):
+        raise ConfigError(f"{name} must be of visible ASCII characters alone")
+    return token
+
+
+def read_file(keys_file: Path | None) -> Credentials:
+    """What the file alone says; nothing without one. Raises ConfigError."""
+    return read_credentials({}, keys_file)
+
+
+def generation_options(command: F) -> F:
+    """The command gets what is given of them as one mapping, `parameters`, by the runtime API's names."""
+
+    @click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
+    @click.option("--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it.")
+    @click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only.")
+    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among those that make up this much.")
+    @click.option("--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1: less of the same.")
+    @click.option("--seed", type=click.IntRange(min=0), help="The same seed, the same sample.")
+    @click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable.")
+    @functools.wraps(command)
+    def with_parameters(
+        max_new_tokens: int | None,
+        temperature: float | None,
+        top_k: int | None,
+        top_p: float | None,
+        repetition_penalty: float | None,
+        seed: int | None,
+        stop: tuple[str, ...],
+        **arguments: Any,
+    ) -> Any:
+        given = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "repetition_penalty": repetition_penalty,
+            "seed": seed,
+            "stop": list(stop) or None,
+        }
+        return command(parameters={name: value for name, value in given.items() if value is not None}, **arguments)
+
+    return with_parameters  # type: ignore[return-value]
+
+
+def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -> None:
+    """One line of JSON, or the lines for people."""
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        for line in lines():
+            click.echo(line)
+
+
+def default_store() -> Path:
+    """model_store/ here, or else in the checkout that this package runs from."""
+    return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

@@ -1,1 +1,0 @@
-"""The commands, a file each: they parse and print. torchmoor.cli knows them by name."""

@@ -1,0 +1,1 @@
+"""Settings, and the configuration file that they are read from."""

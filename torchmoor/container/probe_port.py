@@ -1,0 +1,106 @@
+"""What may be known of an instance from outside its host, and nothing that could be done to it: GET only.
+
+    /live              200 while TorchServe runs
+    /ready             200 while the model's worker is ready and the instance is not about to stop
+    /models/{model}    as TorchServe's management port has it, for a proxy's probes; also while it drains
+    /metrics           as TorchServe's metrics port has it
+
+A proxy may be given this port as an instance's management_port and metrics_port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+import aiohttp
+from aiohttp import web
+
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Registry
+
+TIMEOUT_S = 1.5
+MAX_PAGE_BYTES = 4 << 20
+
+
+class SidePort:
+    """For as long as the context lasts."""
+
+    def __init__(
+        self, registry: Registry, name: str, port: int, is_running: Callable[[str], bool], *, host: str = "0.0.0.0"
+    ) -> None:
+        """name: of the instance. port: 0 takes any free one. is_running: whether its TorchServe is there."""
+        self.is_draining = False
+        self.port = port
+        self._registry = registry
+        self._name = name
+        self._is_running = is_running
+        self._host = host
+        app = web.Application()
+        app.router.add_get("/live", self._live)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/models/{model}", self._show_model)
+        app.router.add_get("/metrics", self._show_metrics)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> SidePort:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self.port).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+        assert self._client is not None
+        await self._client.close()
+
+    async def _live(self, request: web.Request) -> web.Response:
+        """Also while a model loads, however long that takes; and while TorchServe starts its worker again."""
+        is_live = self._registry.find(self._name) is None or self._is_running(self._name)
+        return _say(is_live, "live", "TorchServe has ended, and is started again in a moment")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        instance = self._registry.find(self._name)
+        if self.is_draining:
+            return _say(False, "", "stopping")
+        is_ready = instance is not None and instance.is_ready
+        return _say(is_ready, "ready", "the model is being loaded, or its worker has died and is being started again")
+
+    async def _show_model(self, request: web.Request) -> web.Response:
+        instance = self._registry.find(self._name)
+        if instance is None or request.match_info["model"] != instance.model:
+            raise web.HTTPNotFound(text="there is no model of that name")
+        return await self._pass_on(
+            instance, f"http://{instance.host}:{instance.management_port}/models/{instance.model}"
+        )
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        instance = self._registry.find(self._name)
+        if instance is None:
+            raise web.HTTPServiceUnavailable(text="TorchServe is being started")
+        return await self._pass_on(instance, f"http://{instance.host}:{instance.metrics_port}/metrics")
+
+    async def _pass_on(self, instance: Instance, url: str) -> web.Response:
+        """TorchServe's own answer."""
+        assert self._client is not None
+        try:
+            async with self._client.get(url) as answer:
+                page = bytearray()
+                async for piece in answer.content.iter_any():
+                    page += piece
+                    if len(page) > MAX_PAGE_BYTES:
+                        raise web.HTTPBadGateway(text="TorchServe's page is too long")
+                return web.Response(
+                    status=answer.status, body=bytes(page), headers={"Content-Type": answer.content_type}
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise web.HTTPServiceUnavailable(text="TorchServe does not answer") from error
+
+
+def _say(is_so: bool, yes: str, no: str) -> web.Response:
+    return web.Response(status=200 if is_so else 503, text=f"{yes if is_so else no}\n")

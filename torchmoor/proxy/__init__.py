@@ -1,0 +1,1 @@
+"""The front proxy: everything that a request passes through."""

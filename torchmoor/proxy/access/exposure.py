@@ -1,0 +1,43 @@
+"""What may be reached from other machines: nothing without credentials, unless the operator says so."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from torchmoor.config.settings import Credentials, ListenSettings
+from torchmoor.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def check_exposure(listen: ListenSettings, credentials: Credentials, *, is_open: bool) -> None:
+    """Raise ConfigError if a plane could be used by anybody who reaches this machine.
+
+    is_open: the operator said that this is meant, of the data plane; the admin plane has no such word.
+    """
+    if is_open and credentials.guards_data:
+        raise ConfigError("--no-auth lets anybody in, and there are access keys or tokens: leave one of them out")
+    if not is_loopback(listen.host):
+        if not (is_open or credentials.guards_data):
+            raise ConfigError(
+                f"on {listen.host} anybody who reaches this machine could use it: give access keys or tokens "
+                "(--keys FILE, or TORCHMOOR_ACCESS_KEYS, TORCHMOOR_TOKENS), or say --no-auth if that is meant"
+            )
+        if credentials.tokens and not listen.tls_certificate:
+            logger.warning("bearer tokens cross the network in clear: set a TLS certificate, or end TLS in front")
+    if not is_loopback(listen.admin_host) and not credentials.admin_token:
+        raise ConfigError(
+            f"the admin plane on {listen.admin_host} needs a token: TORCHMOOR_ADMIN_TOKEN, or a line `admin TOKEN` in "
+            "the keys' file"
+        )
+    if not is_loopback(listen.admin_host) and not listen.admin_tls_certificate:
+        logger.warning("the admin token crosses the network in clear: set listen.admin_tls_certificate and its key")
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches the address. Raises ConfigError if it is none."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ConfigError(f"a host must be an address of this machine or localhost, not {host!r}") from error

@@ -1,0 +1,154 @@
+"""Who is calling: every request's credentials, judged before anything else looks at it.
+
+A bearer token is judged by the head alone. A signature covers the body, so the request gets a `BodyCheck`, and goes
+nowhere before that has seen the whole body; what is held meanwhile is bounded over all requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from hashlib import blake2b, sha256
+
+from torchmoor.config.settings import AccessSettings, Credentials
+from torchmoor.errors import (
+    AccessDenied,
+    ApiError,
+    IncompleteSignature,
+    InvalidSignature,
+    MissingCredentials,
+    ServiceUnavailable,
+    UnrecognizedClient,
+    ValidationError,
+)
+from torchmoor.proxy.access.sigv4 import ALGORITHM, EMPTY_HASH, UNSIGNED_PAYLOAD, Signed, SigV4, is_presigned
+from torchmoor.proxy.http.message import Request
+
+BEARER = b"bearer "
+
+
+class SignedBody:
+    """The BodyCheck of a signed request."""
+
+    __slots__ = ("max_body_bytes", "_gate", "_signed", "_num_bytes")
+
+    def __init__(self, gate: Gate, signed: Signed, *, max_body_bytes: int, num_bytes: int) -> None:
+        """num_bytes: counted as held until `release`."""
+        self.max_body_bytes = max_body_bytes
+        self._gate = gate
+        self._signed = signed
+        self._num_bytes = num_bytes
+        gate.num_held_bytes += num_bytes
+
+    def verify(self, body: bytes) -> None:
+        """Raise AccessDenied unless this is the body that was signed."""
+        self.release()
+        body_hash = sha256(body).hexdigest().encode()
+        try:
+            declared = self._signed.declared_hash
+            if declared is None:
+                self._signed.verify(body_hash)
+            elif declared != body_hash:
+                raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
+        except AccessDenied as error:
+            self._gate.count(error)
+            raise
+
+    def release(self) -> None:
+        """The body is no longer held for its check. May be called again."""
+        self._gate.num_held_bytes -= self._num_bytes
+        self._num_bytes = 0
+
+
+class Gate:
+    """Judges requests by the configured keys and tokens.
+
+    num_held_bytes: of bodies that wait for their check, by their declared lengths. num_denied: by kind of error.
+    """
+
+    def __init__(self, settings: AccessSettings, credentials: Credentials, *, wall: Callable[[], float]) -> None:
+        """wall: seconds since 1970."""
+        self.num_held_bytes = 0
+        self.num_denied: Counter[str] = Counter()
+        self._settings = settings
+        self._wall = wall
+        self.take(credentials)
+
+    def take(self, credentials: Credentials) -> None:
+        """Judge by these from now on. A request that was admitted before is still judged by those of its time."""
+        settings = self._settings
+        self._sigv4 = SigV4(
+            credentials.keys, region=settings.region, clock_skew_s=settings.clock_skew_s, wall=self._wall
+        )
+        self._key_principals = {key_id: principal_of("key", key_id) for key_id in credentials.keys}
+        # Looked up by hash, so that the time it takes says nothing about how much of a token was right.
+        self._token_principals = {
+            sha256(token.encode()).digest(): principal_of("token", name) for name, token in credentials.tokens.items()
+        }
+
+    def admit(self, request: Request) -> None:
+        """Name the request's principal, and give it a body check if it needs one. Raises ApiError."""
+        authorization = b""
+        for field in request.headers:
+            if field.name == b"authorization":
+                if authorization:
+                    raise self.count(IncompleteSignature("More than one Authorization header."))
+                authorization = field.value
+        try:
+            if authorization.startswith(ALGORITHM):
+                self._admit_signed(request, self._sigv4.read(request, authorization))
+            elif authorization[: len(BEARER)].lower() == BEARER:
+                request.principal = self._find_token(authorization[len(BEARER) :].strip())
+            elif authorization:
+                scheme = authorization.partition(b" ")[0].decode("latin-1")[:32]
+                raise IncompleteSignature(
+                    f"Authorization by {scheme!r} is not known here: use AWS4-HMAC-SHA256 or Bearer."
+                )
+            elif is_presigned(request.query):
+                raise IncompleteSignature(
+                    "Signatures in the query (presigned URLs) are not accepted: sign in the Authorization header."
+                )
+            else:
+                raise MissingCredentials()
+        except ApiError as error:
+            raise self.count(error) from error
+
+    def _find_token(self, token: bytes) -> str:
+        principal = self._token_principals.get(sha256(token).digest())
+        if principal is None:
+            raise UnrecognizedClient()
+        return principal
+
+    def _admit_signed(self, request: Request, signed: Signed) -> None:
+        settings = self._settings
+        declared, length = signed.declared_hash, request.content_length
+        if declared is not None:
+            signed.verify(declared)
+        request.principal = self._key_principals[signed.access_key]
+        if declared == UNSIGNED_PAYLOAD:
+            if not settings.allows_unsigned_payload:
+                raise InvalidSignature("UNSIGNED-PAYLOAD is not accepted here: sign the body's hash.")
+            return
+        limit = settings.max_signed_body_bytes
+        if length is not None and length > limit:
+            raise ValidationError(f"A signed body may have up to {limit} bytes; send a longer one with a bearer token.")
+        num_bytes = limit if request.is_chunked else length or 0
+        if self.num_held_bytes + num_bytes > settings.max_unverified_bytes:
+            raise ServiceUnavailable("Too many signed bodies are being received. Try again later.")
+        check = SignedBody(self, signed, max_body_bytes=limit, num_bytes=num_bytes)
+        if num_bytes:
+            request.body_check = check
+        elif declared is None:
+            signed.verify(EMPTY_HASH)
+        elif declared != EMPTY_HASH:
+            raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
+
+    def count(self, error: ApiError) -> ApiError:
+        """Count a refusal; returns it."""
+        self.num_denied[error.kind] += 1
+        return error
+
+
+def principal_of(kind: str, name: str) -> str:
+    """What instances know a caller by: the same for each of its requests, and telling nobody its key's id."""
+    return blake2b(f"{kind}:{name}".encode(), digest_size=16).hexdigest()

@@ -1,0 +1,125 @@
+"""Tells the dialects apart by path and method; the data plane's Application."""
+
+from __future__ import annotations
+
+import logging
+
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.errors import ApiError, InternalFailure
+from torchmoor.proxy.access.gate import Gate
+from torchmoor.proxy.api import container, runtime, torchserve
+from torchmoor.proxy.api.chat_page.page import ChatPage
+from torchmoor.proxy.api.container import ContainerApi
+from torchmoor.proxy.api.container_models import ContainerModelsApi
+from torchmoor.proxy.api.metrics_operation import PATH as METRICS
+from torchmoor.proxy.api.metrics_operation import MetricsApi
+from torchmoor.proxy.api.openai import OpenAIApi, openai_error
+from torchmoor.proxy.api.passthrough import PassThrough
+from torchmoor.proxy.api.replies import Handler, refusal, runtime_error, unknown_operation
+from torchmoor.proxy.api.runtime import RuntimeApi
+from torchmoor.proxy.api.torchserve import TorchServeApi
+from torchmoor.proxy.api.validation import make_note
+from torchmoor.proxy.api.verified_reply import CheckedReply
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.fields import Note
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.operations import Operations
+
+logger = logging.getLogger(__name__)
+
+_INVOKING = frozenset((b"POST", b"PUT", b"GET"))
+_LOOKING = frozenset((b"GET", b"HEAD"))
+
+
+class Api:
+    """Every dialect on one port, behind one gate."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        operations: Operations,
+        gate: Gate | None = None,
+        async_inference: AsyncInference | None = None,
+    ) -> None:
+        """gate: None lets everybody in. async_inference: None if no endpoint has it."""
+        self._gateway = gateway
+        self._gate = gate
+        pass_through = PassThrough(gateway)
+        self._openai = OpenAIApi(gateway)
+        self._runtime = RuntimeApi(gateway, async_inference)
+        self._container = ContainerApi(gateway, pass_through)
+        self._models = (
+            ContainerModelsApi(gateway, pass_through, operations) if gateway.settings.container.serves_models else None
+        )
+        self._torchserve = TorchServeApi(gateway, pass_through)
+        settings = gateway.settings
+        self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
+        # A load balancer has no credentials, nor has a browser before it has the page that asks for them.
+        self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
+        self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
+
+    def note(self, name: bytes) -> Note:
+        """What becomes of header fields of that name."""
+        return make_note(name)
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler:
+        """Whose operation a method and a path name."""
+        if self._openai.serves(path):
+            return self._openai.handle
+        if path.startswith(runtime.PREFIX):
+            return self._runtime.find_handler(method, path)
+        if path.startswith(torchserve.PREFIX) and method in _INVOKING:
+            return self._torchserve.invoke
+        if path == container.INVOCATIONS and method == b"POST":
+            return self._container.invoke
+        if path == container.PING and method in _LOOKING:
+            return self._container.ping
+        if self.metrics is not None and path == METRICS and method == b"GET":
+            return self.metrics.handle
+        if self._models is not None and self._models.serves(path):
+            return self._models.handle
+        page = None if self._page is None else self._page.find_handler(method, path)
+        return _refuse if page is None else page
+
+    def handle(self, request: Request) -> Call | Reply:
+        """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
+        request_id = self._gateway.new_request_id()
+        try:
+            if self._gate is not None and request.path not in self._open_paths:
+                self._gate.admit(request)
+            handler: Handler = request.line.handler
+            decision = handler(request, request_id)
+            if request.body_check is not None and isinstance(decision, Reply):
+                decision = CheckedReply(
+                    request,
+                    request.body_check,
+                    decision,
+                    lambda e: self._error(request, e, request_id),
+                    lambda reply: self._gateway.tell(request, request_id, reply),
+                )
+        except ApiError as refused:  # by the gate
+            decision = self._error(request, refused, request_id)
+        except Exception:
+            if request.body_check is not None:
+                request.body_check.release()
+            logger.exception("fault request_id=%s", request_id.decode())
+            fault = InternalFailure(f"The proxy failed. Request id {request_id.decode()}.")
+            decision = runtime_error(fault, request_id)
+        if isinstance(decision, Reply):
+            self._gateway.tell(request, request_id, decision)
+        return decision
+
+    def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
+        """An error that no dialect has seen, in the words of the one that was meant."""
+        say = openai_error if self._openai.serves(request.path) else runtime_error
+        return say(error, request_id)
+
+    def refuse(self, status: int, message: str) -> Reply:
+        """Answer bytes that are no servable request."""
+        return refusal(status, message, self._gateway.new_request_id())
+
+
+def _refuse(request: Request, request_id: bytes) -> Reply:
+    """Nobody serves that."""
+    return runtime_error(unknown_operation(request), request_id)

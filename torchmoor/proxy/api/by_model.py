@@ -1,0 +1,198 @@
+"""OpenAI's paths without an endpoint, where there are several: the body's `model` says which one is meant.
+
+OpenAI's own client writes `model` after `messages`, so a body is held until it is whole or the limit is reached; the
+instance could not begin with less of it anyway. What is held counts as waiting (limits.max_waiting_bytes).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from torchmoor.errors import ApiError, ServiceUnavailable, WrongModel
+from torchmoor.proxy.api.invocation import body_too_large
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.answer import Answer, Loss
+from torchmoor.proxy.http.call import Call, Deadlines, Outcome, Target, Waiter, Waiting
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+
+MAX_TOKENS = 50_000  # strings and brackets before `model`: as many messages as are allowed have a tenth of that
+
+_TOKEN = re.compile(rb'["{}\[\]]')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # nothing is tried twice: as long as the body takes
+_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_KEY = "model"
+_PLAIN_KEY = b'"model"'
+_MAX_KEY_BYTES = 6 * len(_KEY) + 2  # each of its characters as an escape
+_QUOTE, _BACKSLASH = b'"\\'
+
+
+def find_model(body: bytes) -> str | None:
+    """The value of `model` in the beginning of a JSON object; None if it is not in what there is.
+
+    Raises WrongModel if it is no text.
+    """
+    depth = at = 0
+    for _ in range(MAX_TOKENS):
+        token = _TOKEN.search(body, at)
+        if token is None:
+            break
+        at = token.end()
+        if token[0] == b'"':
+            start, at = token.start(), _end_of_string(body, token.start())
+            if not at:
+                break
+            colon = _COLON.match(body, at) if depth == 1 and _is_key(body[start:at]) else None
+            if colon is not None:  # else it was a value
+                return _read_value(body, colon.end())
+        elif token[0] in b"{[":
+            depth += 1
+        else:
+            depth -= 1
+    return None
+
+
+def _end_of_string(body: bytes, start: int) -> int:
+    """Where the string that begins at a quote has ended; 0 if that is not in what there is."""
+    end = body.find(b'"', start + 1)
+    if end < 0:
+        return 0
+    if body[end - 1] != _BACKSLASH:  # as of most strings, the longest included: pictures have no escapes
+        return end + 1
+    string = _STRING.match(body, start)
+    return 0 if string is None else string.end()
+
+
+def _is_key(text: bytes) -> bool:
+    return text == _PLAIN_KEY or (b"\\" in text and len(text) <= _MAX_KEY_BYTES and _try_read(text) == _KEY)
+
+
+def _read_value(body: bytes, start: int) -> str | None:
+    """The string that begins there; None if it does not end in what there is."""
+    if start == len(body):
+        return None
+    if body[start] != _QUOTE:
+        raise WrongModel("`model` must be a text: the name of an endpoint.")
+    end = _end_of_string(body, start)
+    if not end:
+        return None
+    value = _try_read(body[start:end])
+    if value is None:
+        raise WrongModel("`model` is not a valid JSON string.")
+    return value
+
+
+def _try_read(text: bytes) -> str | None:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
+
+
+class ByModel:
+    """A Call that finds its endpoint in the body, and then is that endpoint's invocation."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: Request,
+        *,
+        max_body_bytes: int,
+        deadlines: Deadlines,
+        make: Callable[[str], Call],
+        say: Callable[[ApiError], Reply],
+    ) -> None:
+        """make: the call of the endpoint of that name, or raises ApiError; say: how an error is told.
+
+        Raises ServiceUnavailable if too much is held already.
+        """
+        check = request.body_check
+        self.deadlines = deadlines
+        self.max_body_bytes = max_body_bytes
+        self.num_prefix_bytes = gateway.settings.limits.max_unrouted_body_bytes
+        if check is not None:
+            self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
+            self.num_prefix_bytes = self.max_body_bytes + 1
+        self._make = make
+        self._say = say
+        self._call: Call | None = None
+        self._waiting = gateway.waiting_bytes
+        length = self.num_prefix_bytes if request.is_chunked else request.content_length or 0
+        self._num_held = min(length, self.num_prefix_bytes)
+        if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
+            raise ServiceUnavailable("Too many requests are being received. Try again later.")
+        self._waiting.used_bytes += self._num_held
+        self._check, request.body_check = check, None  # made here, before the name is believed, and not once more
+
+    @property
+    def wait_ends_at(self) -> float:
+        """When a wait for an instance has been too long."""
+        return self._found.wait_ends_at
+
+    @property
+    def _found(self) -> Call:
+        assert self._call is not None, "asked before its body was"
+        return self._call
+
+    def route(self, prefix: bytes, waiter: Waiter) -> Target | Reply | Waiting:
+        """Find the endpoint, and have it choose."""
+        self._let_go()
+        try:
+            if self._check is not None:
+                self._check.verify(prefix)
+            model = find_model(prefix)
+            if model is None:
+                raise WrongModel(
+                    f"There are several endpoints: name one as `model`, within the first {self.num_prefix_bytes} bytes "
+                    "of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
+                )
+            call = self._make(model)
+        except ApiError as error:
+            return self._say(error)
+        self._call = call
+        return call.route(prefix, waiter)
+
+    def _let_go(self) -> None:
+        self._waiting.used_bytes -= self._num_held
+        self._num_held = 0
+
+    def on_wait_over(self) -> Reply:
+        """The endpoint's own word."""
+        return self._found.on_wait_over()
+
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
+        """As the endpoint's invocation has it."""
+        return self._found.request_head(framing, time_left_s)
+
+    def on_abandoned(self) -> None:
+        """The instance shall stop."""
+        self._found.on_abandoned()
+
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Target | Waiting | None:
+        """The endpoint's invocation judges."""
+        return self._found.on_answer(head, can_replay=can_replay)
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The endpoint's invocation tells it."""
+        return self._found.on_refusal(body)
+
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply | Waiting:
+        """The endpoint's invocation goes on, or not."""
+        return self._found.on_lost(loss, can_replay=can_replay)
+
+    def on_body_too_large(self) -> Reply:
+        """Before the endpoint is known, the dialect's error."""
+        if self._call is not None:
+            return self._call.on_body_too_large()
+        error = body_too_large(self.max_body_bytes)
+        error.status = 413  # HTTP's own status for it
+        return self._say(error)
+
+    def finish(self, outcome: Outcome) -> None:
+        """The end, whether or not an endpoint was found."""
+        self._let_go()
+        if self._check is not None:
+            self._check.release()
+        if self._call is not None:
+            self._call.finish(outcome)

@@ -1,0 +1,103 @@
+"""GET /chat and its files; GET /chat/endpoints, which says whom one can talk to; `/` leads a browser there.
+
+The files hold nothing of anybody's, so a browser gets them without credentials, which it could not send before it has
+the page that asks for them. /chat/endpoints stands behind the gate like the rest of the API.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from importlib.resources import files
+
+from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.registry import Registry
+
+PAGE = b"/chat"
+ENDPOINTS = b"/chat/endpoints"
+ROOT = b"/"
+
+# Nothing but this page's own files, its own server, and pictures that it has itself; no text becomes markup, and
+# nobody frames it.
+CONTENT_SECURITY_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    b"require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", CONTENT_SECURITY_POLICY),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+_KINDS = {".html": b"text/html", ".css": b"text/css", ".js": b"text/javascript"}
+_LOOKING = frozenset((b"GET", b"HEAD"))
+
+
+class ChatPage:
+    """Answers by path.
+
+    open_paths: those that need no credentials.
+    """
+
+    def __init__(self, registry: Registry, settings: ProxySettings) -> None:
+        self._handlers: dict[bytes, Handler] = {PAGE + b"/": _Redirect(b"../chat").handle, ROOT: self._lead}
+        for file in files(__package__).iterdir():
+            kind = _KINDS.get("." + file.name.rpartition(".")[2])
+            if kind is not None:
+                path = PAGE if file.name == "index.html" else b"%b/%b" % (PAGE, file.name.encode())
+                self._handlers[path] = _File(file.read_bytes(), kind).handle
+        self.open_paths = frozenset(self._handlers)
+        told = {
+            # One with many models wants to be told which, and of what kind they are nobody knows here.
+            "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
+            "max_body_bytes": settings.limits.max_body_bytes,
+            "max_pictures": settings.chat_page.max_pictures,
+        }
+        self._endpoints = Reply(
+            200,
+            (*HEADERS, (b"content-type", b"application/json"), (b"cache-control", b"no-store")),
+            json.dumps(told).encode(),
+        )
+        self._handlers[ENDPOINTS] = self._tell_endpoints
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler | None:
+        """Who answers; None if it is none of the page's."""
+        return self._handlers.get(path) if method in _LOOKING else None
+
+    def _tell_endpoints(self, request: Request, request_id: bytes) -> Reply:
+        return self._endpoints
+
+    def _lead(self, request: Request, request_id: bytes) -> Reply:
+        """A browser is shown the way; a client of the API has taken a wrong one."""
+        if b"text/html" in (request.find(b"accept") or b""):
+            return _Redirect(b"chat").handle(request, request_id)
+        return runtime_error(unknown_operation(request), request_id)
+
+
+class _File:
+    """One file, sent again only if it has changed."""
+
+    def __init__(self, content: bytes, kind: bytes) -> None:
+        self._etag = b'"%b"' % blake2b(content, digest_size=12).hexdigest().encode()
+        headers = (*HEADERS, (b"content-type", kind + b"; charset=utf-8"), (b"etag", self._etag))
+        self._whole = Reply(200, (*headers, (b"cache-control", b"no-cache")), content)
+        self._unchanged = Reply(304, (*headers, (b"cache-control", b"no-cache")), content)
+
+    def handle(self, request: Request, request_id: bytes) -> Reply:
+        """The file, or that what the browser has is still it."""
+        known = request.find(b"if-none-match") or b""
+        return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
+
+
+class _Redirect:
+    """To a path beside the one that was asked for, wherever something before this proxy has put it."""
+
+    def __init__(self, location: bytes) -> None:
+        self._reply = Reply(307, (*HEADERS, (b"location", location), (b"cache-control", b"no-store")))
+
+    def handle(self, request: Request, request_id: bytes) -> Reply:
+        """Always the same."""
+        return self._reply

@@ -1,0 +1,275 @@
+"""The operations on models of SageMaker's containers (AWS: "Custom Containers Contract for Multi-Model Endpoints").
+
+    POST   /models                 {"model_name", "url"}: load; 409 if it is loaded, 507 if there is no room
+    GET    /models                 those that are loaded, in pages
+    GET    /models/{name}          one of them, or 404
+    DELETE /models/{name}          unload: its memory is free when this is answered
+    POST   /models/{name}/invoke   a request to it, or 404
+
+A name is what the platform makes of a model, not a TargetModel. A model is loaded by one instance of the first
+endpoint, and its requests go there: nobody else has been told where it lies. It counts as loaded until it is unloaded
+or that instance loses its memory; the instance may move it to a slower tier meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote
+
+from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
+from torchmoor.proxy.api.deferred_reply import Order
+from torchmoor.proxy.api.passthrough import ModelPassThroughInvocation, PassThrough, PassThroughInvocation
+from torchmoor.proxy.api.replies import container_error, unknown_operation
+from torchmoor.proxy.api.validation import TARGET_MODEL
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.operations import OperationAnswer, Operations
+
+PATH = b"/models"
+NO_ROOM = 507
+
+_NAME = re.compile(r"[A-Za-z0-9._~-]{1,256}", re.ASCII)
+_JSON = (b"content-type", b"application/json")
+_WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
+
+
+class ModelNotLoaded(ApiError):
+    """No model of that name was loaded, or it is unloaded."""
+
+    status = 404
+    kind = "ModelNotFoundException"
+
+
+class ModelIsLoading(ApiError):
+    """Another request is loading the model."""
+
+    status = 409
+    kind = "ModelAlreadyLoadedException"
+
+
+class TooManyModels(ApiError):
+    """As many models as may be are loaded; the platform unloads some and tries again."""
+
+    status = NO_ROOM
+    kind = "InsufficientResources"
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model by its url. instance: who has it, or is loading it."""
+
+    url: str
+    instance: str
+    is_ready: bool = False
+
+
+class ContainerModelsApi:
+    """Maps them to the `models` operation of the handlers."""
+
+    def __init__(self, gateway: Gateway, pass_through: PassThrough, operations: Operations) -> None:
+        self._gateway = gateway
+        self._settings = gateway.settings.container
+        self._endpoint = gateway.registry.endpoints()[0]
+        self._pass_through = pass_through
+        self._operations = operations
+        self._models: dict[str, LoadedModel] = {}
+        gateway.registry.listen(self._on_change)
+
+    @staticmethod
+    def serves(path: bytes) -> bool:
+        """True if a path is one of models."""
+        return path == PATH or path.startswith(PATH + b"/")
+
+    def handle(self, request: Request, request_id: bytes) -> PassThroughInvocation | Order | Reply:
+        """Do what is asked, or say why not."""
+        try:
+            return self._handle(request, request_id)
+        except ApiError as error:
+            return container_error(error, request_id)
+
+    def _handle(self, request: Request, request_id: bytes) -> PassThroughInvocation | Order | Reply:
+        name, operation = _read_path(request)
+        match (request.method, bool(name), operation):
+            case (b"GET", False, ""):
+                return self._list(request)
+            case (b"POST", False, ""):
+                return self._order(request, request_id, self._load)
+            case (b"GET", True, ""):
+                return _json(200, _row(name, self._get(name)))
+            case (b"DELETE", True, ""):
+                return self._order(request, request_id, lambda order, body: self._unload(order, name))
+            case (b"POST", True, "invoke"):
+                return self._invoke(request, request_id, name)
+        raise unknown_operation(request)
+
+    def _get(self, name: str) -> LoadedModel:
+        model = self._models.get(name)
+        if model is None or not model.is_ready:
+            raise ModelNotLoaded(f"Model {name[:256]} is not loaded.")
+        return model
+
+    def _list(self, request: Request) -> Reply:
+        """A page of them in the order of their names; a token is the last name of the page before."""
+        query = parse_qs(request.query.decode("latin-1"))
+        token = query.get("next_page_token", [""])[0]
+        names = sorted(name for name, model in self._models.items() if model.is_ready)
+        begin = bisect_right(names, token)
+        page = names[begin : begin + self._settings.page_size]
+        told: dict[str, object] = {"models": [_row(name, self._models[name]) for name in page]}
+        if begin + len(page) < len(names):
+            told["nextPageToken"] = page[-1]
+        return _json(200, told)
+
+    def _invoke(self, request: Request, request_id: bytes, name: str) -> PassThroughInvocation | Reply:
+        model = self._get(name)
+        invocation = self._pass_through.invoke(request, request_id, self._endpoint, kind=LoadedInvocation)
+        if isinstance(invocation, PassThroughInvocation):
+            others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
+            invocation.exclude(others)
+        return invocation
+
+    # Orders
+
+    def _order(self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None]) -> Order:
+        return Order(request, request_id, begin, timeout_s=self._settings.load_timeout_s, tell=self._gateway.tell)
+
+    def _load(self, order: Order, body: bytes) -> None:
+        """Have a model loaded. Raises ApiError."""
+        name, url = _read_load(body)
+        known = self._models.get(name)
+        if known is not None and not known.is_ready:
+            raise ModelIsLoading(f"Model {name} is being loaded or unloaded already.")
+        if known is None and len(self._models) >= self._settings.max_models:
+            raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
+        # Of one that is loaded its instance will say so, unless it has lost it, and loads it again.
+        home = None if known is None else self._gateway.registry.find(known.instance)
+        self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset())
+
+    def _choose(self, name: str, tried: frozenset[str]) -> Instance:
+        dispatcher = self._gateway.first_dispatcher(self._endpoint)
+        models, pool = dispatcher.variant.models, dispatcher.variant.pool
+        assert models is not None  # the settings see to that
+        pick = models.choose(name, pool, tried)
+        if pick is None:
+            raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
+        return pick.instance
+
+    def _load_at(self, order: Order, name: str, url: str, instance: Instance, tried: frozenset[str]) -> None:
+        model = self._models[name] = LoadedModel(url, instance.name)
+
+        def on_done(answer: OperationAnswer | None) -> None:
+            if self._models.get(name) is not model:  # the instance has lost its memory meanwhile
+                answer = None
+            elif answer is not None and answer.status in (200, 409):
+                model.is_ready = True
+            else:
+                del self._models[name]
+            if answer is not None and answer.status == NO_ROOM:
+                try:
+                    now_tried = tried | {instance.name}
+                    self._load_at(order, name, url, self._choose(name, now_tried), now_tried)
+                    return
+                except ServiceUnavailable:
+                    pass  # nobody is left: the last word is that there is no room
+            _tell(order, answer, _row(name, model))
+
+        self._start(instance, {"action": "load", "model": name, "url": url}, on_done, lambda: self._models.pop(name))
+
+    def _unload(self, order: Order, name: str) -> None:
+        """Have a model unloaded. Raises ApiError."""
+        model = self._get(name)
+        instance = self._gateway.registry.find(model.instance)
+        assert instance is not None  # else the model would be forgotten
+        model.is_ready = False
+
+        def on_done(answer: OperationAnswer | None) -> None:
+            if answer is None or answer.status not in (200, 404):
+                model.is_ready = True
+                _tell(order, answer, _row(name, model))
+                return
+            if self._models.get(name) is model:
+                del self._models[name]
+            order.end(_json(200, _row(name, model)))  # 404: the instance had evicted it by itself
+
+        def undo() -> None:
+            model.is_ready = True
+
+        self._start(instance, {"action": "unload", "model": name}, on_done, undo)
+
+    def _start(
+        self,
+        instance: Instance,
+        body: dict[str, object],
+        on_done: Callable[[OperationAnswer | None], None],
+        undo: Callable[[], object],
+    ) -> None:
+        timeout_s = self._settings.load_timeout_s
+        if not self._operations.try_start(instance, "models", body, timeout_s=timeout_s, on_done=on_done):
+            undo()
+            raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
+
+    def _on_change(self, instance: Instance) -> None:
+        """What an instance held is gone with its memory."""
+        if self._gateway.registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY:
+            for name in [name for name, model in self._models.items() if model.instance == instance.name]:
+                del self._models[name]
+
+
+class LoadedInvocation(ModelPassThroughInvocation):
+    """A request to a loaded model: the handler knows it by its name here, the client's TargetModel is for logs only."""
+
+    held_back = frozenset((TARGET_MODEL,))
+
+    def read_target_model(self) -> str:
+        """The name in the path."""
+        return _read_path(self.request)[0]
+
+    def added_lines(self) -> bytes:
+        """With the name."""
+        return b"%b%b: %b\r\n" % (super().added_lines(), TARGET_MODEL, self._model.encode())
+
+
+def _read_path(request: Request) -> tuple[str, str]:
+    """The name and the operation in a path; each may be empty."""
+    name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
+    return name, operation
+
+
+def _read_load(body: bytes) -> tuple[str, str]:
+    """The name and the url in a body. Raises ValidationError."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        content = None
+    name, url = (content.get("model_name"), content.get("url")) if isinstance(content, dict) else (None, None)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValidationError(
+            'The body must be {"model_name": NAME, "url": FOLDER}, NAME of letters, digits and "._~-".'
+        )
+    if not isinstance(url, str) or not url:
+        raise ValidationError("url must be the folder in which the model lies.")
+    return name, url
+
+
+def _tell(order: Order, answer: OperationAnswer | None, row: dict[str, str]) -> None:
+    """A success in the contract's words, anything else in the instance's."""
+    if answer is None:
+        order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))
+    elif answer.status == 200:
+        order.end(_json(200, row))
+    else:
+        code = answer.code.encode("latin-1")
+        order.end(Reply(answer.status, (_JSON, (b"x-torchmoor-error", code)), answer.body))
+
+
+def _row(name: str, model: LoadedModel) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": model.url}
+
+
+def _json(status: int, value: object) -> Reply:
+    return Reply(status, (_JSON,), json.dumps(value).encode())

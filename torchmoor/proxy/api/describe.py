@@ -1,0 +1,50 @@
+"""GET /endpoints/{EndpointName}: how an endpoint does, for a client who waits; in the form of AWS's DescribeEndpoint.
+
+An instance that is being started, and for how long, is told as a variant's status.
+"""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from torchmoor.proxy.http.message import Reply
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Endpoint, Variant
+
+LOOKING = frozenset((b"GET", b"HEAD"))
+
+
+def describe_endpoint(endpoint: Endpoint) -> Reply:
+    """What there is and what is coming."""
+    content = {
+        "EndpointName": endpoint.name,
+        "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",
+        "ProductionVariants": [_describe(variant) for variant in endpoint.variants],
+    }
+    return Reply(200, ((b"content-type", b"application/json"),), json.dumps(content).encode())
+
+
+def _describe(variant: Variant) -> dict[str, Any]:
+    members = list(variant.pool.members)
+    starting = [each for each in members if each.state is InstanceState.STARTING]
+    described: dict[str, Any] = {
+        "VariantName": variant.name,
+        "CurrentWeight": variant.settings.weight,
+        "CurrentInstanceCount": sum(each.state is InstanceState.READY for each in members),
+        "DesiredInstanceCount": sum(each.state is not InstanceState.DRAINING for each in members),
+    }
+    if starting:
+        described["VariantStatus"] = [
+            {"Status": "Creating", "StatusMessage": _progress(each, variant.last_start_s)} for each in starting
+        ]
+    return described
+
+
+def _progress(instance: Instance, last_s: float | None) -> str:
+    said = f"{instance.name} is being started"
+    if instance.started_at is not None:
+        said += f", for {monotonic() - instance.started_at:.0f} s until now"
+    return said if last_s is None else f"{said}; the last start took {ceil(last_s)} s"

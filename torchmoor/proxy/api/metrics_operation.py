@@ -1,0 +1,40 @@
+"""Prometheus' page on the data plane's port, where SageMaker looks for it; the admin plane makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchmoor.errors import InternalFailure, ServiceUnavailable
+from torchmoor.proxy.api.deferred_reply import Order
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.message import Reply, Request
+
+PATH = b"/metrics"
+TIMEOUT_S = 10.0
+
+_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+
+TryStart = Callable[[Callable[[bytes | None], None]], bool]
+"""Have the page made: the callback gets it, or None if it cannot be made. False if too many are being made."""
+
+
+class MetricsApi:
+    """try_start: how the page is made."""
+
+    def __init__(self, gateway: Gateway, try_start: TryStart) -> None:
+        self._gateway = gateway
+        self._try_start = try_start
+
+    def handle(self, request: Request, request_id: bytes) -> Order:
+        """Answer when the page is made."""
+        return Order(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
+
+    def _begin(self, order: Order, body: bytes) -> None:
+        def on_made(page: bytes | None) -> None:
+            if page is None:
+                order.fail(InternalFailure("The metrics cannot be told."))
+            else:
+                order.end(Reply(200, (_TEXT,), page))
+
+        if not self._try_start(on_made):
+            raise ServiceUnavailable("Too many ask for the metrics. Try again later.")

@@ -1,0 +1,245 @@
+"""OpenAI's chat completions, for each endpoint by its path and for all of them by the body's `model`.
+
+POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions
+GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
+
+A model's name is its endpoint's. The body is the instance's to read, but for that name where there are several.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from torchmoor.errors import (
+    AccessDenied,
+    ApiError,
+    MissingCredentials,
+    ModelError,
+    ServiceUnavailable,
+    UnexpectedTargetModel,
+    UnknownEndpoint,
+    UnknownModel,
+    WrongModel,
+)
+from torchmoor.proxy.api.by_model import ByModel
+from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
+from torchmoor.proxy.api.replies import unknown_operation
+from torchmoor.proxy.api.streaming import EventPassEncoder
+from torchmoor.proxy.api.target_model import ForTargetModel, is_for_target_model
+from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.call import Call, Deadlines
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.instances.registry import Endpoint
+
+PREFIX = b"/v1/"
+INFIX = b"/openai/v1/"
+
+_CHAT = b"chat/completions"
+_MODELS = b"models"
+_LOOKING = frozenset((b"GET", b"HEAD"))
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
+_TOO_LARGE = 413
+_TIMED_OUT = 504
+# What a handler says of its memory is the fleet's business; to these clients it is one kind of "try again later".
+_TOLD_AS = {507: 503}
+
+
+class OpenAIApi:
+    """Reads the path of a request and makes its invocation."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        settings = gateway.settings
+        timeouts = settings.timeouts
+        self._max_body_bytes = settings.limits.max_passthrough_body_bytes
+        self._deadlines = Deadlines(
+            timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
+        )
+        self._operations = {
+            endpoint.name: Operation(gateway, endpoint, self._deadlines, self._max_body_bytes)
+            for endpoint in gateway.registry.endpoints()
+        }
+
+    @staticmethod
+    def serves(path: bytes) -> bool:
+        """True if a path is this dialect's."""
+        return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
+
+    def handle(self, request: Request, request_id: bytes) -> Call | Reply:
+        """The call for a request, the models, or why there is neither."""
+        if request.path.startswith(PREFIX):
+            name, operation = None, request.path[len(PREFIX) :]
+        else:
+            prefix, _, operation = request.path.partition(INFIX)
+            name = prefix[len(b"/endpoints/") :].decode("latin-1")
+        try:
+            endpoints = self._gateway.registry.endpoints() if name is None else [self._gateway.get_endpoint(name)]
+            if operation == _CHAT and request.method == b"POST":
+                return self._choose(request, request_id, endpoints)
+            if request.method in _LOOKING and (operation == _MODELS or operation.startswith(_MODELS + b"/")):
+                wanted = unquote(operation[len(_MODELS) + 1 :].decode("latin-1"))
+                return _models([endpoint.name for endpoint in endpoints], wanted)
+            raise unknown_operation(request)
+        except ApiError as error:
+            return openai_error(error, request_id)
+
+    def _choose(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Call:
+        """The invocation of the only endpoint, or of the one that the body will name."""
+        if len(endpoints) == 1:
+            return self._complete(request, request_id, endpoints[0])
+        self._check_length(request)
+
+        def complete(model: str) -> Call:
+            for endpoint in endpoints:
+                if endpoint.name == model:
+                    return self._complete(request, request_id, endpoint)
+            raise UnknownModel(model, [endpoint.name for endpoint in endpoints])
+
+        def say(error: ApiError) -> Reply:
+            reply = openai_error(error, request_id)
+            self._gateway.tell(request, request_id, reply)
+            return reply
+
+        return ByModel(
+            self._gateway,
+            request,
+            max_body_bytes=self._max_body_bytes,
+            deadlines=self._deadlines,
+            make=complete,
+            say=say,
+        )
+
+    def _complete(self, request: Request, request_id: bytes, endpoint: Endpoint) -> Call:
+        try:
+            check_members(request.layout)
+            self._check_length(request)
+            if TARGET_MODEL in request.layout.places and endpoint.settings.multi_model is None:
+                raise UnexpectedTargetModel(endpoint.name)
+            dispatcher = self._gateway.dispatcher_for(endpoint, None, request.find(TARGET_VARIANT))
+        except ApiError as error:
+            metrics = self._gateway.first_dispatcher(endpoint).metrics
+            metrics.invocations += 1
+            metrics.count_status(error.status)
+            raise
+        kind = ModelOpenAIInvocation if is_for_target_model(request, endpoint) else OpenAIInvocation
+        return kind(
+            self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
+        )
+
+    def _check_length(self, request: Request) -> None:
+        if (request.content_length or 0) > self._max_body_bytes:
+            raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
+
+
+class OpenAIInvocation(Invocation):
+    """An answer passes as it is; every error becomes OpenAI's error object."""
+
+    operation_name = "ChatCompletions"
+    may_name_session = False
+    _refused_status = 0
+    _refused_code = ""
+    _retry_after = b""
+
+    def error(self, error: ApiError) -> Reply:
+        """A time-out is the gateway's here, and has its status."""
+        if isinstance(error, ModelError):
+            error = _with_status(error, _TIMED_OUT)
+        self.status = error.status
+        return openai_error(error, self.request_id)
+
+    def on_body_too_large(self) -> Reply:
+        """HTTP's own status for it."""
+        return self.fail(_with_status(body_too_large(self.max_body_bytes), _TOO_LARGE))
+
+    def answer(self, head: AnswerHead) -> Answer | None:
+        """A success with its id; None for the rest."""
+        if head.status >= 300:
+            self._refused_status = head.status
+            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = head.find(b"retry-after") or b""
+            return None
+        assert self.choice is not None
+        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", self.request_id, self.choice.answer_lines)
+        is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
+        return Answer(lines, EventPassEncoder(self.request_id) if is_stream else None)
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The handler's own error object passes; TorchServe's words are put into one."""
+        status = _TOLD_AS.get(self._refused_status, self._refused_status)
+        if not self._refused_code:
+            return self.fail(self._torchserve_error(body))
+        self.status = status
+        self.error_kind = self._refused_code
+        try:
+            told = json.loads(body)["error"]
+            error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            error = _object("The instance refused the request.", status, self._refused_code)
+        retry_after = ((b"retry-after", self._retry_after),) if self._retry_after.isdigit() else ()
+        return _reply(status, error, self.request_id, retry_after)
+
+    def _torchserve_error(self, body: bytes) -> ApiError:
+        status = self._refused_status
+        if status in TORCHSERVE_BUSY:
+            return ServiceUnavailable("The instance could not take the request. Try again later.")
+        if status == _TOO_LARGE:
+            return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
+        text = body.decode("utf-8", "replace")[:1000]
+        return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+
+
+class ModelOpenAIInvocation(ForTargetModel, OpenAIInvocation):
+    """The same for one of many models, named by the header; the body's `model` is the endpoint's name all the same."""
+
+
+def _models(names: list[str], wanted: str) -> Reply:
+    """The list of models, or the one that is wanted. Raises UnknownModel."""
+    models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
+    if not wanted:
+        return _json(200, {"object": "list", "data": models})
+    for model in models:
+        if model["id"] == wanted:
+            return _json(200, model)
+    raise UnknownModel(wanted, names)
+
+
+def _with_status(error: ApiError, status: int) -> ApiError:
+    error.status = status
+    return error
+
+
+def openai_error(error: ApiError, request_id: bytes) -> Reply:
+    """An error of the proxy's own."""
+    code: str | None = error.kind
+    param = None
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    if isinstance(error, AccessDenied):
+        error, code = _with_status(error, 401), None if isinstance(error, MissingCredentials) else "invalid_api_key"
+        fields = ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, UnknownEndpoint):
+        error, code = _with_status(error, UnknownModel.status), UnknownModel.kind
+    if isinstance(error, UnknownEndpoint | WrongModel):
+        param = "model"
+    if error.retry_after_s is not None:
+        fields = ((b"retry-after", b"%d" % error.retry_after_s),)
+    return _reply(error.status, _object(error.message, error.status, code, param), request_id, fields)
+
+
+def _object(message: str, status: int, code: str | None, param: Any = None) -> dict[str, Any]:
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def _reply(
+    status: int, error: dict[str, Any], request_id: bytes, fields: tuple[tuple[bytes, bytes], ...] = ()
+) -> Reply:
+    return _json(status, {"error": error}, ((b"x-request-id", request_id), *fields))
+
+
+def _json(status: int, value: Any, fields: tuple[tuple[bytes, bytes], ...] = ()) -> Reply:
+    return Reply(status, ((b"content-type", b"application/json"), *fields), json.dumps(value).encode())

@@ -1,0 +1,58 @@
+"""Errors as clients see them: the runtime API's form, and the one that containers use among themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+
+from torchmoor.errors import AccessDenied, ApiError, ModelError, UnknownOperation
+from torchmoor.proxy.http.call import Call
+from torchmoor.proxy.http.message import Reply, Request
+
+Handler = Callable[[Request, bytes], Call | Reply]
+"""Serves a request under an id; chosen by method and path alone."""
+
+_JSON = (b"content-type", b"application/json")
+
+
+def runtime_error(error: ApiError, request_id: bytes) -> Reply:
+    """What boto3 turns into the exception named by `error.kind`."""
+    if isinstance(error, AccessDenied):  # said by what stands before AWS's services, which spells it so
+        denied = json.dumps({"message": error.message}).encode()
+        return Reply(
+            error.status,
+            (_JSON, (b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id)),
+            denied,
+        )
+    body: dict[str, object] = {"Message": error.message}
+    if isinstance(error, ModelError):
+        body["OriginalStatusCode"] = error.original_status
+        body["OriginalMessage"] = error.original_message
+        body["LogStreamArn"] = error.log_stream_arn
+    headers = [_JSON, (b"x-amzn-errortype", error.kind.encode()), (b"x-amzn-requestid", request_id)]
+    return Reply(error.status, (*headers, *_retry_after(error)), json.dumps(body).encode())
+
+
+def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
+    """The handlers' own form, for dialects in which their errors pass unchanged."""
+    body = json.dumps({"error": {"code": error.kind, "message": error.message}}).encode()
+    headers = [_JSON, (b"x-torchmoor-error", error.kind.encode()), (b"x-torchmoor-request-id", request_id)]
+    return Reply(status or error.status, (*headers, *_retry_after(error)), body)
+
+
+def unknown_operation(request: Request) -> UnknownOperation:
+    """What is told of a method and path that nobody serves."""
+    return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
+
+
+def refusal(status: int, message: str, request_id: bytes) -> Reply:
+    """The answer to bytes that are no servable request; its status is HTTP's, its body the runtime API's."""
+    error = ApiError(message)
+    error.status = HTTPStatus(status).value
+    error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"
+    return runtime_error(error, request_id)
+
+
+def _retry_after(error: ApiError) -> tuple[tuple[bytes, bytes], ...]:
+    return () if error.retry_after_s is None else ((b"retry-after", b"%d" % error.retry_after_s),)

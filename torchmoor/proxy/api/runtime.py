@@ -1,0 +1,297 @@
+"""The SageMaker runtime API: InvokeEndpoint, InvokeEndpointWithResponseStream; InvokeEndpointAsync begins here.
+
+POST /endpoints/{EndpointName}/invocations
+POST /endpoints/{EndpointName}/invocations-response-stream
+POST /endpoints/{EndpointName}/async-invocations     (torchmoor.proxy.api.async_runtime)
+GET  /endpoints/{EndpointName}                       (torchmoor.proxy.api.describe)
+"""
+
+from __future__ import annotations
+
+import json
+from time import monotonic
+
+from torchmoor.async_inference.service import AsyncInference
+from torchmoor.errors import (
+    ApiError,
+    MissingTargetModel,
+    ModelError,
+    ModelNotReady,
+    ServiceUnavailable,
+    UnexpectedTargetModel,
+    ValidationError,
+)
+from torchmoor.proxy.api.async_runtime import AsyncOperation
+from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
+from torchmoor.proxy.api.invocation import (
+    ERROR_HEADER,
+    NEW_SESSION_ID,
+    REFUSED_FOR_NOW,
+    TORCHSERVE_BUSY,
+    Invocation,
+    Operation,
+    body_too_large,
+)
+from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
+from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
+from torchmoor.proxy.api.target_model import ForTargetModel
+from torchmoor.proxy.api.validation import (
+    ENDPOINT_NAME,
+    NOT_THERE,
+    SAGEMAKER_ACCEPT,
+    SESSION_ID,
+    TARGET_MODEL,
+    TARGET_VARIANT,
+    check_members,
+    not_there,
+)
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http import eventstream
+from torchmoor.proxy.http.answer import Answer
+from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
+from torchmoor.proxy.instances.registry import Endpoint
+
+PREFIX = b"/endpoints/"
+
+_WHOLE = b"invocations"
+_STREAMED = b"invocations-response-stream"
+_ASYNC = b"async-invocations"
+_OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
+_CLIENT_CODES = frozenset(
+    ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
+)
+_CONTENT_TYPE = b"content-type"
+_UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
+_UNTOLD_OF_STREAM = _UNTOLD | {_CONTENT_TYPE}
+_OK = status_line(200)
+_STREAM_TYPE_LINE = b"content-type: %b\r\n" % eventstream.CONTENT_TYPE
+
+
+class RuntimeApi:
+    """Finds the operation of the runtime API that a request is for."""
+
+    def __init__(self, gateway: Gateway, service: AsyncInference | None = None) -> None:
+        """service: None if no endpoint takes asynchronous requests."""
+        self._gateway = gateway
+        timeouts = gateway.settings.timeouts
+        max_body_bytes = gateway.settings.limits.max_body_bytes
+        whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
+        streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
+        for endpoint in gateway.registry.endpoints():
+            path = b"%b%b/" % (PREFIX, endpoint.name.encode())
+            has_many = endpoint.settings.multi_model is not None
+            self._operations[path + _WHOLE] = RuntimeOperation(
+                gateway, endpoint, whole, max_body_bytes, ModelInvocation if has_many else RuntimeInvocation
+            )
+            self._operations[path + _STREAMED] = RuntimeOperation(
+                gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
+            )
+            if service is not None and endpoint.name in service.endpoints:
+                self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
+
+    def find_handler(self, method: bytes, path: bytes) -> Handler:
+        """Who serves requests below /endpoints/."""
+        operation = self._operations.get(path)
+        if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
+            return self._describe
+        return self._refuse if operation is None or method != b"POST" else operation.invoke
+
+    def _describe(self, request: Request, request_id: bytes) -> Reply:
+        """How an endpoint does."""
+        name = request.path[len(PREFIX) :]
+        try:
+            ENDPOINT_NAME.check(name)
+            return describe_endpoint(self._gateway.get_endpoint(name.decode("ascii")))
+        except ApiError as error:
+            return runtime_error(error, request_id)
+
+    def _refuse(self, request: Request, request_id: bytes) -> Reply:
+        """Why a path or a method has no operation."""
+        name, _, operation = request.path[len(PREFIX) :].partition(b"/")
+        error: ApiError
+        if request.method != b"POST" or operation not in _OPERATIONS:
+            error = unknown_operation(request)
+        else:
+            try:
+                ENDPOINT_NAME.check(name)
+                self._gateway.get_endpoint(name.decode("ascii"))
+                error = ValidationError(
+                    f"Endpoint {name.decode('ascii')} is not an asynchronous endpoint: its EndpointConfig has no "
+                    "AsyncInferenceConfig."
+                )
+            except ApiError as unknown:
+                error = unknown
+        known = self._operations.get(request.path)
+        if isinstance(known, RuntimeOperation):
+            known.count_refusal(error)
+        return runtime_error(error, request_id)
+
+
+class RuntimeOperation(Operation):
+    """One operation of one endpoint: reads its requests, and makes their invocations."""
+
+    __slots__ = ("_kind", "_has_many")
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        endpoint: Endpoint,
+        deadlines: Deadlines,
+        max_body_bytes: int,
+        kind: type[RuntimeInvocation],
+    ) -> None:
+        super().__init__(gateway, endpoint, deadlines, max_body_bytes)
+        self._kind = kind
+        self._has_many = endpoint.settings.multi_model is not None
+
+    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
+        """The invocation for a request, or why there is none."""
+        try:
+            gateway, endpoint = self.gateway, self.endpoint
+            places = request.layout.places
+            check_members(request.layout)
+            if request.content_length is not None and request.content_length > self.max_body_bytes:
+                raise body_too_large(self.max_body_bytes)
+            if not NOT_THERE.keys().isdisjoint(places):
+                raise not_there(endpoint.name, places)
+            if (TARGET_MODEL in places) is not self._has_many:
+                if self._has_many:
+                    raise MissingTargetModel(endpoint.name, request_id.decode())
+                raise UnexpectedTargetModel(endpoint.name)
+            session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
+            variant = request.find(TARGET_VARIANT) if TARGET_VARIANT in places else None
+            dispatcher = gateway.dispatcher_for(endpoint, session, variant)
+        except ApiError as error:
+            self.count_refusal(error)
+            return runtime_error(error, request_id)
+        return self._kind(self, request, request_id=request_id, dispatcher=dispatcher, session=session)
+
+    def count_refusal(self, error: ApiError) -> None:
+        """Count a request that has no invocation."""
+        metrics = self.gateway.first_dispatcher(self.endpoint).metrics
+        metrics.invocations += 1
+        metrics.count_status(error.status)
+
+
+class RuntimeInvocation(Invocation):
+    """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
+
+    operation_name = "InvokeEndpoint"
+    _refused_status = 0
+    _refused_code = ""
+    _retry_after = b""
+
+    def error(self, error: ApiError) -> Reply:
+        """The API's error form."""
+        if isinstance(error, ModelError):
+            account = self.gateway.settings.account_id
+            error.log_stream_arn = f"arn:aws:logs:local:{account}:log-group:/torchmoor/endpoints/{self.endpoint.name}"
+        return runtime_error(error, self.request_id)
+
+    def answer(self, head: AnswerHead) -> Answer | None:
+        """A success with the API's headers; None for the rest."""
+        if head.status >= 300:
+            self._refused_status = head.status
+            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+            self._retry_after = head.find(b"retry-after") or b""
+            return None
+        is_text_stream = head.layout.length is None and _is_text(head)
+        return Answer(self._lines(head.line.told, head, _UNTOLD), TextPassEncoder() if is_text_stream else None)
+
+    def _lines(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> tuple[bytes, ...]:
+        """The answer's head as this API has it; untold: what does not pass."""
+        assert self.choice is not None
+        places = head.layout.places
+        session_line = b""
+        if NEW_SESSION_ID in places or SESSION_ID in places:
+            session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
+            session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
+        return (
+            status_line,
+            head.lines(untold),
+            session_line,
+            b"x-amzn-requestid: ",
+            self.request_id,
+            self.choice.runtime_lines,
+        )
+
+    def on_refusal(self, body: bytes) -> Reply:
+        """The error that an instance's refusal is for the client: by the handler's code, never by status alone."""
+        status, code = self._refused_status, self._refused_code
+        text = body.decode("utf-8", "replace")
+        error: ApiError
+        if code in _CLIENT_CODES:
+            error = ValidationError(_message(text))
+        elif code == "ModelLoading":
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
+            error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
+        elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
+            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
+            error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
+        elif not code and status == 413:
+            error = ValidationError("The request body is longer than the model's limit.")
+        else:
+            whose = "client" if status < 500 else "server"
+            error = ModelError(
+                f'Received {whose} error ({status}) from primary with message "{text}"',
+                original_status=status,
+                original_message=text,
+            )
+        return self.fail(error)
+
+
+class StreamInvocation(RuntimeInvocation):
+    """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames.
+
+    Its Accept names the event stream, so what the model is to answer with travels under another name.
+    """
+
+    operation_name = "InvokeEndpointWithResponseStream"
+    held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
+
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
+        """With the model's own Accept."""
+        accept = self.request.find(SAGEMAKER_ACCEPT)
+        lines = framing if accept is None else b"%baccept: %b\r\n" % (framing, accept)
+        return super().request_head(lines, time_left_s)
+
+    def answer(self, head: AnswerHead) -> Answer | None:
+        """A success as an event stream, whether the instance streams or not; None for the rest."""
+        if head.status >= 300:
+            return super().answer(head)
+        content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
+        lines = (
+            *self._lines(_OK, head, _UNTOLD_OF_STREAM),
+            b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
+        )
+        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder(), self._on_body)
+
+    def _on_body(self) -> None:
+        """The time to the first chunk is this operation's own metric."""
+        now = monotonic()
+        model_s = now - self.sent_at
+        self.metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
+
+
+def _is_text(head: AnswerHead) -> bool:
+    """True of plain text, in which the handlers mark a late error."""
+    return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
+
+
+class ModelInvocation(ForTargetModel, RuntimeInvocation):
+    """InvokeEndpoint with TargetModel."""
+
+
+class ModelStreamInvocation(ForTargetModel, StreamInvocation):
+    """The stream operation with TargetModel, which AWS's does not have."""
+
+
+def _message(text: str) -> str:
+    """The message in an instance's error body: the handler's or TorchServe's form, else the text itself."""
+    try:
+        body = json.loads(text)
+        return str(body["error"]["message"] if "error" in body else body["message"])
+    except (ValueError, KeyError, TypeError):
+        return text or "The instance could not take the request."

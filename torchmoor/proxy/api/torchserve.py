@@ -1,0 +1,36 @@
+"""TorchServe's own inference paths: /predictions/{model}[/{version}][/more], passed to an instance of that model."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import unquote
+
+from torchmoor.proxy.api.passthrough import PassThrough, PassThroughInvocation
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.message import Reply, Request
+
+PREFIX = b"/predictions/"
+
+
+class TorchServeApi:
+    """Finds the variant that serves the model in the path."""
+
+    def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
+        self._registry = gateway.registry
+        self._pass_through = pass_through
+
+    def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
+        """Pass the request on with its path and query as they are."""
+        segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
+        variant = self._registry.find_variant_by_model(segments[0])
+        if variant is None or "." in segments or ".." in segments:
+            return _model_not_found(segments[0])
+        path = request.path + b"?" + request.query if request.query else request.path
+        endpoint = self._registry.get_endpoint(variant.endpoint)
+        return self._pass_through.invoke(request, request_id, endpoint, path=path, variant=variant.name.encode())
+
+
+def _model_not_found(model: str) -> Reply:
+    """TorchServe's own words."""
+    body = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {model[:256]}"}
+    return Reply(404, ((b"content-type", b"application/json"),), json.dumps(body).encode())

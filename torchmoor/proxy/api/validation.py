@@ -1,0 +1,186 @@
+"""The runtime API's lengths and patterns, as botocore's service model has them. boto3 itself checks none of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torchmoor.errors import ValidationError
+from torchmoor.proxy.http.fields import Note
+from torchmoor.proxy.http.head import Layout
+
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
+_COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of directories that the proxy is told of
+_EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
+_FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
+_SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the request's shape: its API name and what its value must satisfy.
+
+    told: the pattern in the words of the service model, which is Java's.
+    """
+
+    name: str
+    max_length: int
+    min_length: int
+    pattern: re.Pattern[bytes]
+    told: str
+
+    def find_problem(self, value: bytes) -> str | None:
+        """Why the value is none for this member, in the words that the service uses."""
+        problem = None
+        if len(value) > self.max_length:
+            problem = f"have length less than or equal to {self.max_length}"
+        elif len(value) < self.min_length:
+            problem = f"have length greater than or equal to {self.min_length}"
+        elif not self.pattern.fullmatch(value):
+            problem = f"satisfy regular expression pattern: {self.told}"
+        if problem is None:
+            return None
+        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
+        return (
+            f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
+            f"Member must {problem}"
+        )
+
+    def check(self, value: bytes) -> None:
+        """Raise ValidationError if there is a problem."""
+        problem = self.find_problem(value)
+        if problem is not None:
+            raise ValidationError(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberMember:
+    """A member that is a whole number."""
+
+    name: str
+    least: int
+    most: int
+
+    def find_problem(self, value: bytes) -> str | None:
+        """As of a `Member`."""
+        if not re.fullmatch(rb"[0-9]{1,9}", value):
+            shown = value[:64].decode("latin-1")
+            return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
+        problem = ""
+        if int(value) < self.least:
+            problem = f"have value greater than or equal to {self.least}"
+        elif int(value) > self.most:
+            problem = f"have value less than or equal to {self.most}"
+        if not problem:
+            return None
+        return (
+            f"1 validation error detected: Value '{int(value)}' at '{self.name}' failed to satisfy constraint: "
+            f"Member must {problem}"
+        )
+
+
+def _named(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
+    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
+
+
+def _printable(name: str, max_length: int) -> Member:
+    return Member(name, max_length, 1, re.compile(rb"[\x21-\x7e][\x20-\x7e]*"), r"\A\S[\p{Print}]*\z")
+
+
+def _ascii(name: str) -> Member:
+    return Member(name, 1024, 0, re.compile(rb"[\x00-\x7f]*"), r"\p{ASCII}*")
+
+
+ENDPOINT_NAME = _named("endpointName")
+_PREFIX = b"x-amzn-sagemaker-"
+SESSION_ID = b"x-amzn-sagemaker-session-id"
+INFERENCE_ID = b"x-amzn-sagemaker-inference-id"
+TARGET_MODEL = b"x-amzn-sagemaker-target-model"
+TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
+PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
+SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
+_CONTAINER = _PREFIX + b"target-container-hostname"
+_EXPLANATIONS = _PREFIX + b"enable-explanations"
+_COMPONENT = _PREFIX + b"inference-component"
+
+# Of InvokeEndpointAsync alone.
+SAGEMAKER_CONTENT_TYPE = _PREFIX + b"content-type"
+CUSTOM_ATTRIBUTES = _PREFIX + b"custom-attributes"
+INPUT_LOCATION = _PREFIX + b"inputlocation"
+OUTPUT_PATH_EXTENSION = _PREFIX + b"s3outputpathextension"
+FILENAME = _PREFIX + b"filename"
+REQUEST_TTL = _PREFIX + b"requestttlseconds"
+INVOCATION_TIMEOUT = _PREFIX + b"invocationtimeoutseconds"
+
+# What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
+NOT_THERE = {
+    _CONTAINER: "has one container; leave TargetContainerHostname out.",
+    _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
+    _COMPONENT: "has no inference components; leave InferenceComponentName out.",
+}
+
+# Checked where it is verified, which is once for each id and not once for each request.
+SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
+
+MEMBERS: dict[bytes, Member | NumberMember] = {
+    b"content-type": _ascii("contentType"),
+    b"accept": _ascii("accept"),
+    SAGEMAKER_ACCEPT: _ascii("accept"),
+    CUSTOM_ATTRIBUTES: _ascii("customAttributes"),
+    TARGET_MODEL: _printable("targetModel", 1024),
+    TARGET_VARIANT: _named("targetVariant"),
+    _CONTAINER: _named("targetContainerHostname"),
+    INFERENCE_ID: _printable("inferenceId", 64),
+    _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
+    _COMPONENT: _named("inferenceComponentName", pattern=_COMPONENT_NAME),
+    SESSION_ID: SESSION_ID_MEMBER,
+    PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
+    SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
+    INPUT_LOCATION: Member("inputLocation", 1024, 1, re.compile(rb"(https|s3|file)://[\x21-\x7e]+"), _LOCATION),
+    OUTPUT_PATH_EXTENSION: Member("s3OutputPathExtension", 512, 1, re.compile(_EXTENSION), _EXTENSION.decode()),
+    FILENAME: Member("filename", 32, 1, re.compile(_FILENAME), _FILENAME.decode()),
+    REQUEST_TTL: NumberMember("requestTTLSeconds", 60, 21_600),
+    INVOCATION_TIMEOUT: NumberMember("invocationTimeoutSeconds", 1, 3_600),
+}
+
+
+def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
+    """The refusal of a request with one of NOT_THERE."""
+    [problem, *_] = [problem for name, problem in NOT_THERE.items() if name in members]
+    return ValidationError(f"Endpoint {endpoint} {problem}")
+
+
+# Never sent on: credentials, what the proxy writes itself, what it owns.
+PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
+OWN_PREFIX = b"x-torchmoor-"
+INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
+
+
+def make_note(name: bytes) -> Note:
+    """What becomes of a request's fields of that name."""
+    is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
+    member = MEMBERS.get(name)
+    if member is None:
+        return Note(is_passed=is_passed, is_read=name == INVOCATION_ID)
+    find_problem = _find_problem_of_session_id if member is SESSION_ID_MEMBER else member.find_problem
+    return Note(is_passed=is_passed, is_read=True, find_problem=find_problem)
+
+
+def _find_problem_of_session_id(value: bytes) -> str | None:
+    """Its pattern is checked where it is verified."""
+    if len(value) <= SESSION_ID_MEMBER.max_length and value.isascii():
+        return None
+    return SESSION_ID_MEMBER.find_problem(value)
+
+
+def check_members(layout: Layout) -> None:
+    """Raise ValidationError if a request's members are not as the API has them; session ids are checked later."""
+    if layout.is_sound:
+        return
+    if layout.problem is not None:
+        raise ValidationError(layout.problem)
+    name = layout.repeated or b""
+    member = MEMBERS.get(name)
+    raise ValidationError(f"Member '{member.name if member else name.decode()}' is given twice")

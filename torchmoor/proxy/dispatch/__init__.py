@@ -1,0 +1,1 @@
+"""One request's instance: choice, lease, wait, retry, and the reason for each."""

@@ -1,0 +1,28 @@
+"""What was chosen for a request, and how that is said on the wire."""
+
+from __future__ import annotations
+
+from torchmoor.metrics.invocations import Tally
+from torchmoor.proxy.instances.instance import Instance
+
+
+class Choice:
+    """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
+
+    request_line: the end of the first line, and the instance's own name. answer_lines: say where an answer comes from;
+    runtime_lines: with the variant, for the runtime API. Both begin with the end of the line before them, which is the
+    request's id. tally: how often its reason was one, over all instances of the variant.
+    """
+
+    __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")
+
+    def __init__(self, instance: Instance, reason: str, variant: bytes, tally: Tally) -> None:
+        self.instance = instance
+        self.reason = reason
+        self.tally = tally
+        self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
+        self.answer_lines = b"\r\nx-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
+            instance.name.encode(),
+            reason.encode(),
+        )
+        self.runtime_lines = b"\r\nx-amzn-invoked-production-variant: %b%b" % (variant, self.answer_lines)

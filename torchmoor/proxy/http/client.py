@@ -1,0 +1,303 @@
+"""Connections from clients: one request at a time, its exchange, and when the connection ends.
+
+Whatever is wrong with a request is answered once, and the connection closes; reading on for a while after that lets
+the client see the answer instead of a reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol, cast
+
+from torchmoor.proxy.http.call import Application
+from torchmoor.proxy.http.delivery import ExchangeMeans
+from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.http.reader import Known, RequestReader
+
+logger = logging.getLogger(__name__)
+
+MAX_DRAINED_BYTES = 65_536  # a refused request's body up to this size is read, and the connection kept
+LINGER_S = 5.0  # how long a closing connection still reads
+MAX_LINGER_BYTES = 128 << 20
+PROBE_INTERVALS_S = (0.01, 0.05, 0.25)  # between two interim answers to a half-closed client; the last one goes on
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """What one client's connection may cost."""
+
+    max_header_bytes: int
+    max_connections: int
+    header_timeout_s: float
+    body_timeout_s: float
+    keep_alive_timeout_s: float
+
+
+class ConnectionOwner(Protocol):
+    """The server, as its connections use it."""
+
+    application: Application
+    means: ExchangeMeans
+    limits: ClientLimits
+    known: Known
+    is_stopping: bool
+
+    def try_admit(self, connection: ClientConnection) -> bool: ...
+    def forget(self, connection: ClientConnection) -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client's connection: a parser, at most one exchange, one deadline."""
+
+    __slots__ = (
+        "transport",
+        "deadline",
+        "keep_alive",
+        "is_http10",
+        "is_write_paused",
+        "exchange",
+        "_server",
+        "_reader",
+        "_has_begun",
+        "_reply",
+        "_reply_to_head",
+        "_is_reading_paused",
+        "_is_deaf",
+        "_is_lingering",
+        "_num_ignored",
+        "_probe_timer",
+        "_num_probes",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: ConnectionOwner) -> None:
+        self._server = server
+        self._reader = RequestReader(self, server.known, server.limits.max_header_bytes)
+        self.exchange: Exchange | None = None
+        self.keep_alive = True
+        self.is_http10 = self.is_write_paused = False
+        self._has_begun = False  # part of a head has come
+        self._reply: Reply | None = None  # waits for the end of its request
+        self._reply_to_head = False
+        self._is_reading_paused = self._is_deaf = self._is_lingering = False
+        self._num_ignored = 0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._num_probes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True between requests."""
+        return self._reader.is_in_head and not self._reader.has_begun
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.deadline = monotonic() + self._server.limits.header_timeout_s
+        if not self._server.try_admit(self):
+            self._refuse(503, "Too many connections.")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.forget(self)
+        self._stop_probing()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.on_client_gone()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._num_ignored += len(data)
+            if self._num_ignored > MAX_LINGER_BYTES:
+                self.transport.abort()
+            return
+        reader = self._reader
+        try:
+            reader.feed(data)
+        except BadMessage as error:
+            self._on_bad_request(error)
+        except Exception:
+            logger.exception("fault in a request")
+            self._on_bad_request(BadMessage(500, "The request could not be handled."))
+        else:
+            if self.exchange is None and reader.has_begun and not self._has_begun:
+                self._has_begun = True
+                self.deadline = monotonic() + self._server.limits.header_timeout_s
+
+    def _on_bad_request(self, error: BadMessage) -> None:
+        exchange = self.exchange
+        if exchange is not None and exchange.is_request_complete:
+            # What follows the request is not to be served, pipelined or garbage: answer and close.
+            self.keep_alive = False
+            self._is_deaf = True
+        elif not (self._is_deaf or self.transport.is_closing()):
+            self._refuse(error.status, error.message)
+
+    def eof_received(self) -> bool:
+        """The client sends no more. It may still read, unless TLS ends both ways at once: see _probe."""
+        exchange = self.exchange
+        can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
+        if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
+            return False
+        self.keep_alive = False
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Find out whether a half-closed client still reads, by an interim answer that it must ignore.
+
+        A client that has closed altogether answers the first with a reset, which the second runs into.
+        """
+        exchange = self.exchange
+        if exchange is not None and not exchange.is_answered:
+            self.transport.write(_CONTINUE)
+            interval_s = PROBE_INTERVALS_S[min(self._num_probes, len(PROBE_INTERVALS_S) - 1)]
+            self._num_probes += 1
+            self._probe_timer = asyncio.get_running_loop().call_later(interval_s, self._probe)
+
+    def _stop_probing(self) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+        if self.exchange is not None:
+            self.exchange.on_client_write_paused(True)
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self.exchange is not None:
+            self.exchange.on_client_write_paused(False)
+
+    # RequestListener
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        """Let the application decide, and begin an exchange, or reply once the request has ended."""
+        server, reader = self._server, self._reader
+        self.keep_alive = reader.keep_alive
+        self.is_http10 = reader.is_http10
+        decision = server.application.handle(request)
+        if isinstance(decision, Reply):
+            self._reply = decision
+            self._reply_to_head = request.method == b"HEAD"
+            self.deadline = request.received_at + server.limits.body_timeout_s
+            is_long = request.is_chunked or (request.content_length or 0) > MAX_DRAINED_BYTES
+            if is_long or (request.is_expecting and not is_complete):
+                self._send_reply(close=True)
+            elif is_complete:
+                self._send_reply(close=False)
+            return
+        exchange = self.exchange = Exchange(self, request, decision, server.means, piece, is_complete)
+        exchange.start()
+        if request.layout.is_expecting and request.is_expecting and self.exchange is not None:
+            self.transport.write(_CONTINUE)
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Hand more of the body to the exchange; the reply is due when it has ended."""
+        if self.exchange is not None:
+            self.exchange.on_request_piece(piece, is_complete=is_complete)
+        elif is_complete and self._reply is not None:
+            self._send_reply(close=False)
+
+    # Answers of our own
+
+    def _send_reply(self, *, close: bool) -> None:
+        """Send the pending reply. close: its request's body is not read to the end."""
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        if close:
+            self.keep_alive = False
+        self.transport.write(reply.render(keep_alive=self.keep_alive, without_body=self._reply_to_head))
+        self._end_request(is_request_complete=not close)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not a servable request, and close."""
+        reply = self._server.application.refuse(status, message)
+        self.keep_alive = False
+        self._reply = None
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.fault(reply)
+        elif not self.transport.is_closing():
+            self.transport.write(reply.render(keep_alive=False))
+            self._linger()
+
+    # What an exchange uses
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the client; none after it has gone."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Take no more of the request's body for now."""
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take more."""
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Break the connection, so that nobody takes what was sent for the whole."""
+        self.transport.abort()
+
+    def exchange_over(self, *, is_request_complete: bool) -> None:
+        """The exchange's last byte was written."""
+        self.exchange = None
+        self._end_request(is_request_complete=is_request_complete)
+
+    def _end_request(self, *, is_request_complete: bool) -> None:
+        if self._is_reading_paused:
+            self.resume_reading()
+        if self.keep_alive and not self._server.is_stopping:
+            self._has_begun = False
+            self._reader.expect_next()
+            self.deadline = monotonic() + self._server.limits.keep_alive_timeout_s
+        elif is_request_complete and not self._is_deaf:
+            self._close()
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        """Close once the client has taken what was written; it has LINGER_S for that."""
+        self._is_deaf = self._is_lingering = True
+        self.deadline = monotonic() + LINGER_S
+        self.transport.close()
+
+    def _linger(self) -> None:
+        """Close, but read on for a while: a reset would cost the client the answer."""
+        self._is_deaf = self._is_lingering = True
+        self.deadline = monotonic() + LINGER_S
+        if not self.transport.is_closing() and self.transport.can_write_eof():
+            self.resume_reading()
+            self.transport.write_eof()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        exchange = self.exchange
+        if self._is_lingering:
+            self.transport.abort()
+        elif exchange is not None:
+            exchange.expire(self._server.application.refuse(408, "The request's body did not come in time."))
+        elif self.is_idle:
+            self._close()
+        else:
+            self._refuse(408, "The request did not come in time.")
+
+    def __repr__(self) -> str:
+        state = "lingering" if self._is_lingering else "idle" if self.is_idle else "busy"
+        return f"<ClientConnection {state} {self.exchange!r}>"

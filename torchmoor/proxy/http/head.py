@@ -1,0 +1,155 @@
+"""The heads of messages: what their fields say together, learnt once for each order of names.
+
+Clients and instances send the same few names in the same order again and again; only values differ. So what follows
+from the names alone (where a message ends, what passes on, where to look for a field) is a `Layout`, found by the
+roles of a head's fields. Nothing of a value is in a layout, so no two clients' values can meet there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import attrgetter
+
+from torchmoor.proxy.http.fields import BadMessage, Field, FieldTable, Kind, Note, Role, note_nothing
+
+MAX_LAYOUTS = 1024  # remembered by a book, and then forgotten all at once
+MAX_FIELDS = 64  # of a layout that is remembered
+
+_LINE: Callable[[Field], bytes] = attrgetter("line")
+_ROLE: Callable[[Field], Role] = attrgetter("role")
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+class Masks(dict[frozenset[bytes], tuple[bool, ...]]):
+    """Which fields of a layout pass on, by the names that are held back beside those that always are."""
+
+    def __init__(self, names: Sequence[bytes | None]) -> None:
+        """names: of the fields that pass on; None in the place of one that does not."""
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, held_back: frozenset[bytes]) -> tuple[bool, ...]:
+        mask = self[held_back] = tuple(name is not None and name not in held_back for name in self._names)
+        return mask
+
+
+class Layout:
+    """What follows from the roles of a head's fields, in their order. Raises BadMessage.
+
+    places: of the first field of each name that is not the connection's own. host, length: the places of those fields,
+    None without. options: the names in Connection but keep-alive. repeated: a name that is read and given twice;
+    problem: what is wrong with a value that is read. is_usual: a request's, with one Host, and nothing that makes it
+    differ from the next.
+    """
+
+    __slots__ = (
+        "places",
+        "masks",
+        "host",
+        "length",
+        "num_hosts",
+        "options",
+        "is_chunked",
+        "is_expecting",
+        "is_upgrade",
+        "is_usual",
+        "is_sound",
+        "repeated",
+        "problem",
+    )
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self.places: dict[bytes, int] = {}
+        self.host: int | None = None
+        self.length: int | None = None
+        self.num_hosts = 0
+        self.is_chunked = self.is_expecting = self.is_upgrade = False
+        self.repeated: bytes | None = None
+        self.problem: str | None = None
+        self.options = frozenset(option for role in roles for option in role.options)
+        passed: list[bytes | None] = []
+        for place, role in enumerate(roles):
+            is_plain = role.kind is Kind.PLAIN and role.name not in self.options
+            passed.append(role.name if is_plain and role.note.is_passed else None)
+            if is_plain:
+                self._place(place, role)
+            else:
+                self._read_special(place, role)
+        if self.is_chunked and self.length is not None:
+            raise BadMessage(400, "A message has a Content-Length or a Transfer-Encoding, not both.")
+        self.masks = Masks(passed)
+        self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
+        self.is_sound = self.repeated is None and self.problem is None
+
+    def _place(self, place: int, role: Role) -> None:
+        if role.name not in self.places:
+            self.places[role.name] = place
+        elif role.note.is_read:
+            self.repeated = role.name
+        if self.problem is None:
+            self.problem = role.problem
+
+    def _read_special(self, place: int, role: Role) -> None:
+        kind = role.kind
+        if kind is Kind.HOST:
+            self.num_hosts += 1
+            self.host = place
+        elif kind is Kind.LENGTH:
+            if self.length is not None:
+                raise BadMessage(400, "A message has one Content-Length.")
+            self.length = place
+        elif kind is Kind.CODING:
+            if self.is_chunked:
+                raise BadMessage(400, "A message has one Transfer-Encoding.")
+            self.is_chunked = True
+        elif kind is Kind.EXPECT:
+            self.is_expecting = True
+        elif kind is Kind.UPGRADE:
+            self.is_upgrade = True
+
+
+class HeadBook(dict[tuple[Role, ...], Layout]):
+    """All that one side has learnt of heads: its lines, and its layouts by their roles."""
+
+    def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
+        super().__init__()
+        self._read_line = FieldTable(note).__getitem__
+
+    def read(self, lines: list[bytes]) -> tuple[list[Field], Layout]:
+        """The fields of a head's lines, and what they say together. Raises BadMessage."""
+        fields = [*map(self._read_line, lines)]
+        return fields, self[tuple(map(_ROLE, fields))]
+
+    def __missing__(self, roles: tuple[Role, ...]) -> Layout:
+        layout = Layout(roles)
+        if layout.problem is None and len(roles) <= MAX_FIELDS:  # nobody else has the role of a problem
+            if len(self) >= MAX_LAYOUTS:
+                self.clear()
+            self[roles] = layout
+        return layout
+
+
+class Head:
+    """A message's fields with their layout."""
+
+    __slots__ = ("fields", "layout")
+
+    def __init__(self, fields: list[Field], layout: Layout) -> None:
+        self.fields = fields
+        self.layout = layout
+
+    @property
+    def headers(self) -> list[Field]:
+        """The fields that are not the connection's own, whether they pass on or not."""
+        options = self.layout.options
+        return [field for field in self.fields if field.role.kind is Kind.PLAIN and field.name not in options]
+
+    def find(self, name: bytes) -> bytes | None:
+        """The first value of a field that is not the connection's own."""
+        place = self.layout.places.get(name)
+        return None if place is None else self.fields[place].value
+
+    def lines(self, held_back: frozenset[bytes] = _NOTHING) -> bytes:
+        """The lines of all fields that pass on, but those of these names."""
+        return b"".join(map(_LINE, compress(self.fields, self.layout.masks[held_back])))

@@ -1,0 +1,157 @@
+"""Requests and replies, shared by both sides of the data plane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from torchmoor.proxy.http.fields import Field
+from torchmoor.proxy.http.head import Head, Layout
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class BodyCheck(Protocol):
+    """Judges a request's body before any of it is used."""
+
+    max_body_bytes: int
+
+    def verify(self, body: bytes) -> None:
+        """Raises the application's error if this is not the body that the head promised. At most once."""
+        ...
+
+    def release(self) -> None:
+        """The body will not be verified; may be called after `verify`, and again."""
+        ...
+
+
+class RequestLine:
+    """A request's first line; never changed. path and query: as sent, the query without its question mark.
+
+    handler: who serves such requests, by the application's word; the lines that many requests have are remembered.
+    """
+
+    __slots__ = ("method", "path", "query", "is_http10", "handler")
+
+    def __init__(self, method: bytes, path: bytes, query: bytes, *, is_http10: bool, handler: Any = None) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.is_http10 = is_http10
+        self.handler = handler
+
+
+class Request(Head):
+    """A request's head.
+
+    content_length: None when there is no body or it is chunked. received_at: monotonic seconds.
+
+    principal: who sends it, once that is known; "" where nobody is asked. body_check: the request must not be acted
+    upon before this has seen the whole body; None if nothing has to be checked.
+    """
+
+    __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "body_check")
+
+    def __init__(self, line: RequestLine, fields: list[Field], layout: Layout, received_at: float = 0.0) -> None:
+        self.line = line
+        self.method = line.method
+        self.path = line.path
+        self.fields = fields
+        self.layout = layout
+        length = layout.length
+        self.content_length = None if length is None else fields[length].number
+        self.received_at = received_at
+        self.principal = ""
+        self.body_check: BodyCheck | None = None
+
+    @property
+    def is_chunked(self) -> bool:
+        """True if the body's end shows only when it comes."""
+        return self.layout.is_chunked
+
+    @property
+    def is_expecting(self) -> bool:
+        """True if the client waits for a word before it sends the body."""
+        return self.layout.is_expecting and not self.line.is_http10
+
+    @property
+    def query(self) -> bytes:
+        """What follows the path's question mark."""
+        return self.line.query
+
+    @property
+    def host(self) -> bytes:
+        """The Host field."""
+        place = self.layout.host
+        return b"" if place is None else self.fields[place].value
+
+    @property
+    def framing_line(self) -> bytes:
+        """The line that says where the body ends, as it is sent on."""
+        place = self.layout.length
+        if place is not None:
+            return self.fields[place].line
+        if self.layout.is_chunked:
+            return b"transfer-encoding: chunked\r\n"
+        return b"" if self.method == b"GET" else b"content-length: 0\r\n"
+
+    def __repr__(self) -> str:
+        return f"<Request {self.method.decode()} {self.path.decode('latin-1')}>"
+
+
+class AnswerLine:
+    """An answer's first line; never changed. told: as it goes to the client.
+
+    is_interim: another head follows. is_bodiless: no body does, whatever the fields say.
+    """
+
+    __slots__ = ("status", "is_http10", "is_interim", "is_bodiless", "told")
+
+    def __init__(self, status: int, reason: bytes, *, is_http10: bool) -> None:
+        self.status = status
+        self.is_http10 = is_http10
+        self.is_interim = status < 200
+        self.is_bodiless = status in (204, 304)
+        self.told = status_line(status, reason)
+
+
+class AnswerHead(Head):
+    """An instance's answer's head. content_length: None if the end will be told."""
+
+    __slots__ = ("line", "status", "content_length")
+
+    def __init__(self, line: AnswerLine, fields: list[Field], layout: Layout) -> None:
+        self.line = line
+        self.status = line.status
+        self.fields = fields
+        self.layout = layout
+        length = layout.length
+        self.content_length = None if length is None else fields[length].number
+
+    def __repr__(self) -> str:
+        return f"<AnswerHead {self.status}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer that the proxy gives itself."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+    def render(self, *, keep_alive: bool, without_body: bool = False) -> bytes:
+        """The bytes on the wire; without_body answers a HEAD.
+
+        The body of a 304 is the one that the client has already: only its length is told.
+        """
+        lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
+        close = b"" if keep_alive else b"connection: close\r\n"
+        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (status_line(self.status), lines, len(self.body), close)
+        return head if without_body or self.status == 304 else head + self.body
+
+
+def status_line(status: int, reason: bytes = b"") -> bytes:
+    """The first line of an answer, with the usual phrase if none is given."""
+    return b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b"Unknown"))

@@ -1,0 +1,181 @@
+"""A request on its way to an instance: what waits to be written, and what is kept to write it once more."""
+
+from __future__ import annotations
+
+from torchmoor.proxy.http.message import Request
+
+
+class ReplayBudget:
+    """Bytes of request bodies kept for a second attempt, over all requests in flight."""
+
+    __slots__ = ("max_body_bytes", "max_total_bytes", "used_bytes")
+
+    def __init__(self, *, max_body_bytes: int, max_total_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        self.max_total_bytes = max_total_bytes
+        self.used_bytes = 0
+
+    def try_take(self, num_bytes: int) -> bool:
+        """Count bytes as kept, or refuse."""
+        if self.used_bytes + num_bytes > self.max_total_bytes:
+            return False
+        self.used_bytes += num_bytes
+        return True
+
+    def give_back(self, num_bytes: int) -> None:
+        """These bytes are kept no more."""
+        self.used_bytes -= num_bytes
+
+
+class WholeRequest:
+    """A request that came whole at once, as most do; what an OutgoingRequest is for the others."""
+
+    __slots__ = ("num_body_bytes", "_budget", "_head", "_body", "_is_kept", "_has_begun")
+
+    is_complete = True
+
+    def __init__(self, budget: ReplayBudget, body: bytes) -> None:
+        """body: as its length was declared."""
+        num_bytes = len(body)
+        self.num_body_bytes = num_bytes
+        self._budget = budget
+        self._body = body
+        self._head = b""  # until it is written
+        self._is_kept = num_bytes <= budget.max_body_bytes and budget.try_take(num_bytes)
+        self._has_begun = False
+
+    @property
+    def can_repeat(self) -> bool:
+        """True while the request can be sent from its beginning."""
+        return self._is_kept or not self._has_begun
+
+    def begin(self, head: bytes) -> None:
+        """Start, or start again, with this head."""
+        self._head = head
+
+    def gathered(self) -> bytes:
+        """The body."""
+        return self._body
+
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        head = self._head
+        if not head:
+            return b""
+        self._head = b""
+        self._has_begun = True
+        data = head + self._body
+        if not self._is_kept:
+            self._body = b""
+        return data
+
+    def forget_kept(self) -> None:
+        """The request will not be sent again."""
+        if self._is_kept:
+            self._is_kept = False
+            self._budget.give_back(self.num_body_bytes)
+            self._body = b""
+
+    def add(self, piece: bytes) -> None:
+        """Never told."""
+        raise AssertionError
+
+    def end(self) -> None:
+        """Never told."""
+        raise AssertionError
+
+
+class OutgoingRequest:
+    """Collects the pieces of a request between two writes.
+
+    It can be sent from its beginning again while nothing of it was written, or while its whole body is kept.
+    """
+
+    __slots__ = (
+        "is_complete",
+        "num_body_bytes",
+        "_budget",
+        "_is_chunked",
+        "_head",
+        "_pieces",
+        "_num_written",
+        "_num_kept",
+        "_has_begun",
+        "_has_ended",
+    )
+
+    def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
+        """piece: what has come of the body with the head."""
+        num_bytes = len(piece)
+        self.is_complete = False
+        self.num_body_bytes = num_bytes
+        self._budget = budget
+        self._is_chunked = request.layout.is_chunked
+        self._head = b""  # until it is written
+        self._pieces = [piece] if piece else []  # those that are kept, then those that wait to be written
+        self._num_written = 0  # of the pieces here
+        self._has_begun = self._has_ended = False  # as far as the instance was told
+        # Bytes of the pieces that are counted as kept; None once the beginning is gone.
+        is_small = (request.content_length or num_bytes) <= budget.max_body_bytes
+        self._num_kept = num_bytes if is_small and budget.try_take(num_bytes) else None
+
+    @property
+    def can_repeat(self) -> bool:
+        """True while the request can be sent from its beginning."""
+        return self._num_kept is not None or not self._has_begun
+
+    def begin(self, head: bytes) -> None:
+        """Start, or start again, with this head; what was received of the body so far follows it."""
+        self._head = head
+        self._has_begun = self._has_ended = False
+        self._num_written = 0
+
+    def add(self, piece: bytes) -> None:
+        """The next piece of the body."""
+        num_bytes = len(piece)
+        self.num_body_bytes += num_bytes
+        self._pieces.append(piece)
+        if self._num_kept is not None:
+            budget = self._budget
+            if self.num_body_bytes <= budget.max_body_bytes and budget.try_take(num_bytes):
+                self._num_kept += num_bytes
+            else:
+                self.forget_kept()
+
+    def gathered(self) -> bytes:
+        """The body as far as it has come, before any of it was written."""
+        return b"".join(self._pieces)
+
+    def end(self) -> None:
+        """The body is whole."""
+        self.is_complete = True
+
+    def take(self) -> bytes:
+        """What is to be written now, in one piece; b"" for nothing."""
+        pieces = self._pieces[self._num_written :]
+        if self._is_chunked:
+            pieces = self._in_chunks(pieces)
+        if self._num_kept is None:
+            self._pieces.clear()
+        else:
+            self._num_written = len(self._pieces)
+        if self._head:
+            pieces.insert(0, self._head)
+            self._head = b""
+            self._has_begun = True
+        return b"".join(pieces)
+
+    def _in_chunks(self, pieces: list[bytes]) -> list[bytes]:
+        chunks = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+        if self.is_complete and not self._has_ended:
+            self._has_ended = True
+            chunks.append(b"0\r\n\r\n")
+        return chunks
+
+    def forget_kept(self) -> None:
+        """The request will not be sent again."""
+        num_kept, self._num_kept = self._num_kept, None
+        if num_kept is not None:
+            self._budget.give_back(num_kept)
+            del self._pieces[: self._num_written]
+            self._num_written = 0

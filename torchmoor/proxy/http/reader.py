@@ -1,0 +1,229 @@
+"""Reads requests from a client's bytes and refuses what is no servable request.
+
+A head is cut at its first empty line and its lines are matched whole (see `fields`), so what is not explicitly allowed
+is refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade, and a
+request that begins before the one before it has been dealt with. Trailers are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from torchmoor.proxy.http.chunks import ChunkedBody
+from torchmoor.proxy.http.fields import BadMessage, Note, note_nothing
+from torchmoor.proxy.http.head import HeadBook, Layout
+from torchmoor.proxy.http.message import Request, RequestLine
+
+MAX_URL_BYTES = 8_192
+MAX_KNOWN_LINES = 1024
+
+_END = b"\r\n\r\n"
+_LINE_ENDS = b"\r\n"
+_LINE = re.compile(rb"(GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH) ([\x21-\xff]+) HTTP/1\.([01])")
+_ORIGIN = re.compile(rb"https?://[A-Za-z0-9._\-:\[\]]+(?=/|\Z)", re.IGNORECASE)
+_BEGINNING = re.compile(rb"[A-Z]{1,7}(?: |\Z)")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+
+
+def _handle_nothing(method: bytes, path: bytes) -> None:
+    """For readers of whose requests only the bytes matter."""
+
+
+class RequestLines(dict[bytes, RequestLine]):
+    """Request lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
+
+    def __init__(self, find_handler: Callable[[bytes, bytes], Any]) -> None:
+        super().__init__()
+        self._find_handler = find_handler
+
+    def __missing__(self, line: bytes) -> RequestLine:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise BadMessage(400, "Not a valid HTTP request.")
+        url = match[2]
+        if not url.startswith(b"/"):
+            origin = _ORIGIN.match(url)
+            if origin is None:
+                raise BadMessage(400, "The request's target must be a path.")
+            url = b"/" + url[origin.end() :].removeprefix(b"/")
+        if len(url) > MAX_URL_BYTES:
+            raise BadMessage(414, "The request's target is too long.")
+        if not url.isascii() or b"\x7f" in url:
+            raise BadMessage(400, "The request's target must be ASCII.")
+        path, _, query = url.partition(b"?")
+        handler = self._find_handler(match[1], path)
+        read = RequestLine(match[1], path, query, is_http10=match[3] == b"0", handler=handler)
+        if len(line) <= 256:
+            if len(self) >= MAX_KNOWN_LINES:
+                self.clear()
+            self[line] = read
+        return read
+
+
+class Known:
+    """What all readers of a server have seen before.
+
+    note: the application's word on a field's name; find_handler: on a method and a path.
+    """
+
+    __slots__ = ("lines", "heads")
+
+    def __init__(
+        self,
+        note: Callable[[bytes], Note] = note_nothing,
+        find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
+    ) -> None:
+        self.lines = RequestLines(find_handler)
+        self.heads = HeadBook(note)
+
+
+class RequestListener(Protocol):
+    """Who is told of requests, in the order of their parts."""
+
+    def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
+        """A head is complete. piece: what has come of the body with it; is_complete: that is all of it."""
+        ...
+
+    def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """More of the body."""
+        ...
+
+
+class RequestReader:
+    """Cuts a client connection's bytes into requests. `expect_next` must be called before another may begin.
+
+    keep_alive: False once a request was told that has to be the connection's last; is_http10: one was of HTTP/1.0,
+    and so was the last.
+    """
+
+    __slots__ = (
+        "keep_alive",
+        "is_http10",
+        "is_in_head",
+        "_listener",
+        "_lines",
+        "_heads",
+        "_max_header_bytes",
+        "_head",
+        "_left",
+        "_chunks",
+        "_is_dealt_with",
+    )
+
+    def __init__(self, listener: RequestListener, known: Known, max_header_bytes: int) -> None:
+        self._listener = listener
+        self._lines = known.lines
+        self._heads = known.heads
+        self._max_header_bytes = max_header_bytes
+        self.keep_alive = True
+        self.is_http10 = False
+        self.is_in_head = True
+        self._head = b""  # the beginning of one whose end has not come
+        self._left = 0  # of a body with a declared length
+        self._chunks: ChunkedBody | None = None
+        self._is_dealt_with = True
+
+    @property
+    def has_begun(self) -> bool:
+        """True if part of a head is here."""
+        return bool(self._head)
+
+    def expect_next(self) -> None:
+        """The request has been dealt with: another may begin."""
+        self._is_dealt_with = True
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes. Raises BadMessage, after which no more may be fed."""
+        while data:
+            if self.is_in_head:
+                if not self._is_dealt_with:
+                    if data.strip(b"\r\n"):
+                        raise BadMessage(400, "A request began before the answer to the one before it.")
+                    return
+                data = self._read_head(data)
+            elif self._chunks is not None:
+                data = self._read_chunks(self._chunks, data)
+            else:
+                left = self._left
+                piece = data if len(data) <= left else data[:left]
+                data = data[left:]
+                self._left = left - len(piece)
+                self.is_in_head = is_complete = not self._left
+                self._listener.on_request_piece(piece, is_complete=is_complete)
+
+    def _read_head(self, data: bytes) -> bytes:
+        """Returns what follows the head and, if the whole body is there, what follows that."""
+        if self._head:
+            data = self._head + data
+        if data[0] in _LINE_ENDS:  # RFC 9112 2.2: before a request they are let through
+            data = data.lstrip(_LINE_ENDS)
+        end = data.find(_END)
+        if end < 0 or end > self._max_header_bytes:
+            self._hold(data)
+            return b""
+        if self._head:
+            self._head = b""
+        line, *lines = data[:end].split(b"\r\n")
+        request_line = self._lines[line]
+        fields, layout = self._heads.read(lines)
+        request = Request(request_line, fields, layout, monotonic())
+        start = end + 4
+        if not layout.is_usual or request_line.is_http10:
+            self._judge(request_line, layout)
+            if layout.is_chunked:
+                self.is_in_head = self._is_dealt_with = False
+                self._chunks = ChunkedBody()
+                self._listener.on_request(request, b"", is_complete=False)
+                return data[start:]
+        self._is_dealt_with = False
+        stop = start + (request.content_length or 0)
+        num_missing = stop - len(data)
+        if not num_missing:
+            self._listener.on_request(request, data[start:], is_complete=True)
+            return b""
+        if num_missing > 0:
+            self.is_in_head = False
+            self._left = num_missing
+            self._listener.on_request(request, data[start:], is_complete=False)
+            return b""
+        self._listener.on_request(request, data[start:stop], is_complete=True)
+        return data[stop:]
+
+    def _judge(self, line: RequestLine, layout: Layout) -> None:
+        """What an unusual head means for its connection. Raises BadMessage."""
+        if line.is_http10:
+            self.is_http10 = True
+            self.keep_alive = False
+            if layout.is_chunked:
+                raise BadMessage(400, "HTTP/1.0 has no transfer codings.")
+        else:
+            self.keep_alive = b"close" not in layout.options
+            if layout.num_hosts != 1:
+                raise BadMessage(400, "A request needs one Host.")
+        if layout.is_upgrade and b"upgrade" in layout.options:
+            raise BadMessage(400, "Upgrade is not supported.")
+
+    def _hold(self, data: bytes) -> None:
+        """Keep the beginning of a head, unless it can be seen already that it will be none."""
+        if len(data) > self._max_header_bytes:
+            raise BadMessage(431, "The request's header fields are too large.")
+        if data and (not _BEGINNING.match(data.partition(b"\r")[0]) or _BARE_LF.search(data)):
+            raise BadMessage(400, "Not a valid HTTP request.")
+        self._head = data
+
+    def _read_chunks(self, chunks: ChunkedBody, data: bytes) -> bytes:
+        piece = chunks.feed(data)
+        if chunks.fault is not None:
+            raise BadMessage(400, chunks.fault)
+        is_complete = chunks.is_complete
+        if is_complete:
+            self._chunks = None
+            self.is_in_head = True
+        elif chunks.num_unparsed > self._max_header_bytes:
+            raise BadMessage(431, "The request's header fields are too large.")
+        if piece or is_complete:
+            self._listener.on_request_piece(piece, is_complete=is_complete)
+        return chunks.rest

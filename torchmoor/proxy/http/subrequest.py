@@ -1,0 +1,159 @@
+"""Small requests of the proxy's own, sent beside those that it forwards: written at once, their answers forgotten.
+
+Each uses a pooled connection, ends by its deadline, and holds no lease: it is no load that routing should see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.call import Target
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.proxy.http.timeouts import Sweeper
+from torchmoor.proxy.http.upstream import Connector, UpstreamConnection
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 65_536
+
+
+class Errand:
+    """One such request, from its sending to its end."""
+
+    __slots__ = ("deadline", "_errands", "_target", "_data", "_on_over", "_upstream", "_connecting", "_num_received")
+
+    def __init__(
+        self, errands: Errands, target: Target, data: bytes, deadline: float, on_over: Callable[[], None]
+    ) -> None:
+        self.deadline = deadline
+        self._errands = errands
+        self._target = target
+        self._data = data
+        self._on_over = on_over
+        self._upstream: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._num_received = 0
+
+    def start(self, *, fresh: bool = False) -> None:
+        """Send on a pooled connection, or (fresh) on a new one."""
+        idle = self._target.idle
+        while idle and not fresh:
+            upstream: UpstreamConnection = idle.pop()
+            if upstream.is_usable:
+                self._send_on(upstream)
+                return
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self._errands.connector.connect(self._target)
+        except OSError as error:
+            self._connecting = None
+            self.end(f"unreachable: {error}")
+            return
+        self._connecting = None
+        self._send_on(upstream)
+
+    def _send_on(self, upstream: UpstreamConnection) -> None:
+        self._upstream = upstream
+        upstream.take(self)
+        upstream.transport.write(self._data)
+
+    # AnswerReceiver
+
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        """Of interest to whoever looks for a fault, and to nobody else."""
+        if head.status >= 300:
+            logger.debug("errand refused instance=%s status=%d", self._target.name, head.status)
+        self.on_answer_piece(piece, is_complete=is_complete)
+
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """Count, so that no answer goes on for ever; its end is the end of the errand."""
+        self._num_received += len(piece)
+        if is_complete:
+            self.end(None)
+        elif self._num_received > MAX_ANSWER_BYTES:
+            self.end("endless answer")
+
+    def on_lost(self, loss: Loss) -> None:
+        """A pooled connection may have been closed at this very moment: then once more, on a fresh one."""
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None and upstream.is_reused and not self._num_received:
+            self.start(fresh=True)
+        else:
+            self.end(loss.value)
+
+    def on_upstream_write_paused(self, is_paused: bool) -> None:
+        """What is sent is small and already written."""
+
+    # The end
+
+    def expire(self) -> None:
+        """No answer in time."""
+        self.end("timed out")
+
+    def end(self, why_failed: str | None) -> None:
+        """Let go of the connection and tell, once."""
+        if not self._errands.forget(self):
+            return
+        if why_failed is not None:
+            logger.debug("errand failed instance=%s why=%s", self._target.name, why_failed)
+        self.let_go(can_reuse=why_failed is None)
+        self._on_over()
+
+    def let_go(self, *, can_reuse: bool) -> None:
+        """Give the connection back, or close it."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.release(can_reuse=can_reuse)
+
+
+class Errands:
+    """All errands under way."""
+
+    def __init__(self, connector: Connector, sweeper: Sweeper, *, timeout_s: float) -> None:
+        self.connector = connector
+        self._sweeper = sweeper
+        self._timeout_s = timeout_s
+        self._running: set[Errand] = set()
+        self._none_left = asyncio.Event()
+
+    @property
+    def num_running(self) -> int:
+        """Errands that have not ended."""
+        return len(self._running)
+
+    def send(self, target: Target, data: bytes, on_over: Callable[[], None]) -> None:
+        """Send a whole request; on_over is called once, however it ended, and may send the next."""
+        errand = Errand(self, target, data, monotonic() + self._timeout_s, on_over)
+        self._none_left.clear()
+        self._running.add(errand)
+        self._sweeper.watch(errand)
+        errand.start()
+
+    def forget(self, errand: Errand) -> bool:
+        """The errand is over; False if it was before."""
+        if errand not in self._running:
+            return False
+        self._running.discard(errand)
+        self._sweeper.forget(errand)
+        if not self._running:
+            self._none_left.set()
+        return True
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Let what runs end within grace_s, then break it off and tell nobody."""
+        if self._running:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._none_left.wait(), grace_s)
+        for errand in list(self._running):
+            self.forget(errand)
+            errand.let_go(can_reuse=False)

@@ -1,0 +1,325 @@
+"""Connections to instances: kept alive, one exchange at a time, the latest used first.
+
+A connection is idle (in its target's `idle` list), busy (it has an exchange), or closed. It returns to idle only
+if the answer ended where its framing said, nothing came after it, and the request was sent whole; everything else
+closes it. Taking an idle one is a synchronous `pop()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from time import monotonic
+from typing import Protocol, cast
+
+from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.call import Target
+from torchmoor.proxy.http.chunks import ChunkedBody
+from torchmoor.proxy.http.fields import BadMessage
+from torchmoor.proxy.http.head import HeadBook
+from torchmoor.proxy.http.message import AnswerHead, AnswerLine
+from torchmoor.proxy.http.timeouts import NEVER, Sweeper
+
+logger = logging.getLogger(__name__)
+
+_END = b"\r\n\r\n"
+_HTTP = b"HTTP/1."
+_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+MAX_KNOWN_STATUSES = 256
+
+
+class StatusLines(dict[bytes, AnswerLine]):
+    """Status lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
+
+    def __missing__(self, line: bytes) -> AnswerLine:
+        match = _STATUS.fullmatch(line)
+        if match is None or match[2] == b"101":  # nobody asked for another protocol
+            raise BadMessage(502, "Not a valid HTTP answer.")
+        if len(self) >= MAX_KNOWN_STATUSES:
+            self.clear()
+        read = self[line] = AnswerLine(int(match[2]), match[3] or b"", is_http10=match[1] == b"0")
+        return read
+
+
+class KnownAnswers:
+    """What all connections to instances have seen before."""
+
+    __slots__ = ("lines", "heads")
+
+    def __init__(self) -> None:
+        self.lines = StatusLines()
+        self.heads = HeadBook()
+
+
+class AnswerReceiver(Protocol):
+    """Who waits for the answer on a busy connection."""
+
+    def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
+        """A final status line and its fields are there. piece: what came of the body with them; is_complete: all."""
+        ...
+
+    def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
+        """More of the body, perhaps none. is_complete: the answer has ended."""
+        ...
+
+    def on_lost(self, loss: Loss) -> None:
+        """The connection ended before the answer did; it is closed and has no exchange any more."""
+        ...
+
+    def on_upstream_write_paused(self, is_paused: bool) -> None:
+        """The instance takes bytes more slowly than they come, or does again."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it just now."""
+
+    __slots__ = (
+        "target",
+        "exchange",
+        "transport",
+        "deadline",
+        "is_reused",
+        "_max_header_bytes",
+        "_idle_timeout_s",
+        "_sweeper",
+        "_lines",
+        "_heads",
+        "_head",
+        "_is_in_head",
+        "_left",
+        "_chunks",
+        "_is_complete",
+        "_can_reuse",
+        "_is_reading_paused",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        target: Target,
+        sweeper: Sweeper,
+        known: KnownAnswers,
+        *,
+        max_header_bytes: int,
+        idle_timeout_s: float,
+    ) -> None:
+        self.target = target
+        self.exchange: AnswerReceiver | None = None
+        self.deadline = NEVER
+        self.is_reused = False
+        self._max_header_bytes = max_header_bytes
+        self._idle_timeout_s = idle_timeout_s
+        self._sweeper = sweeper
+        self._lines = known.lines
+        self._heads = known.heads
+        self._is_reading_paused = False
+        self._head = b""  # the beginning of one whose end has not come
+        self._is_in_head = True
+        self._left: int | None = 0  # of a body with a declared length; None: it ends with the connection
+        self._chunks: ChunkedBody | None = None
+        self._is_complete = self._can_reuse = False
+
+    # What an exchange does
+
+    @property
+    def is_usable(self) -> bool:
+        """False if the connection has ended without our having noticed yet."""
+        return not self.transport.is_closing()
+
+    def take(self, exchange: AnswerReceiver) -> None:
+        """Make the connection busy."""
+        self.exchange = exchange
+
+    def release(self, *, can_reuse: bool) -> None:
+        """The exchange is over: go back to idle if the answer was whole, else close."""
+        self.exchange = None
+        if not (can_reuse and self._can_reuse and self._is_complete) or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self.is_reused = self._is_in_head = True
+        self._is_complete = False
+        if self._is_reading_paused:
+            self.resume_reading()
+        self.deadline = monotonic() + self._idle_timeout_s
+        self.target.idle.append(self)
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        """The client takes bytes more slowly than they come."""
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The client takes bytes again."""
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self.transport.resume_reading()
+
+    def expire(self) -> None:
+        """Unused for too long, unless it is busy again: that its exchange watches over."""
+        if self.exchange is None:
+            self.transport.abort()
+        else:
+            self.deadline = NEVER
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        # Whoever asked for the connection may have left in this very moment: then nobody takes it.
+        self.deadline = monotonic() + self._idle_timeout_s
+        self._sweeper.watch(self)
+
+    def data_received(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:  # bytes that nobody asked for
+            self.transport.abort()
+            return
+        head = None
+        try:
+            if self._is_in_head:
+                head, data = self._read_head(data)
+                if head is None:
+                    return
+            data = self._read_body(data)
+        except BadMessage as error:
+            logger.debug("bad answer instance=%s error=%s", self.target.name, error)
+            self._lose()
+            return
+        if head is None:
+            exchange.on_answer_piece(data, is_complete=self._is_complete)
+        else:
+            exchange.on_answer(head, data, is_complete=self._is_complete)
+        chunks = self._chunks
+        if chunks is not None and chunks.num_unparsed and self.exchange is exchange:
+            self._judge_chunks(chunks)
+
+    def _judge_chunks(self, chunks: ChunkedBody) -> None:
+        """Give up an answer that cannot be read on."""
+        if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
+            self._lose()
+
+    def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
+        """The head, if it has come whole, and what follows it. Raises BadMessage."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        while True:
+            end = data.find(_END)
+            if end < 0 or end > self._max_header_bytes:
+                if len(data) > self._max_header_bytes or not data.startswith(_HTTP[: len(data)]):
+                    raise BadMessage(502, "Not a valid HTTP answer, or its header fields are too large.")
+                self._head = data
+                return None, b""
+            line, *lines = data[:end].split(b"\r\n")
+            data = data[end + 4 :]
+            answer_line = self._lines[line]
+            if not answer_line.is_interim:
+                break
+            _, layout = self._heads.read(lines)
+            has_body = layout.is_chunked or layout.length is not None
+            if answer_line.is_http10 or has_body:
+                raise BadMessage(502, "Not an interim answer.")
+        fields, layout = self._heads.read(lines)
+        head = AnswerHead(answer_line, fields, layout)
+        self._can_reuse = not (answer_line.is_http10 or (layout.options and b"close" in layout.options))
+        self._is_in_head = False
+        if answer_line.is_bodiless:
+            self._chunks, self._left = None, 0
+        elif layout.is_chunked:
+            self._chunks = ChunkedBody()
+        else:
+            self._chunks, self._left = None, head.content_length
+        return head, data
+
+    def _read_body(self, data: bytes) -> bytes:
+        """The part of the body in these bytes."""
+        if self._is_complete:
+            self._can_reuse = False  # a second answer: nobody asked for it
+            return b""
+        chunks, left = self._chunks, self._left
+        if chunks is not None:
+            data = chunks.feed(data)
+            if chunks.is_complete:
+                self._is_complete = True
+                if chunks.rest:
+                    self._can_reuse = False
+        elif left is None:
+            self._can_reuse = False
+        elif len(data) < left:
+            self._left = left - len(data)
+        else:
+            self._is_complete = True
+            if len(data) > left:
+                self._can_reuse = False
+                return data[:left]
+        return data
+
+    def eof_received(self) -> bool:
+        exchange = self.exchange
+        is_until_close = not self._is_in_head and self._chunks is None and self._left is None
+        if exchange is not None and is_until_close and not self._is_complete:
+            self._is_complete = True
+            exchange.on_answer_piece(b"", is_complete=True)
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._sweeper.forget(self)
+        if self.exchange is not None:
+            self._lose()
+        elif self in self.target.idle:
+            self.target.idle.remove(self)
+
+    def pause_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.on_upstream_write_paused(True)
+
+    def resume_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.on_upstream_write_paused(False)
+
+    def _lose(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        self.transport.abort()
+        if exchange is not None:
+            exchange.on_lost(Loss.RESET)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.transport.is_closing() else "idle" if self.exchange is None else "busy"
+        return f"<UpstreamConnection {self.target.name} {state}>"
+
+
+class Connector:
+    """Opens connections to instances."""
+
+    def __init__(
+        self, sweeper: Sweeper, *, connect_timeout_s: float, idle_timeout_s: float, max_header_bytes: int
+    ) -> None:
+        self._sweeper = sweeper
+        self._known = KnownAnswers()
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._max_header_bytes = max_header_bytes
+
+    async def connect(self, target: Target) -> UpstreamConnection:
+        """A fresh connection. Raises OSError (TimeoutError is one)."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(
+                    target,
+                    self._sweeper,
+                    self._known,
+                    max_header_bytes=self._max_header_bytes,
+                    idle_timeout_s=self._idle_timeout_s,
+                ),
+                target.host,
+                target.port,
+            )
+        return connection

@@ -1,0 +1,1 @@
+"""What is known of each instance: its state, load, breaker and recovery."""

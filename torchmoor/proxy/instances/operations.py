@@ -1,0 +1,100 @@
+"""Questions and orders for instances that are no invocations: the handlers' operations (docs/runtime-api.md).
+
+Each goes on a connection of its own, holds no lease, and ends by its time-out. Those that the data plane starts are
+bounded in number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import NamedTuple
+
+import aiohttp
+
+from torchmoor.proxy.instances.instance import Instance
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 8 << 20
+MAX_STARTED = 256
+
+
+class OperationAnswer(NamedTuple):
+    """What an instance says. code: the handler's word for an error; empty if it is none of ours."""
+
+    status: int
+    code: str
+    body: bytes
+
+
+class Operations:
+    """For as long as the context lasts."""
+
+    def __init__(self) -> None:
+        self._client: aiohttp.ClientSession | None = None
+        self._started: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Operations:
+        # Each on its own connection: a kept one may lead to the process that was there before.
+        self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._client is not None
+        for task in self._started:
+            task.cancel()
+        await asyncio.gather(*self._started, return_exceptions=True)
+        await self._client.close()
+
+    async def ask(
+        self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
+    ) -> OperationAnswer | None:
+        """Have an operation done; None if there is no answer, or one that is too long."""
+        assert self._client is not None
+        url = f"{instance.url()}/predictions/{instance.model}"
+        headers = {
+            "X-Torchmoor-Operation": operation,
+            "X-Torchmoor-Timeout-Ms": str(int(timeout_s * 1000)),
+            "Content-Type": "application/json",
+        }
+        try:
+            async with self._client.post(
+                url, data=json.dumps(body).encode(), headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s)
+            ) as answer:
+                received = bytearray()
+                async for piece in answer.content.iter_any():
+                    received += piece
+                    if len(received) > MAX_ANSWER_BYTES:
+                        logger.warning("operation's answer too long instance=%s name=%s", instance.name, operation)
+                        return None
+                return OperationAnswer(answer.status, answer.headers.get("X-Torchmoor-Error", ""), bytes(received))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.debug("operation failed instance=%s name=%s error=%s", instance.name, operation, error)
+            return None
+
+    def try_start(
+        self,
+        instance: Instance,
+        operation: str,
+        body: Mapping[str, object],
+        *,
+        timeout_s: float,
+        on_done: Callable[[OperationAnswer | None], None],
+    ) -> bool:
+        """Have an operation done by and by; on_done is called once, unless we stop. False if too many are running."""
+        if len(self._started) >= MAX_STARTED:
+            return False
+
+        async def run() -> None:
+            on_done(await self.ask(instance, operation, body, timeout_s=timeout_s))
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._started.add(task)
+        task.add_done_callback(self._started.discard)
+        return True

@@ -1,0 +1,113 @@
+"""What answers tell of instances, and how those that failed come back: breakers and slow start applied.
+
+A probe asks TorchServe whether it has a worker; whether that worker answers is seen here, from the requests
+themselves. At most half of a variant's ready instances are cut off by their breakers: if more than that fail, the cause
+is likely elsewhere, and a proxy that refuses everything would only add to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from torchmoor.config.settings import RecoverySettings
+from torchmoor.proxy.instances.breaker import Breaker, BreakerState
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.instances.slow_start import share_after
+
+logger = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Keeps `breaker` and `share` of all instances."""
+
+    def __init__(
+        self, registry: Registry, settings: RecoverySettings, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+        self._known: dict[str, Instance] = {}
+        self._have_failed: set[str] = set()  # names: an instance that is started again is another object
+        self._back_since: dict[str, float] = {}
+        for instance in registry.instances():
+            self._on_change(instance)
+        registry.listen(self._on_change)
+
+    # What answers tell
+
+    def on_answered(self, instance: Instance) -> None:
+        """It has answered; worth a call only if `breaker.num_failures` is not 0."""
+        was_open = instance.breaker.state is not BreakerState.CLOSED
+        instance.breaker.on_success()
+        if was_open:
+            logger.info("breaker closed instance=%s", instance.name)
+            self._begin_slow_start(instance)
+            self._registry.refresh(instance)
+
+    def on_failed(self, instance: Instance) -> None:
+        """It has lost, or not answered in time, what it was sent."""
+        breaker = instance.breaker
+        was_open = breaker.state is BreakerState.OPEN
+        breaker.on_failure(self._clock(), may_open=self._can_do_without(instance))
+        if breaker.state is BreakerState.OPEN and not was_open:
+            logger.warning("breaker open instance=%s failures=%d", instance.name, breaker.num_failures)
+            self._registry.refresh(instance)
+
+    def cut_off(self, instance: Instance) -> None:
+        """Another process's breaker has opened: what failed there would fail here."""
+        instance.breaker.open(self._clock())
+        self._registry.refresh(instance)
+
+    def _can_do_without(self, instance: Instance) -> bool:
+        members = [m for m in self._registry.variant_of(instance).pool.members if m.state is InstanceState.READY]
+        cut_off = [m for m in members if m is not instance and m.breaker.state is not BreakerState.CLOSED]
+        return 2 * (len(cut_off) + 1) <= len(members)
+
+    # Time
+
+    def tick(self) -> None:
+        """Let breakers try again, and shares grow; to be called a few times a second."""
+        now = self._clock()
+        for instance in self._registry.instances():
+            if instance.breaker.tick(now):
+                self._registry.refresh(instance)
+            since = self._back_since.get(instance.name)
+            if since is not None:
+                self._set_share(instance, now - since)
+
+    def _begin_slow_start(self, instance: Instance) -> None:
+        self._back_since[instance.name] = self._clock()
+        self._set_share(instance, 0.0)
+
+    def _set_share(self, instance: Instance, elapsed_s: float) -> None:
+        settings = self._settings
+        instance.share = share_after(elapsed_s, duration_s=settings.slow_start_s, least=settings.least_share)
+        if instance.share == 1.0:
+            self._back_since.pop(instance.name, None)
+        self._registry.refresh(instance)
+
+    def _on_change(self, instance: Instance) -> None:
+        """An instance came, went, or changed its state."""
+        name = instance.name
+        if self._registry.find(name) is not instance:
+            if self._known.pop(name, None) is None:
+                return
+            if instance.state is InstanceState.DRAINING:  # it was let go, and who comes under its name is new
+                self._have_failed.discard(name)
+            else:
+                self._have_failed.add(name)
+            return
+        if self._known.get(name) is not instance:
+            self._known[name] = instance
+            instance.breaker = Breaker(self._settings)
+        if instance.state is InstanceState.READY:
+            if name in self._have_failed:
+                self._have_failed.discard(name)
+                self._begin_slow_start(instance)
+        elif instance.state is not InstanceState.STARTING:
+            self._have_failed.add(name)
+            self._back_since.pop(name, None)
+            instance.breaker = Breaker(self._settings)

@@ -1,0 +1,274 @@
+"""Which endpoints there are and which instances serve each.
+
+Owned by one event loop: every call is synchronous and made on that loop's thread. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from torchmoor.config.settings import EndpointSettings, MultiModelSettings, VariantSettings
+from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
+from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.routing.models import Placement
+from torchmoor.proxy.routing.pool import Pool
+
+logger = logging.getLogger(__name__)
+
+
+class Scale(NamedTuple):
+    """The autoscaler's last look at a variant: how many instances it wants, for how much work, and why so many."""
+
+    desired: int
+    backlog: int
+    why: str
+
+
+class Variant:
+    """A variant of an endpoint: its settings, and its instances in order of their load.
+
+    opens_sessions: a client has opened one, so that it matters how many more its instances can take. models: which of
+    them hold which of many models; None where they serve one. last_start_s: what an instance took, when one was last
+    started, until it was ready; None while nobody has measured it. scale: None where nobody changes their number.
+    """
+
+    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models", "last_start_s", "scale")
+
+    def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.endpoint = endpoint
+        self.pool: Pool[Instance] = Pool()
+        self.opens_sessions = False
+        self.last_start_s: float | None = None
+        self.scale: Scale | None = None
+        self.models: Placement | None = None
+        if multi_model is not None:
+            self.models = Placement(
+                hot_outstanding=multi_model.hot_outstanding,
+                max_models=multi_model.max_models,
+                is_cached=multi_model.is_cached,
+            )
+
+    def __repr__(self) -> str:
+        return f"<Variant {self.endpoint}/{self.name} {self.pool!r}>"
+
+
+class Endpoint:
+    """An endpoint's settings, its variants, and all their instances in the order in which they were added."""
+
+    __slots__ = ("settings", "name", "variants", "instances")
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.variants = [Variant(settings.name, variant, settings.multi_model) for variant in settings.variants]
+        self.instances: list[Instance] = []
+
+    def find_variant(self, name: str) -> Variant | None:
+        """The variant of that name, or None."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        return None
+
+    def find_variant_of(self, instance: str) -> Variant | None:
+        """The variant whose instance has, had or would have that name, as far as that is known."""
+        for variant in self.variants:
+            if variant.pool.find(instance) is not None:
+                return variant
+        stem = instance.rpartition("-")[0]
+        for variant in self.variants:
+            if variant.settings.scaling is not None and stem == name_stem(self.settings, variant.settings):
+                return variant
+        return None
+
+    def has_ready_instance(self) -> bool:
+        """True if at least one instance may be sent new work."""
+        return any(instance.is_ready for instance in self.instances)
+
+    def can_serve(self) -> bool:
+        """True if a request that comes now is served, though perhaps by an instance that is started for it."""
+        return self.has_ready_instance() or any(
+            variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
+            for variant in self.variants
+        )
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.name} {self.instances!r}>"
+
+
+def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
+    """What the names of a variant's instances begin with where they are started as they are needed."""
+    return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
+
+
+class Registry:
+    """All endpoints and instances. Endpoints are fixed at the start, instances come and go.
+
+    A drain belongs to the instance's name: it stays through crashes and restarts until the operator ends it. An
+    instance that leaves (torchmoor.fleet.draining) is sent nothing new either, whatever the operator says.
+    """
+
+    def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
+        self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
+        self._instances: dict[str, Instance] = {}
+        self._drained: set[str] = set()  # names that an operator has given: no more than there were instances
+        self._leaving: set[str] = set()
+        self.sources: dict[str, Source] = {}  # DNS names that bring instances
+        self._listeners: list[Callable[[Instance], None]] = []
+
+    def listen(self, listener: Callable[[Instance], None]) -> None:
+        """Tell the listener, after each change, of an instance that came, went or changed its state."""
+        self._listeners.append(listener)
+
+    def _tell(self, instance: Instance) -> None:
+        for listener in self._listeners:
+            listener(instance)
+
+    # Endpoints
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Every endpoint, in configured order."""
+        return list(self._endpoints.values())
+
+    def find_endpoint(self, name: str) -> Endpoint | None:
+        """The endpoint of that name, or None."""
+        return self._endpoints.get(name)
+
+    def get_endpoint(self, name: str) -> Endpoint:
+        """The endpoint of that name. Raises UnknownEndpoint."""
+        endpoint = self._endpoints.get(name)
+        if endpoint is None:
+            raise UnknownEndpoint(name)
+        return endpoint
+
+    def find_variant_by_model(self, model: str) -> Variant | None:
+        """The first variant whose instances serve that model, or None."""
+        for endpoint in self._endpoints.values():
+            for variant in endpoint.variants:
+                if variant.settings.model == model:
+                    return variant
+        return None
+
+    # Instances
+
+    def instances(self, endpoint: str | None = None) -> Sequence[Instance]:
+        """The instances of one endpoint, or of all. Raises UnknownEndpoint."""
+        if endpoint is None:
+            return list(self._instances.values())
+        return list(self.get_endpoint(endpoint).instances)
+
+    def find(self, name: str) -> Instance | None:
+        """The instance of that name, or None."""
+        return self._instances.get(name)
+
+    def add(self, instance: Instance) -> None:
+        """Make an instance known. One of the same name is replaced. Raises UnknownEndpoint, UnknownVariant."""
+        endpoint = self.get_endpoint(instance.endpoint)
+        variant = endpoint.find_variant(instance.variant)
+        if variant is None:
+            raise UnknownVariant(instance.variant, endpoint.name)
+        if instance.name in self._instances:
+            self.remove(instance.name)
+        self._instances[instance.name] = instance
+        self._leaving.discard(instance.name)
+        instance.state = self._as_wished(instance, instance.state)
+        endpoint.instances.append(instance)
+        variant.pool.add(instance)
+        instance.on_load = variant.pool.update
+        self._tell(instance)
+        logger.info("instance added instance=%s endpoint=%s", instance.name, instance.endpoint)
+
+    def remove(self, name: str) -> None:
+        """Forget an instance; what runs there ends by itself. Raises UnknownInstance."""
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            raise UnknownInstance(name)
+        endpoint = self._endpoints[instance.endpoint]
+        endpoint.instances.remove(instance)
+        self.variant_of(instance).pool.remove(instance)
+        self._leaving.discard(name)
+        instance.close_idle()
+        self._tell(instance)
+        logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
+
+    def dismiss(self, name: str) -> None:
+        """Forget an instance for good: another one of that name is not drained. Raises UnknownInstance."""
+        self.remove(name)
+        self._drained.discard(name)
+
+    def set_state(self, name: str, state: InstanceState) -> None:
+        """What a probe or the launcher learnt. Raises UnknownInstance."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        state = self._as_wished(instance, state)
+        if instance.state is state:
+            return
+        logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
+        instance.state = state
+        if state is InstanceState.DOWN:
+            instance.session_room = None
+            instance.close_idle()
+        self.refresh(instance)
+
+    def drain(self, name: str) -> None:
+        """Send an instance nothing new, also after it was down or started again. Raises UnknownInstance."""
+        if name not in self._instances:
+            raise UnknownInstance(name)
+        self._drained.add(name)
+        self.set_state(name, self._instances[name].state)
+
+    def resume(self, name: str) -> None:
+        """End a drain. Raises UnknownInstance."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        self._drained.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
+
+    def is_drained(self, name: str) -> bool:
+        """True from a drain to its end, whatever the instance's state."""
+        return name in self._drained
+
+    def send_off(self, name: str) -> None:
+        """Send an instance nothing new: it will be gone soon. Raises UnknownInstance."""
+        if name not in self._instances:
+            raise UnknownInstance(name)
+        self._leaving.add(name)
+        self.set_state(name, self._instances[name].state)
+
+    def call_back(self, name: str) -> None:
+        """It does not leave after all; an operator's drain stays. Raises UnknownInstance."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise UnknownInstance(name)
+        self._leaving.discard(name)
+        if instance.state is InstanceState.DRAINING:
+            self.set_state(name, InstanceState.READY)
+
+    def is_leaving(self, name: str) -> bool:
+        """True from send_off until it is gone or called back."""
+        return name in self._leaving
+
+    def _as_wished(self, instance: Instance, state: InstanceState) -> InstanceState:
+        """What a state is with the operator's word: a drained instance that could serve is draining."""
+        if state is InstanceState.READY and (instance.name in self._drained or instance.name in self._leaving):
+            return InstanceState.DRAINING
+        return state
+
+    def refresh(self, instance: Instance) -> None:
+        """What routing reads of an instance has changed: tell everybody."""
+        self.variant_of(instance).pool.update(instance)
+        self._tell(instance)
+
+    def variant_of(self, instance: Instance) -> Variant:
+        """The variant whose model an instance serves."""
+        variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
+        assert variant is not None  # checked when the instance was added
+        return variant

@@ -1,0 +1,215 @@
+"""The access log: one line of JSON a request, written by a thread of its own.
+
+The event loop only appends to a queue. The thread writes what has gathered in one call, so a slow disk holds nobody
+up; if it falls behind for long, lines are dropped and counted. Several processes may append to one file: it is opened
+with O_APPEND, and a write has whole lines only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections import deque
+from json.encoder import encode_basestring_ascii as quote
+
+from torchmoor.errors import ConfigError
+from torchmoor.proxy.observe.record import Record
+
+logger = logging.getLogger(__name__)
+
+STDERR = "stderr"
+WAKE_BYTES = 65_536  # gathered lines that are written before their interval is over
+PIPE_BYTES = 4096  # what a pipe takes from one writer without another's bytes in between (PIPE_BUF)
+STOP_S = 2.0
+MAX_PLACES = 4096
+
+
+class AccessLog:
+    """start() before the first write, stop() after the last. `write` is for one thread: the event loop's."""
+
+    def __init__(self, target: str, *, max_buffer_bytes: int, interval_s: float) -> None:
+        """target: "stderr" or a path."""
+        self.num_lines = 0
+        self._num_refused = self._num_lost = 0  # for want of room; in writing
+        self._target = target
+        self._max_buffer_bytes = max_buffer_bytes
+        self._interval_s = interval_s
+        self._lines: deque[bytes] = deque()
+        # Each of these, and of the counts above, has one writer, so no lock is needed: what waits is their difference.
+        self._num_bytes_in = self._num_bytes_out = 0
+        self._news = threading.Event()
+        self._is_reopening = self._is_stopping = self._is_failing = False
+        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self._file = -1
+        self._most = 0  # bytes of one write
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines that could not be written, or not fast enough."""
+        return self._num_refused + self._num_lost
+
+    @property
+    def is_running(self) -> bool:
+        """True between start and stop."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Open the file. Raises ConfigError if that is not possible."""
+        try:
+            self._open()
+        except OSError as error:
+            raise ConfigError(f"observe.access_log: cannot append to {self._target}: {error.strerror}") from error
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left; waits for that, but not for ever."""
+        self._is_stopping = True
+        self._news.set()
+        self._thread.join(STOP_S)
+
+    def reopen(self) -> None:
+        """Go on in a new file of the same name: the old one was moved away."""
+        self._is_reopening = True
+        self._news.set()
+
+    def write(self, record: Record) -> None:
+        """Add a line; never waits."""
+        line = render(record)
+        num_waiting = self._num_bytes_in - self._num_bytes_out + len(line)
+        if num_waiting > self._max_buffer_bytes:
+            self._num_refused += 1
+            return
+        self.num_lines += 1
+        self._num_bytes_in += len(line)
+        self._lines.append(line)
+        if num_waiting >= WAKE_BYTES and not self._news.is_set():
+            self._news.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._news.wait(self._interval_s)
+            self._news.clear()
+            self._write_all()
+            if self._is_reopening:
+                self._is_reopening = False
+                self._reopen()
+        self._write_all()
+        if self._target != STDERR:
+            os.close(self._file)
+
+    def _write_all(self) -> None:
+        lines: list[bytes] = []
+        size = 0
+        while self._lines:
+            line = self._lines.popleft()
+            if lines and size + len(line) > self._most:
+                self._write_out(lines, size)
+                lines, size = [], 0
+            lines.append(line)
+            size += len(line)
+        if lines:
+            self._write_out(lines, size)
+
+    def _write_out(self, lines: list[bytes], size: int) -> None:
+        data = memoryview(b"".join(lines))
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            self._is_failing = False
+        except OSError as error:
+            self._num_lost += len(lines)
+            if not self._is_failing:
+                self._is_failing = True
+                logger.error("access log not written target=%s error=%s", self._target, error.strerror)
+        self._num_bytes_out += size
+
+    def _open(self) -> None:
+        if self._target == STDERR:
+            self._file = 2
+        else:
+            self._file = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._most = WAKE_BYTES if stat.S_ISREG(os.fstat(self._file).st_mode) else PIPE_BYTES
+
+    def _reopen(self) -> None:
+        if self._target == STDERR:
+            return
+        old = self._file
+        try:
+            self._open()
+        except OSError as error:
+            logger.error("access log not reopened target=%s error=%s", self._target, error.strerror)
+        else:
+            os.close(old)
+
+
+class Clock:
+    """Times of day as text; the part that stays for a second is kept."""
+
+    __slots__ = ("_second", "_text")
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def text(self, at: float) -> str:
+        """ISO 8601 in UTC, with milliseconds. at: seconds since 1970."""
+        second = int(at)
+        if second != self._second:
+            self._second = second
+            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._text}.{int((at - second) * 1000):03d}Z"
+
+
+_clock = Clock()
+
+
+class Places(dict[tuple[str | None, ...], str]):
+    """The part of a line that says where a request went, which is the same for many; remembered."""
+
+    def __missing__(self, place: tuple[str | None, ...]) -> str:
+        if len(self) >= MAX_PLACES:
+            self.clear()
+        named = zip(("endpoint", "variant", "operation", "instance", "routing_reason"), place, strict=True)
+        text = self[place] = "".join(f'"{name}":{quote(value)},' for name, value in named if value is not None)
+        return text
+
+
+_places = Places()
+
+
+def render(record: Record) -> bytes:
+    """The line; what is None is left out. By hand, because json.dumps takes three times as long."""
+    r = record
+    place = _places[r.endpoint, r.variant, r.operation, r.instance, r.routing_reason]
+    inference_id = f'"{r.request_id}"' if r.inference_id == r.request_id else quote(r.inference_id)
+    line = (
+        f'{{"time":"{_clock.text(r.ended_at)}","inference_id":{inference_id},"request_id":"{r.request_id}",{place}'
+        f'"status":{r.status or "null"},"outcome":"{r.outcome}","bytes_in":{r.num_bytes_in},'
+        f'"bytes_out":{r.num_bytes_out},"retries":{r.num_retries},"total_ms":{r.total_s * 1000:.3f}'
+    )
+    if r.upstream_s is not None:
+        line += f',"upstream_ms":{r.upstream_s * 1000:.3f}'
+    if r.first_byte_s is not None:
+        line += f',"first_byte_ms":{r.first_byte_s * 1000:.3f}'
+    if r.waited_s is not None:
+        line += f',"waited_ms":{r.waited_s * 1000:.3f}'
+    if r.session is not None:
+        line += f',"session":"{r.session}"'
+    if r.principal is not None:
+        line += f',"principal":"{r.principal}"'
+    if r.trace_id is not None:
+        line += f',"trace_id":"{r.trace_id}"'
+    if r.target_model is not None:
+        line += f',"target_model":{quote(r.target_model)}'
+    if r.error_type is not None:
+        line += f',"error_type":{quote(r.error_type)}'
+    if r.status_refused is not None:
+        line += f',"status_refused":{r.status_refused}'
+    if r.operation is None:
+        line += f',"method":{quote(r.method)},"path":{quote(r.path)}'
+    return f"{line}}}\n".encode()

@@ -1,0 +1,107 @@
+"""Brings each request's end to those who asked for it: the access log, the collector of traces, or both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from torchmoor.config.settings import ObserveSettings
+from torchmoor.errors import ConfigError
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.http.call import Outcome, Waiter
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.proxy.observe.access_log import STDERR, AccessLog
+from torchmoor.proxy.observe.record import record_invocation, record_reply
+
+if TYPE_CHECKING:
+    from torchmoor.proxy.observe.tracing import SpanTrace, Tracing
+
+logger = logging.getLogger(__name__)
+
+
+class RequestObserver:
+    """An Observer (see torchmoor.proxy.dispatch.observer). What fails here fails no request."""
+
+    def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
+        self.log = log
+        self._tracing = tracing
+
+    def begin_trace(self, request: Request) -> SpanTrace | None:
+        """Open a span, if requests are traced."""
+        if self._tracing is None:
+            return None
+        try:
+            return self._tracing.begin(request)
+        except Exception:
+            logger.exception("request not traced")
+            return None
+
+    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
+        """Close the span and write the line."""
+        try:
+            record = record_invocation(invocation, waiter, outcome, monotonic())
+            trace: SpanTrace | None = invocation.trace  # type: ignore[assignment]  # ours, from begin_trace
+            if trace is not None and self._tracing is not None:
+                record.trace_id = trace.trace_id
+                self._tracing.end(trace, record)
+            if self.log is not None:
+                self.log.write(record)
+        except Exception:
+            logger.exception("request not recorded request_id=%s", invocation.request_id.decode())
+
+    def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
+        """Write the line."""
+        if self.log is None:
+            return
+        try:
+            self.log.write(record_reply(request, request_id, reply, monotonic()))
+        except Exception:
+            logger.exception("request not recorded request_id=%s", request_id.decode())
+
+
+@asynccontextmanager
+async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
+    """What the settings ask for, for as long as the context lasts; None if that is nothing. Raises ConfigError."""
+    tracing = log = None
+    if settings.traces_url:
+        tracing = _import_tracing()(settings.traces_url, fraction=settings.traces_fraction)
+    try:
+        if settings.access_log:
+            log = AccessLog(
+                settings.access_log,
+                max_buffer_bytes=settings.access_log_buffer_bytes,
+                interval_s=settings.access_log_interval_s,
+            )
+            log.start()
+        yield None if log is None and tracing is None else RequestObserver(log, tracing)
+    finally:
+        if log is not None and log.is_running:
+            await asyncio.to_thread(log.stop)
+        if tracing is not None:
+            await asyncio.to_thread(tracing.stop)
+
+
+def check_observing(settings: ObserveSettings) -> None:
+    """Raise ConfigError if what is asked for cannot be done here; opens and sends nothing."""
+    if settings.access_log not in ("", STDERR):
+        log = Path(settings.access_log)
+        if not os.access(log if log.exists() else log.parent, os.W_OK):
+            raise ConfigError(f"observe.access_log: cannot append to {log}: there is no such folder, or no permission")
+    if settings.traces_url:
+        _import_tracing()
+
+
+def _import_tracing() -> type[Tracing]:
+    try:
+        from torchmoor.proxy.observe.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(
+            "observe.traces_url needs OpenTelemetry, which is not installed: pip install 'torchmoor[otel]'"
+        ) from error
+    return Tracing

@@ -1,0 +1,19 @@
+"""LEAST_OUTSTANDING_REQUESTS."""
+
+from __future__ import annotations
+
+from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+
+REASON = "least-outstanding-requests"
+
+
+class LeastOutstanding:
+    """The instance with the fewest outstanding invocations."""
+
+    num_prefix_bytes = 0
+
+    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+        """The open instance with the fewest, or None if there is none."""
+        instance = pool.find_least_outstanding(request.excluded)
+        return None if instance is None else Pick(instance, REASON)

@@ -1,0 +1,56 @@
+"""PREFIX_AWARE: requests whose bodies begin alike go to one instance, whose caches know that beginning."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from itertools import islice
+
+from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+
+REASON = "prefix-aware"
+OVERFLOW = "prefix-aware-overflow"
+MAX_WALKED = 16  # instances looked at before the least loaded takes the request
+
+
+class PrefixAware:
+    """The instance that the hash of the prefix prefers; above the threshold the next that it prefers.
+
+    All proxies agree without shared state: the order comes from the instances' names. To an instance that comes back,
+    whose caches are empty, its prefixes return by and by: those whose place is below its share.
+    """
+
+    def __init__(self, *, prefix_length: int, concurrency_threshold: int) -> None:
+        self.num_prefix_bytes = prefix_length
+        self._threshold = concurrency_threshold
+
+    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+        """The preferred instance below the threshold; if none of the first is, the one with the fewest outstanding."""
+        least = pool.find_least_outstanding(request.excluded)
+        if least is None:
+            return None
+        if least.outstanding < self._threshold:
+            key = self._key(request)
+            for number, instance in enumerate(islice(pool.walk(key), MAX_WALKED)):
+                if (
+                    instance.outstanding < min(self._threshold, instance.capacity)
+                    and instance.is_ready
+                    and (instance.share == 1.0 or _place_of(key) < instance.share)
+                    and instance.name not in request.excluded
+                ):
+                    return Pick(instance, REASON if number == 0 else OVERFLOW)
+        return Pick(least, OVERFLOW)
+
+    def _key(self, request: RouteRequest) -> int:
+        """64 bits of the prefix and the client's prefix id; the id's length keeps the two apart."""
+        digest = blake2b(b"%d\n%b" % (len(request.prefix_id), request.prefix_id), digest_size=8)
+        digest.update(request.prefix[: self.num_prefix_bytes])
+        return int.from_bytes(digest.digest(), "big")
+
+
+def _place_of(key: int) -> float:
+    """A number from 0 to 1 that is the prefix's own, and independent of where it stands on the ring.
+
+    The golden ratio spreads keys that stand together (Knuth, "The Art of Computer Programming" 3, 6.4).
+    """
+    return (key * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) / (1 << 64)

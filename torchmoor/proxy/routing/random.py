@@ -1,0 +1,45 @@
+"""RANDOM, SageMaker's default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
+from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+
+REASON = "random"
+
+T = TypeVar("T")
+
+
+class RandomChoice:
+    """Any instance that can take the request, each as likely as the others."""
+
+    num_prefix_bytes = 0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+        """An open instance, or None if there is none."""
+        instance = pool.find_random(self._rng, request.excluded)
+        return None if instance is None else Pick(instance, REASON)
+
+
+def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) -> T | None:
+    """One of the things, each as likely as its share of the weights; None if no weight is above zero.
+
+    Random, not in turn: a client that alternates between two kinds of request must not meet the same variant with
+    each kind.
+    """
+    total = sum(weights)
+    if total <= 0:
+        return None
+    point = rng.random() * total
+    for thing, weight in zip(things, weights, strict=True):
+        point -= weight
+        if point < 0 < weight:
+            return thing
+    return max(zip(things, weights, strict=True), key=lambda pair: pair[1])[0]  # the sum was rounded

@@ -1,0 +1,1 @@
+"""Assembles the parts of `torchmoor up` and `torchmoor serve`."""

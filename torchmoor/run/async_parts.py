@@ -1,0 +1,70 @@
+"""Asynchronous inference put together from the proxy's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from torchmoor.async_inference.notices.notices import Notifier
+from torchmoor.async_inference.objects.scheme_store import open_object_store
+from torchmoor.async_inference.queues.queue_url import open_queue
+from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
+from torchmoor.config.settings import ProxySettings
+from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.dispatch.async_slots import EndpointSlots
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.instances.registry import Endpoint, Registry
+
+
+class Counting(Protocol):
+    """A variant's numbers."""
+
+    metrics: InvocationMetrics
+
+
+def make_async_inference(
+    settings: ProxySettings,
+    registry: Registry,
+    counted: Iterable[Counting],
+    gateway: Gateway | None,
+) -> AsyncInference | None:
+    """None if no endpoint has it. counted: all variants' numbers. gateway: None in a process that works for nobody.
+
+    Raises ConfigError if results have nowhere to go.
+    """
+    endpoints = [
+        _make_endpoint(settings, endpoint, [each.metrics for each in counted], gateway)
+        for endpoint in registry.endpoints()
+        if endpoint.settings.async_inference is not None
+    ]
+    if not endpoints:
+        return None
+    objects = settings.objects
+    parts = AsyncParts(
+        queue=lambda: open_queue(settings.async_inference.queue, settings.async_queue),
+        store=lambda: open_object_store(objects),
+        results=lambda: open_object_store(
+            replace(objects, input_directories=objects.output_directories, input_prefixes=())
+        ),
+        notifier=lambda: Notifier(settings.notices),
+    )
+    return AsyncInference(
+        settings.async_inference, endpoints, parts, connect_timeout_s=settings.timeouts.connect_timeout_s
+    )
+
+
+def _make_endpoint(
+    settings: ProxySettings, endpoint: Endpoint, counted: Iterable[InvocationMetrics], gateway: Gateway | None
+) -> AsyncEndpoint:
+    assert endpoint.settings.async_inference is not None
+    variants: Mapping[str, InvocationMetrics] = {
+        metrics.variant: metrics for metrics in counted if metrics.endpoint == endpoint.name
+    }
+    return AsyncEndpoint(
+        endpoint.settings.async_inference,
+        AsyncMetrics(endpoint.name, variants, lambda: sum(each.is_ready for each in endpoint.instances)),
+        None if gateway is None else EndpointSlots(gateway, endpoint),
+        root=settings.async_inference.output_root,
+    )

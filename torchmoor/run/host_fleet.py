@@ -1,0 +1,124 @@
+"""The instances of this host: which there may be, and who keeps as many of them running as shall run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Protocol
+
+from torchmoor.config.settings import EndpointSettings, ProxySettings
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.autoscaler import Autoscaler, Front, Group, Pending
+from torchmoor.fleet.launcher import Launch, Launcher
+from torchmoor.proxy.instances.instance import INSTANCE_NAME
+from torchmoor.proxy.instances.operations import Operations
+from torchmoor.proxy.instances.registry import Registry, name_stem
+
+MAX_NAME_CHARS = 63
+
+
+class HostFront(Front, Protocol):
+    """The proxy, which also says when an instance is needed."""
+
+    def on_need(self, wake: Callable[[], None]) -> None:
+        """Have it called when a request waits for an instance to be started."""
+        ...
+
+
+class HostFleet:
+    """Has the launches of variants with Scaling run as they are needed, and all others from `start` on.
+
+    For as long as the context lasts; stops nothing itself, which is the launcher's part.
+    """
+
+    def __init__(
+        self,
+        settings: ProxySettings,
+        registry: Registry,
+        launcher: Launcher,
+        front: HostFront,
+        launches: Sequence[Launch],
+        report: Callable[[str], None],
+        *,
+        find_pending: Callable[[str], Awaitable[Pending]] | None = None,
+    ) -> None:
+        """launches: every instance that may run. find_pending: an endpoint's asynchronous requests."""
+        self._launcher = launcher
+        self._launches = launches
+        self._front = front
+        self._fixed: list[Launch] = []
+        self._stack = AsyncExitStack()
+        self._operations = Operations()
+        groups: list[Group] = []
+        for endpoint in registry.endpoints():
+            for variant in endpoint.variants:
+                own = [each for each in launches if (each.endpoint, each.variant) == (endpoint.name, variant.name)]
+                scaling = variant.settings.scaling
+                if scaling is None:
+                    self._fixed += own
+                else:
+                    groups.append(Group(variant, scaling, own))
+        self._autoscaler: Autoscaler | None = None
+        if groups:
+            self._autoscaler = Autoscaler(
+                groups,
+                registry,
+                launcher,
+                front,
+                self._operations,
+                report,
+                are_journaled=settings.sessions.are_journaled,
+                find_pending=find_pending,
+            )
+
+    async def __aenter__(self) -> HostFleet:
+        await self._stack.enter_async_context(self._operations)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def start(self) -> None:
+        """Have the first instances ready. Raises LaunchError if one does not come up."""
+        self._launcher.check(self._launches)
+        if self._autoscaler is None:
+            await self._launcher.start(self._fixed)
+            return
+        self._stack.push_async_callback(self._autoscaler.stop)
+        await asyncio.gather(self._launcher.start(self._fixed), self._autoscaler.start())
+        self._front.on_need(self._autoscaler.wake)
+        running = asyncio.create_task(self._autoscaler.run())
+        self._stack.callback(running.cancel)
+
+    def wake(self) -> None:
+        """Something waits for an instance: look now."""
+        if self._autoscaler is not None:
+            self._autoscaler.wake()
+
+
+def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> list[Launch]:
+    """Every instance that variants with Scaling may have, by name, spread over the GPUs where there are any.
+
+    Raises ConfigError if a name that follows from the endpoint's is none.
+    """
+    launches: list[Launch] = []
+    for endpoint in endpoints:
+        for variant in endpoint.variants:
+            if variant.scaling is None:
+                continue
+            for number in range(variant.scaling.max_capacity):
+                name = f"{name_stem(endpoint, variant)}-{number}"
+                if len(name) > MAX_NAME_CHARS or not INSTANCE_NAME.fullmatch(name):
+                    raise ConfigError(
+                        f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
+                    )
+                gpu = gpus[len(launches) % len(gpus)] if gpus else None
+                launches.append(Launch(name, endpoint.name, f"{variant.model}.mar", gpu, variant.name))
+    names = [launch.name for launch in launches]
+    if len(set(names)) != len(names):
+        raise ConfigError("two variants with Autoscaling would have instances of one name: choose other names")
+    return launches

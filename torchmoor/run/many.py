@@ -1,0 +1,59 @@
+"""What the command line and the environment say of many models, as settings and as the instances' environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torchmoor.config.settings import ContainerSettings, MultiModelSettings
+from torchmoor.errors import ConfigError
+
+MANY = "many"  # the archive that serves many models, and so the endpoint
+SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
+CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
+URL_ROOTS = "TORCHMOOR_HANDLER_MANY_URL_ROOTS"
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # set by SageMaker in a container that shall serve the operations on models
+PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that it has such a container load
+
+
+@dataclass(frozen=True, slots=True)
+class ManyPlan:
+    """How the endpoint `many` is served. environment: for its instances."""
+
+    settings: MultiModelSettings
+    environment: Mapping[str, str]
+
+
+def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> ManyPlan:
+    """models: a directory or an S3 prefix; "" if the environment names it. Raises ConfigError."""
+    settings = MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
+    if MANY not in endpoints:
+        if models:
+            raise ConfigError(f"--models is for the endpoint with many models: add --endpoint {MANY}")
+        return ManyPlan(settings, {})
+    environment: dict[str, str] = {}
+    if models.startswith("s3://"):
+        environment[SOURCE] = models
+    elif models:
+        folder = Path(models).resolve()
+        if not folder.is_dir():
+            raise ConfigError(f"--models: there is no directory {folder}")
+        environment[SOURCE] = str(folder)
+    elif not environ.get(SOURCE):
+        if not _is_multi_model(environ):
+            raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
+        environment[SOURCE] = ""  # the platform gives them all
+    if _is_multi_model(environ) and not environ.get(URL_ROOTS):
+        environment[URL_ROOTS] = PLATFORM_MODELS
+    return ManyPlan(settings, environment)
+
+
+def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:
+    """What the environment adds to the settings of a container."""
+    settings = settings or ContainerSettings()
+    return replace(settings, serves_models=settings.serves_models or _is_multi_model(environ))
+
+
+def _is_multi_model(environ: Mapping[str, str]) -> bool:
+    return environ.get(MULTI_MODEL, "").lower() == "true"

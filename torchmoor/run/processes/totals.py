@@ -1,0 +1,151 @@
+"""The numbers of all proxy processes as one: sums over those that run and those that have ended.
+
+A process reports what it has counted since its start. When it ends, its last report stays, so that no counter ever
+goes down; what it counted after that report is lost with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchmoor.metrics.invocations import InvocationMetrics, LogCounts
+from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.registry import Registry, Variant
+
+Report = dict[str, Any]
+_WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
+
+
+class _ConnectionElsewhere:
+    """Stands for a pooled connection of another process, which closes it itself."""
+
+    def close(self) -> None:
+        """That process's to do."""
+
+
+_ELSEWHERE = _ConnectionElsewhere()
+
+
+class VariantTotal:
+    """One variant's numbers, as the metrics collectors want them."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.metrics = InvocationMetrics(variant.endpoint, variant.name)
+        self.num_waiting = 0
+        self.waiting_turns: dict[str, int] = {}
+
+
+class LogTotal:
+    """The access log's numbers, as the metrics collector wants them."""
+
+    def __init__(self) -> None:
+        self.num_lines = self.num_dropped = 0
+
+
+class Totals:
+    """Of one fleet of processes, by their rows."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.variants = [VariantTotal(variant) for endpoint in registry.endpoints() for variant in endpoint.variants]
+        self.denied: dict[str, int] = {}
+        self.log = LogTotal()
+        self._running: dict[int, Report] = {}
+        self._ended: list[Report] = []
+
+    def take(self, row: int, report: Report) -> None:
+        """A process's newest report."""
+        self._running[row] = report
+
+    def end(self, row: int) -> None:
+        """A process has ended: keep its counters, as one report with all that ended before."""
+        report = self._running.pop(row, None)
+        if report is None:
+            return
+        self._ended.append(report)
+        variants = [VariantTotal(each.variant) for each in self.variants]
+        for old in self._ended:
+            for total, given in zip(variants, old["variants"], strict=True):
+                total.metrics.add(given["metrics"])
+        denied, log = _sum(old["denied"] for old in self._ended), _sum(old["log"] for old in self._ended)
+        kept = [{"metrics": total.metrics.snapshot(), "num_waiting": 0, "turns": {}} for total in variants]
+        self._ended = [{"variants": kept, "denied": denied, "log": log, "instances": {}}]
+
+    def is_in_use(self, name: str) -> bool:
+        """True if a process may send new work to an instance, as far as its last report tells."""
+        ready = InstanceState.READY.value
+        reports = (report["instances"].get(name) for report in self._running.values())
+        return any(found is not None and found["state"] == ready for found in reports)
+
+    def compute(self) -> None:
+        """Bring `variants`, `denied`, `log` and the registry's instances up to date."""
+        reports = [*self._ended, *self._running.values()]
+        for number, total in enumerate(self.variants):
+            total.metrics.reset()
+            total.num_waiting = 0
+            for report in reports:
+                total.metrics.add(report["variants"][number]["metrics"])
+                total.num_waiting += report["variants"][number]["num_waiting"]
+            total.waiting_turns = _sum(report["variants"][number]["turns"] for report in reports)
+        self.denied.clear()
+        self.denied.update(_sum(report["denied"] for report in reports))
+        log = _sum(report["log"] for report in reports)
+        self.log.num_lines, self.log.num_dropped = log.get("lines", 0), log.get("dropped", 0)
+        self.show_instances()
+
+    def show_instances(self) -> None:
+        """Bring the registry's instances up to date: each is as bad as the process says that finds it worst."""
+        reports = list(self._running.values())
+        for instance in self._registry.instances():
+            seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
+            states = [_WORST.index(BreakerState(found["breaker"])) for found in seen]
+            instance.breaker.state = _WORST[max(states, default=0)]
+            instance.breaker.num_failures = max((found["failures"] for found in seen), default=0)
+            instance.share = min((found["share"] for found in seen), default=1.0)
+            instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
+
+
+def make_report(
+    registry: Registry, dispatchers: Iterable[Dispatcher], denied: dict[str, int], log: LogCounts | None
+) -> Report:
+    """What a process has counted since its start, and how it sees the instances."""
+    return {
+        "variants": [
+            {
+                "metrics": dispatcher.metrics.snapshot(),
+                "num_waiting": dispatcher.num_waiting,
+                "turns": dispatcher.waiting_turns,
+            }
+            for dispatcher in dispatchers
+        ],
+        "denied": dict(denied),
+        "log": {} if log is None else {"lines": log.num_lines, "dropped": log.num_dropped},
+        "instances": {
+            instance.name: {
+                "state": instance.state.value,
+                "breaker": instance.breaker.state.value,
+                "failures": instance.breaker.num_failures,
+                "share": instance.share,
+                "idle": len(instance.idle),
+            }
+            for instance in registry.instances()
+        },
+        "opening": [
+            [variant.endpoint, variant.name]
+            for endpoint in registry.endpoints()
+            for variant in endpoint.variants
+            if variant.opens_sessions
+        ],
+    }
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for each in counts:
+        for key, number in each.items():
+            total[key] = total.get(key, 0) + number
+    return total

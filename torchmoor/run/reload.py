@@ -1,0 +1,97 @@
+"""SIGHUP to `torchmoor serve`: the configuration file, the keys and the certificate read again while requests run.
+
+What can change so: the instances, the DNS names that bring them, the keys and tokens, the certificate. An instance that
+is taken out, or gets another address, is drained first: what runs there ends there. Everything else is fixed at the
+start, and a file that changes it, or that is wrong, changes nothing at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Protocol
+
+from torchmoor.config.file import Configuration
+from torchmoor.config.settings import Credentials
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.discovery import Discovery
+from torchmoor.fleet.draining import Departures
+from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+class Front(Protocol):
+    """The running proxy, as a reload changes it."""
+
+    def reload_credentials(self, credentials: Credentials) -> None:
+        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        ...
+
+    def reload_tls(self) -> None:
+        """Take a renewed certificate for the connections to come."""
+        ...
+
+
+class Reloader:
+    """Compares what a file says now with what it said before, and applies the difference.
+
+    read: the file and its credentials, checked. A configuration's `proxy` has the credentials in it.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        read: Callable[[], Configuration],
+        registry: Registry,
+        front: Front,
+        departures: Departures,
+        discovery: Discovery,
+    ) -> None:
+        self._configuration = configuration
+        self._read = read
+        self._registry = registry
+        self._front = front
+        self._departures = departures
+        self._discovery = discovery
+
+    def reload(self) -> None:
+        """Read the file again. What is wrong with it is logged, and everything stays as it was."""
+        try:
+            new = self._read()
+            self._check_fixed(new)
+            self._front.reload_credentials(new.proxy.credentials)
+        except ConfigError as error:
+            logger.error("the old configuration stays in use: %s", error)
+            return
+        self._front.reload_tls()
+        self._apply(new)
+        self._configuration = new
+        logger.warning("configuration read again instances=%d discovery=%d", len(new.instances), len(new.discovery))
+
+    def _check_fixed(self, new: Configuration) -> None:
+        old_proxy = replace(self._configuration.proxy, credentials=new.proxy.credentials)
+        changed = [
+            item.name for item in fields(old_proxy) if getattr(old_proxy, item.name) != getattr(new.proxy, item.name)
+        ]
+        if changed:
+            what = ", ".join("Endpoints" if name == "endpoints" else name for name in changed)
+            raise ConfigError(f"a change of {what} needs a restart; instances, keys and the certificate do not")
+
+    def _apply(self, new: Configuration) -> None:
+        before = {each.name: each for each in self._configuration.instances}
+        wanted: dict[str, Instance] = {}
+        for settings, instance in zip(new.instances, new.make_instances(), strict=True):
+            if before.get(settings.name) != settings or self._departures.is_leaving(settings.name):
+                wanted[settings.name] = instance
+        for name in before.keys() - {each.name for each in new.instances}:
+            self._departures.leave(name, is_for_good=True)
+        for name, instance in wanted.items():
+            if self._registry.find(name) is None and not self._departures.is_leaving(name):
+                self._registry.add(instance)
+            else:
+                self._departures.leave(name, instance)
+        self._discovery.take(new.discovery)
+        self._departures.look()

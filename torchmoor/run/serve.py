@@ -1,0 +1,178 @@
+"""`torchmoor serve`: the front proxy by a configuration file, or a look at that file.
+
+Before instances that run already; and before those of variants with Autoscaling, which are started on this host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from torchmoor.config.file import Configuration, read_file
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.discovery import Discovery, try_once
+from torchmoor.fleet.draining import Departures
+from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, check_archives
+from torchmoor.fleet.supervisor import JOURNAL_FOLDER
+from torchmoor.fleet.torchserve import TorchServeSettings
+from torchmoor.proxy.access.credentials import ASYNC_QUEUE, read_credentials
+from torchmoor.proxy.access.exposure import check_exposure
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.observe.observing import check_observing
+from torchmoor.run.host_fleet import HostFleet, plan_scaled
+from torchmoor.run.many import read_container
+from torchmoor.run.processes.fleet import make_front
+from torchmoor.run.reload import Reloader
+from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
+
+
+async def run(
+    path: Path,
+    *,
+    processes: int | None,
+    is_open: bool,
+    report: Callable[[str], None],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; instances join as soon as their probes say that they are ready.
+
+    processes: how many, where the file is not to say. report: what becomes of instances on this host, line by line.
+    announce: the one line of JSON that says where. Raises ConfigError, LaunchError, OSError if a port is taken.
+    """
+    configuration = read(path, processes=processes, is_open=is_open)
+    settings = configuration.proxy
+    registry = make_registry(configuration)
+    launches = plan_scaled(settings.endpoints, find_gpus(os.environ))
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    async with AsyncExitStack() as stack:
+        launcher: Launcher | None = None
+        if launches:
+            launcher = await stack.enter_async_context(make_launcher(configuration, registry, launches, report))
+        proxy = make_front(settings, registry)
+        await stack.enter_async_context(proxy)
+        read_again = partial(read, path, processes=processes, is_open=is_open)
+        departures = Departures(registry, proxy)
+        stack.callback(departures.stop)
+        are_journaled = settings.sessions.are_journaled
+        discovery = Discovery(configuration.discovery, registry, departures, are_journaled=are_journaled)
+        await stack.enter_async_context(discovery)
+        reloader = Reloader(configuration, read_again, registry, proxy, departures, discovery)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
+        where = {
+            "ready": True,
+            "runtime": proxy.runtime_url,
+            "admin": proxy.admin_url,
+            "endpoints": [endpoint.name for endpoint in registry.endpoints()],
+        }
+        announce(json.dumps(where))
+        stopped = asyncio.create_task(stopping.wait())
+        if launcher is not None:
+            pending = find_pending(proxy)
+            fleet = await stack.enter_async_context(
+                HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=pending)
+            )
+            starting = asyncio.create_task(fleet.start())
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                starting.cancel()
+            else:
+                starting.result()
+        await stopped
+
+
+def make_launcher(
+    configuration: Configuration, registry: Registry, launches: Sequence[Launch], report: Callable[[str], None]
+) -> Launcher:
+    """For the instances of variants with Autoscaling."""
+    launch = configuration.launch
+    run_dir = Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
+    java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
+    settings = LauncherSettings(
+        torchserve=TorchServeSettings(
+            model_store=Path(launch.model_store).resolve(), java_home=Path(java_home) if java_home else None
+        ),
+        run_dir=run_dir,
+        start_timeout_s=launch.start_timeout_s,
+        capacity=launch.capacity,
+    )
+    environment = share_gpus(launches, os.environ)
+    if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
+        environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
+    return Launcher(settings, registry, environment, report)
+
+
+def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
+    """What a file and its keys say, checked together. Raises ConfigError."""
+    keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
+    configuration = read_file(path, session_keys=keys, queue=queue)
+    keys_file = configuration.proxy.access.keys_file
+    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
+    listen = configuration.proxy.listen
+    check_exposure(listen, credentials, is_open=is_open)
+    if processes is not None:
+        listen = replace(listen, processes=processes)
+    container = read_container(os.environ, configuration.proxy.container)
+    is_scaled = any(variant.scaling for endpoint in configuration.proxy.endpoints for variant in endpoint.variants)
+    if is_scaled and not configuration.proxy.sessions.keys:
+        raise ConfigError(
+            f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
+        )
+    proxy = replace(configuration.proxy, credentials=credentials, listen=listen, container=container)
+    return replace(configuration, proxy=proxy)
+
+
+def make_registry(configuration: Configuration) -> Registry:
+    """The endpoints, with the instances that are named for them."""
+    registry = Registry(configuration.proxy.endpoints)
+    for instance in configuration.make_instances():
+        registry.add(instance)
+    return registry
+
+
+def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[str], None]) -> str:
+    """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
+
+    Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
+    probably meant. Raises ConfigError, LaunchError.
+    """
+    configuration = read(path, processes=processes, is_open=is_open)
+    settings, registry = configuration.proxy, make_registry(configuration)
+    make_front(settings, registry)  # reads the certificates
+    launches = plan_scaled(settings.endpoints, [])
+    check_archives(Path(configuration.launch.model_store), launches)
+    check_observing(settings.observe)
+    if not settings.sessions.keys:
+        warn(
+            f"{SESSION_KEYS} is not set: a session will be known only to the process that saw it opened, and be served "
+            "by its own instance only; give the proxy the instances' own keys"
+        )
+    named = try_once(configuration.discovery, warn)
+    found: dict[str, dict[str, list[str]]] = {}
+    for endpoint in registry.endpoints():
+        found[endpoint.name] = {}
+        for variant in endpoint.variants:
+            names = [instance.name for instance in variant.pool.members] + [
+                launch.name for launch in launches if (launch.endpoint, launch.variant) == (endpoint.name, variant.name)
+            ]
+            entries = [e for e in configuration.discovery if (e.endpoint, e.variant) == (endpoint.name, variant.name)]
+            names += [name for entry in entries for name in named[entry.dns_name]]
+            found[endpoint.name][variant.name] = names
+            if not names and not entries and variant.settings.scaling is None:
+                warn(f"variant {variant.name} of endpoint {endpoint.name} has no instance: see Instances and Discovery")
+    return json.dumps({"ok": True, "endpoints": found})
+
+
+def _in_turn(*actions: Callable[[], None]) -> None:
+    for action in actions:
+        action()

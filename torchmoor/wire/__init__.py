@@ -1,0 +1,1 @@
+"""Definitions that handlers and proxy share. Standard library only."""
