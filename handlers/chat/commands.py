@@ -7,6 +7,7 @@ from typing import Any
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
+from torchmoor.wire import headers as wire
 
 MAX_INVOCATION_ID = 128
 
@@ -26,12 +27,12 @@ class Incoming:
     @property
     def caller(self) -> "Caller":
         headers = self.headers
-        return Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
+        return Caller(headers.get(wire.ENDPOINT, ""), headers.get(wire.PRINCIPAL, ""))
 
     @property
     def invocation_id(self) -> str:
         """The client's own id of the request, the same when it sends the request again; empty if it gave none."""
-        return self.headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID]
+        return self.headers.get(wire.INVOCATION_ID, "")[:MAX_INVOCATION_ID]
 
 
 @dataclass(frozen=True, slots=True)
