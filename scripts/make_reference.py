@@ -14,6 +14,8 @@ from dataclasses import MISSING, Field, fields
 from io import StringIO
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from handlers.settings import ENV_PREFIX, HandlerSettings
 from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.config.file import GROUPS
@@ -60,12 +62,16 @@ def make_page() -> str:
         make_group("`multi_model` of an endpoint", MultiModelSettings),
         HANDLERS,
     ]
-    parts += [make_group(f"`handler.{field.name}`", _class_of(field)) for field in fields(HandlerSettings)]
+    for name, field in HandlerSettings.model_fields.items():
+        assert isinstance(field.annotation, type)
+        parts.append(make_group(f"`handler.{name}`", field.annotation))
     return "\n".join(parts)
 
 
 def make_group(title: str, kind: type) -> str:
     """One settings class as a table."""
+    if issubclass(kind, BaseModel):
+        return make_model_group(title, kind)
     comments = read_comments(kind)
     lines = [f"### {title}", ""]
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
@@ -75,6 +81,19 @@ def make_group(title: str, kind: type) -> str:
         default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
         comment = comments.get(field.name, "").replace("|", r"\|")
         lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
+    return "\n".join([*lines, ""])
+
+
+def make_model_group(title: str, kind: type[BaseModel]) -> str:
+    """Return one settings model as a table."""
+    lines = [f"### {title}", ""]
+    if kind.__doc__ and "__doc__" in vars(kind):
+        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
+    lines += ["| key | default | |", "|---|---|---|"]
+    for name, field in kind.model_fields.items():
+        default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
+        text = (field.description or "").replace("|", r"\|")
+        lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
 
 
@@ -104,11 +123,6 @@ def read_comments(kind: type) -> dict[str, str]:
                 own.insert(0, first)
         comments[node.target.id] = " ".join(texts.pop(number) for number in own)
     return comments
-
-
-def _class_of(field: "Field[object]") -> type:
-    assert isinstance(field.default_factory, type)
-    return field.default_factory
 
 
 def _has_no_default(field: "Field[object]") -> bool:

@@ -45,7 +45,6 @@ SHARED_NAMES = {
     "Reply",
     "Sample",
     "SessionId",
-    "SessionSettings",
     "Slots",
     "State",
     "Status",

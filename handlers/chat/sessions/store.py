@@ -30,7 +30,7 @@ from handlers.errors import (
     SessionUnknown,
 )
 from handlers.journal.event import Event
-from handlers.settings import SessionSettings
+from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
@@ -86,7 +86,7 @@ class SessionStore:
 
     def __init__(
         self,
-        settings: SessionSettings,
+        settings: ChatSessionSettings,
         ids: SessionIds,
         pool: BlockPool,
         images: ImageStore,

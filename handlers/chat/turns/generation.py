@@ -38,7 +38,7 @@ from handlers.errors import (
 )
 from handlers.models.text import TextModel
 from handlers.reply import Reply
-from handlers.settings import EngineSettings, SessionSettings
+from handlers.settings import ChatSessionSettings, EngineSettings
 from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class GenerationParts:
     """
 
     engine_settings: EngineSettings
-    session_settings: SessionSettings
+    session_settings: ChatSessionSettings
     model: TextModel
     engine: Engine
     images: ImageStore

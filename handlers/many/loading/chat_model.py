@@ -6,7 +6,6 @@ end when the model leaves memory.
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ class ChatModel:
         ids: SessionIds,
         intake: ImageIntake,
     ) -> None:
-        self._settings = replace(settings, journal=JournalSettings())
+        self._settings = settings.model_copy(update={"journal": JournalSettings()})
         self._ids = ids
         self._intake = intake
         try:
