@@ -9,11 +9,18 @@ from __future__ import annotations
 from time import monotonic
 
 from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.proxy.api.validation import (
+    INFERENCE_ID,
+    INVOCATION_ID,
+    PREFIX_AWARE_ID,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY, Gateway
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Observer, Trace
+from torchmoor.proxy.dispatch.record import Record, begin_record
 from torchmoor.proxy.http.answer import Answer, Loss, WatchedAnswer
 from torchmoor.proxy.http.call import Deadlines, Outcome, Waiter, Waiting
 from torchmoor.proxy.http.message import AnswerHead, BodyCheck, Reply, Request
@@ -22,6 +29,7 @@ from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.strategy import RouteRequest
 from torchmoor.wire import error_codes, headers
+from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
 ERROR_HEADER = headers.ERROR.encode()
@@ -314,14 +322,15 @@ class Invocation(Assignment):
         return self.fail(body_too_large(self.max_body_bytes))
 
     def finish(self, outcome: Outcome) -> None:
-        """Give back what is held, and count."""
+        """Release what is held, then count and record the invocation."""
+        now = monotonic()
+        record = self._record(outcome, now)
+        self.gateway.decisions.note(record, now)
         if self.observer is not None:
-            self.observer.on_end(self, self._waiter, outcome)
+            self.observer.on_end(record, self.trace)
         self.let_go()
         if self._body_check is not None:
             self._body_check.release()
-        now = monotonic()
-        self.gateway.decisions.note(self, outcome, now)
         metrics = self.metrics
         if self.sent_at:
             model_s = now - self.sent_at
@@ -335,6 +344,60 @@ class Invocation(Assignment):
         elif outcome is _BROKEN:
             metrics.mid_stream_errors += 1
             self.note_failure(is_dead=True)
+
+    def _record(self, outcome: Outcome, now: float) -> Record:
+        record = begin_record(self.request, self.request_id, outcome, now)
+        variant = self.dispatcher.variant
+        record.endpoint = variant.endpoint
+        record.variant = variant.name
+        record.operation = self.operation_name
+        record.status = self.status or None
+        if self.choice is not None:
+            record.instance, record.routing_reason = self.choice.instance.name, self.choice.reason
+        if self.session is not None:
+            record.session = session_hash(self.session.text)
+        if self.num_retries:
+            record.num_retries = self.num_retries
+        if self.waited_s:
+            record.waited_s = self.waited_s
+        if self.error_kind:
+            record.error_type = self.error_kind
+        elif outcome is _BROKEN:
+            record.error_type = "MidStreamError"
+        if self.observer is not None:
+            self._record_details(record, now)
+        return record
+
+    def _record_details(self, record: Record, now: float) -> None:
+        """Add what only an observer reads."""
+        request, waiter, watched, head = self.request, self._waiter, self.watched, self.answer_head
+        record.model = self.dispatcher.variant.settings.model
+        if waiter is not None:
+            record.status = record.status or waiter.status_replied or None
+            record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
+        if self.sent_at:
+            record.upstream_s = now - self.sent_at
+        if watched is not None:
+            record.num_bytes_out += watched.num_bytes
+            if watched.began_at:
+                record.first_byte_s = watched.began_at - request.received_at
+        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
+        if inference_id is not None:
+            record.inference_id = inference_id.decode("latin-1")
+        if target_model is not None:
+            record.target_model = target_model.decode("latin-1")
+        if head is None:
+            return
+        opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) if self.opens_session else None
+        if opened:
+            record.session = session_hash(opened.partition(b";")[0].strip())
+        if head.status >= 400:
+            record.status_refused = head.status
+            code = head.find(ERROR_HEADER)  # passes to the client in some dialects
+            record.error_type = record.error_type or (code.decode("latin-1") if code else None)
+        tokens = head.find(CONTEXT_TOKENS)
+        if tokens is not None and tokens.isdigit():
+            record.num_context_tokens = int(tokens)
 
     # Parts of the above
 
