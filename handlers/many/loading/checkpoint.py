@@ -20,7 +20,7 @@ from handlers.many.loading.placement import Placement
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.transformers_loading import CONFIG, Assembled, load_model, read_config, read_json
-from handlers.many.model import ResidentModel, LoadProgress
+from handlers.many.model import LoadProgress, ResidentModel
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask

@@ -22,7 +22,7 @@ from functools import partial
 
 from handlers.counters import Counters
 from handlers.errors import HandlerError, ModelBroken, ModelLoading, ModelUnknown, OutOfMemory, Overloaded
-from handlers.many.model import DiskLease, ResidentModel, LoadProgress, ModelLease
+from handlers.many.model import DiskLease, LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency import eviction
 from handlers.many.residency.entries import Entries
 from handlers.many.residency.entry import RESIDENT, ModelEntry, ModelState, OnDone, Step

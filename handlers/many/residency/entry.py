@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from handlers.errors import HandlerError
-from handlers.many.model import DiskLease, ResidentModel, LoadProgress, ModelTier
+from handlers.many.model import DiskLease, LoadProgress, ModelTier, ResidentModel
 
 OnDone = Callable[[HandlerError | None], None]
 

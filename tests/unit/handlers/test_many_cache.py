@@ -20,7 +20,7 @@ from handlers.errors import (
     OutOfMemory,
     Overloaded,
 )
-from handlers.many.model import DiskLease, ResidentModel, ModelLease, ModelTier
+from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
 from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.entry import ModelEntry, ModelState, Step
 from handlers.many.residency.waiting import ModelTicket

@@ -26,7 +26,7 @@ from handlers.errors import (
     ModelUnknown,
     OutOfMemory,
 )
-from handlers.many.model import ResidentModel, LoadProgress, ModelLease
+from handlers.many.model import LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.settings import ManySettings
 from tests.waiting import wait_until

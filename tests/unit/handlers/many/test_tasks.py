@@ -17,7 +17,7 @@ from PIL import Image
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
-from handlers.many.model import ResidentModel, LoadProgress
+from handlers.many.model import LoadProgress, ResidentModel
 from handlers.reply import Reply, Whole
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
