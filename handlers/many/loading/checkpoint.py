@@ -14,8 +14,8 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
+from handlers.many.compute import Compute
 from handlers.many.loading.chat_model import ChatModel
-from handlers.many.loading.compute import Compute
 from handlers.many.loading.placement import Placement
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 from handlers.errors import HandlerError, InternalError
-from handlers.many.loading.compute import Compute, Row
+from handlers.many.compute import Compute, Row
 from handlers.many.loading.placement import Placement
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, TaskWork

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
-from handlers.many.archives.disk import DiskCache
 from handlers.many.model import Loader
 from handlers.many.residency.cache import ModelCache
+from handlers.many.residency.disk import DiskCache
 from handlers.many.residency.entry import ModelEntry, Step
 from handlers.many.residency.process_memory import release_memory
 from handlers.settings import ManySettings

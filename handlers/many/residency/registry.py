@@ -18,9 +18,9 @@ from typing import IO, Any
 import torch
 
 from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
-from handlers.many.archives.disk import DiskCache, take_home
 from handlers.many.model import Cancel, Loader, ModelLease, ModelTier
 from handlers.many.residency.cache import ModelCache, Todo
+from handlers.many.residency.disk import DiskCache, take_home
 from handlers.many.residency.entry import ModelEntry, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.process_memory import choose_device_bytes

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from handlers.many.archives.disk import DiskCache
 from handlers.many.model import ModelTier
 from handlers.many.residency.cache import EVENTS, ModelCache
+from handlers.many.residency.disk import DiskCache
 from handlers.many.residency.entry import ModelEntry, ModelState
 
 

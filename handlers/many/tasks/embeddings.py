@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask

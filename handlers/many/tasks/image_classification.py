@@ -8,7 +8,7 @@ from torch import Tensor
 
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.errors import InvalidRequest
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, check_number
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, check_number, check_text
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, TaskWork

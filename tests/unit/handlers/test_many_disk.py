@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from handlers.errors import ConfigError, LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SourceUnavailable
-from handlers.many.archives.disk import PARTIAL, DiskCache, take_home
 from handlers.many.model import LoadProgress
+from handlers.many.residency.disk import PARTIAL, DiskCache, take_home
 from handlers.many.sources.directory import DirectorySource
 from handlers.many.sources.given import GivenSource
 from handlers.many.sources.open import open_source
