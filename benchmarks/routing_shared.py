@@ -10,7 +10,7 @@ from time import thread_time
 from report import median
 from routing_stage import undisturbed
 
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.instances.shared_counts import SharedCounts

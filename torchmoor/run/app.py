@@ -17,7 +17,9 @@ from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.server import AdminServer
 from torchmoor.admin.sessions import SessionsAdmin
-from torchmoor.config.settings import Credentials, ListenSettings, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller

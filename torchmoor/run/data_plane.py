@@ -13,7 +13,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
-from torchmoor.config.settings import Credentials, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.gate import Gate
 from torchmoor.proxy.access.tls import Tls

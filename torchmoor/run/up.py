@@ -18,17 +18,13 @@ from pathlib import Path
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import (
-    ChatPageSettings,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    ObserveSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, TorchServeSettings

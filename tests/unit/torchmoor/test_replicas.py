@@ -6,24 +6,18 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ContainerSettings
 from torchmoor.config.file import parse
-from torchmoor.config.settings import (
-    ContainerSettings,
-    Credentials,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.status import Status
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -99,7 +93,7 @@ def test_limits_that_are_for_all_processes_are_divided() -> None:
     many = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
     )
-    limits, part = SETTINGS.limits, share_of(replace(SETTINGS, endpoints=(*SETTINGS.endpoints, many)), 4)
+    limits, part = SETTINGS.limits, share_of(SETTINGS.replace(endpoints=(*SETTINGS.endpoints, many)), 4)
 
     assert part.limits.max_connections == limits.max_connections // 4
     assert part.limits.max_waiting_bytes == limits.max_waiting_bytes // 4
@@ -237,8 +231,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
     endpoint = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
     )
-    settings = replace(
-        SETTINGS,
+    settings = SETTINGS.replace(
         endpoints=(endpoint,),
         listen=ListenSettings(processes=2),
         container=ContainerSettings(serves_models=True),

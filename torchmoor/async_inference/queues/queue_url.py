@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import ConfigError
 
 FORMS = "sqlite:///a/file, redis://user:password@host:port/db, rediss://..., valkey://... or valkeys://..."

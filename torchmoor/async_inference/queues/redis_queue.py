@@ -29,7 +29,7 @@ from torchmoor.async_inference.request import (
     Record,
     State,
 )
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
 
 logger = logging.getLogger(__name__)

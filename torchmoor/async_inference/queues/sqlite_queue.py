@@ -20,7 +20,7 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_database import Database
 from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
 from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncRequest, Backlog, Claim, Outcome, Record, State
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull
 
 _LAST_SEQ = 2**63 - 1

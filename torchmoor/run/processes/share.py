@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from torchmoor.config.settings import EndpointSettings, ProxySettings
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.settings import ProxySettings
 
 
 def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
@@ -18,18 +17,15 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
         return max(least, -(-total // processes))
 
     limits, access, observe = settings.limits, settings.access, settings.observe
-    return replace(
-        settings,
-        limits=replace(
-            limits,
+    return settings.replace(
+        limits=limits.replace(
             max_connections=part(limits.max_connections),
             max_replay_total_bytes=part(limits.max_replay_total_bytes),
             max_waiting_bytes=part(limits.max_waiting_bytes, limits.max_body_bytes),
         ),
-        recovery=replace(settings.recovery, retry_burst=part(settings.recovery.retry_burst)),
-        access=replace(access, max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
-        observe=replace(
-            observe,
+        recovery=settings.recovery.replace(retry_burst=part(settings.recovery.retry_burst)),
+        access=access.replace(max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
+        observe=observe.replace(
             access_log_buffer_bytes=part(observe.access_log_buffer_bytes),
             max_decisions=part(observe.max_decisions),
             max_decisions_per_s=part(observe.max_decisions_per_s),
@@ -41,15 +37,15 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
 def _share_of_endpoint(endpoint: EndpointSettings, processes: int) -> EndpointSettings:
     late, many = endpoint.late_binding, endpoint.multi_model
     if late is not None:
-        late = replace(late, max_waiting=max(1, -(-late.max_waiting // processes)))
+        late = late.replace(max_waiting=max(1, -(-late.max_waiting // processes)))
     if many is not None:  # each process counts its own requests for a model
-        many = replace(many, hot_outstanding=max(1, -(-many.hot_outstanding // processes)))
+        many = many.replace(hot_outstanding=max(1, -(-many.hot_outstanding // processes)))
     variants = tuple(
         variant
         if variant.scaling is None
-        else replace(
-            variant, scaling=replace(variant.scaling, max_held=max(1, -(-variant.scaling.max_held // processes)))
+        else variant.replace(
+            scaling=variant.scaling.replace(max_held=max(1, -(-variant.scaling.max_held // processes)))
         )
         for variant in endpoint.variants
     )
-    return replace(endpoint, late_binding=late, multi_model=many, variants=variants)
+    return endpoint.replace(late_binding=late, multi_model=many, variants=variants)

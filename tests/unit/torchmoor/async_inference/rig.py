@@ -17,9 +17,8 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncRequest, Record, State
 from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 

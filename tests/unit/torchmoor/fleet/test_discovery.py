@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery import Discovery
 from torchmoor.fleet.discovery_dns import Answer
