@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import http.client
 import socket
 import threading
@@ -328,11 +327,6 @@ def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
             break
         data += piece
     return bytes(data)
-
-
-def replace(settings: T, **changes: Any) -> T:
-    """A settings group with some values changed."""
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 
 @pytest.fixture
