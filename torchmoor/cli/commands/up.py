@@ -14,7 +14,7 @@ from torchmoor.cli.progress import report_progress
 from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import ROUTING_STRATEGIES
+from torchmoor.config.routing import ROUTING_STRATEGIES, RoutingStrategy
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
@@ -201,7 +201,7 @@ def up(
     max_body_mib: int,
     heap_mib: int,
     models: str,
-    strategy: str,
+    strategy: RoutingStrategy,
     capacity: int | None,
     late_binding: bool,
     allow_image_host: tuple[str, ...],
