@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from torchmoor.config.settings import ObserveSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.dispatch.observer import Trace
 from torchmoor.proxy.dispatch.record import Record, record_reply
