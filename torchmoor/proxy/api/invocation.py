@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable
+from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
 from torchmoor.proxy.api.validation import (
     INFERENCE_ID,
     INVOCATION_ID,
@@ -18,11 +19,11 @@ from torchmoor.proxy.api.validation import (
 )
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY, Gateway
+from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Observer, Trace
 from torchmoor.proxy.dispatch.record import Record, begin_record
 from torchmoor.proxy.http.answer import Answer, Loss, WatchedAnswer
-from torchmoor.proxy.http.call import Deadlines, Outcome, Waiter, Waiting
+from torchmoor.proxy.http.call import Outcome, Waiter, Waiting
 from torchmoor.proxy.http.message import AnswerHead, BodyCheck, Reply, Request
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
@@ -36,17 +37,13 @@ ERROR_HEADER = headers.ERROR.encode()
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
-# An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
-TIMEOUT_GRACE_S = 1.0
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
-_ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
 _PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 _INFERENCE_ID_LINE = f"\r\n{headers.INFERENCE_ID}: ".encode()
-_TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 _INVOCATION_ID_LINE = f"{headers.INVOCATION_ID}: ".encode()
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
@@ -57,29 +54,6 @@ TIMED_OUT = (
     "Your invocation timed out while waiting for a response from container primary. "
     "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
 )
-
-
-class Operation:
-    """What all requests for one operation of an endpoint share."""
-
-    __slots__ = (
-        "gateway",
-        "endpoint",
-        "deadlines",
-        "max_body_bytes",
-        "max_session_body_bytes",
-        "endpoint_line",
-        "timeout_line",
-    )
-
-    def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
-        self.gateway = gateway
-        self.endpoint = endpoint
-        self.deadlines = deadlines
-        self.max_body_bytes = max_body_bytes
-        self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
-        self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
-        self.timeout_line = timeout_line(deadlines.total_s)
 
 
 class Invocation(Assignment):
@@ -416,13 +390,3 @@ class Invocation(Assignment):
             original_status=0,
             original_message=TIMED_OUT,
         )
-
-
-def timeout_line(time_left_s: float) -> bytes:
-    """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
-    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
-
-
-def body_too_large(limit: int) -> ValidationError:
-    """The refusal of a body above a limit."""
-    return ValidationError(f"The request body is longer than the limit of {limit} bytes.")
