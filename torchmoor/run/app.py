@@ -10,19 +10,11 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
-from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.dashboard.page import Dashboard
-from torchmoor.admin.decisions import DecisionsAdmin
 from torchmoor.admin.metrics_page import MetricsPages
-from torchmoor.admin.models import ModelsAdmin
-from torchmoor.admin.server import AdminServer
-from torchmoor.admin.sessions import SessionsAdmin
+from torchmoor.admin.server import AdminServer, AdminSources
 from torchmoor.config.settings import Credentials, ListenSettings, ProxySettings
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
-from torchmoor.metrics.invocations import MetricsCollector
-from torchmoor.metrics.models import ModelMetricsCollector
 from torchmoor.proxy.api.metrics_operation import MetricsApi
 from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -67,27 +59,22 @@ class Proxy(DataPlane):
             await stack.enter_async_context(self.status)
             dispatchers = self.gateway.dispatchers()
             log = None if self.observer is None else self.observer.log
-            collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
-            scraper = await stack.enter_async_context(MetricsScraper(self.registry))
-            dashboard = await stack.enter_async_context(
-                Dashboard(self.registry, self.operations, dispatchers, self.refresh)
-            )
-            token = self._settings.credentials.admin_token
             admin = AdminServer(
-                self.registry,
-                collector,
-                scraper,
-                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(dispatchers)),
-                SessionsAdmin(self.registry, self.operations, dashboard.statuses),
-                DecisionsAdmin(self.find_decisions),
-                dashboard,
-                listen.admin_host,
-                listen.admin_port,
-                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
-                token=token,
+                AdminSources(
+                    registry=self.registry,
+                    operations=self.operations,
+                    traffic=dispatchers,
+                    denied=self.num_denied,
+                    access_log=log,
+                    async_inference=self.async_inference,
+                    refresh=self.refresh,
+                    find_decisions=self.find_decisions,
+                    has_asked_all=self.health.has_asked_all,
+                ),
+                host=listen.admin_host,
+                port=listen.admin_port,
+                token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
-                refresh=self.refresh,
-                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port

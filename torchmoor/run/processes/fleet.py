@@ -14,19 +14,11 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
-from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.dashboard.page import Dashboard
-from torchmoor.admin.decisions import DecisionsAdmin
-from torchmoor.admin.models import ModelsAdmin
-from torchmoor.admin.server import AdminServer
-from torchmoor.admin.sessions import SessionsAdmin
+from torchmoor.admin.server import AdminServer, AdminSources
 from torchmoor.config.settings import Credentials, ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import Status, StatusPoller
-from torchmoor.metrics.invocations import MetricsCollector
-from torchmoor.metrics.models import ModelMetricsCollector
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import Operations
@@ -106,27 +98,22 @@ class ReplicaFleet:
             await stack.enter_async_context(self.status)
             if self.async_inference is not None:
                 await stack.enter_async_context(self.async_inference)
-            scraper = await stack.enter_async_context(MetricsScraper(self.registry))
-            totals = self.totals
-            log = totals.log if self._settings.observe.access_log else None
-            dashboard = await stack.enter_async_context(
-                Dashboard(self.registry, self.operations, totals.variants, self.refresh)
-            )
             admin = AdminServer(
-                self.registry,
-                MetricsCollector(self.registry, totals.variants, totals.denied, log),
-                scraper,
-                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(totals.variants)),
-                SessionsAdmin(self.registry, self.operations, dashboard.statuses),
-                DecisionsAdmin(self.find_decisions),
-                dashboard,
-                listen.admin_host,
-                listen.admin_port,
-                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
+                AdminSources(
+                    registry=self.registry,
+                    operations=self.operations,
+                    traffic=self.totals.variants,
+                    denied=self.totals.denied,
+                    access_log=self.totals.log if self._settings.observe.access_log else None,
+                    async_inference=self.async_inference,
+                    refresh=self.refresh,
+                    find_decisions=self.find_decisions,
+                    has_asked_all=self.health.has_asked_all,
+                ),
+                host=listen.admin_host,
+                port=listen.admin_port,
                 token=self._settings.credentials.admin_token,
                 tls=None if self.admin_tls is None else self.admin_tls.context,
-                refresh=self.refresh,
-                has_asked_all=self.health.has_asked_all,
             )
             await stack.enter_async_context(admin)
             self.admin_port = admin.port
