@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handlers.chat.commands import Incoming
-from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloaded
+from handlers.reply import Pieces, Reply, Whole
+from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 
 logger = logging.getLogger(__name__)

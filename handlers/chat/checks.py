@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from handlers.errors import UnsupportedMedia
-
 
 def is_bool(value: Any) -> bool:
     return isinstance(value, bool)
@@ -31,10 +29,3 @@ def names(given: Iterable[object]) -> str:
     """Names from a client as a message may repeat them: a few, and none of them long."""
     shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in sorted(map(str, given))]
     return ", ".join(shown[:8] + ["..."] * (len(shown) > 8))
-
-
-def refuse_other_media(content_type: str) -> None:
-    """Raise UnsupportedMedia if this is the type of a video or a sound."""
-    kind = content_type.strip().partition("/")[0].lower()
-    if kind in ("video", "audio"):
-        raise UnsupportedMedia(f"{kind} is not supported: send images (image/*) and text")

@@ -1,45 +1,11 @@
 """What a client says, in types. Nothing here knows sessions, models or TorchServe, nor how a dialect spells it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from handlers.chat.forms import AnswerForm
 from handlers.chat.messages import ImageReference, Message
 from handlers.chat.parameters import Parameters
-
-MAX_INVOCATION_ID = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """A request as the adapter hands it over: header names in lower case, the body as TorchServe left it."""
-
-    headers: Mapping[str, str]
-    body: bytes | str | dict[str, Any] | list[Any] | None
-
-    def accepts(self, media_type: str) -> bool:
-        """True if the Accept header names this type itself."""
-        accepted = self.headers.get("accept", "").split(",")
-        return media_type in [item.partition(";")[0].strip().lower() for item in accepted]
-
-    @property
-    def caller(self) -> "Caller":
-        headers = self.headers
-        return Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
-
-    @property
-    def invocation_id(self) -> str:
-        """The client's own id of the request, the same when it sends the request again; empty if it gave none."""
-        return self.headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID]
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """On whose behalf: both empty when no proxy stands in front."""
-
-    endpoint: str
-    principal: str
+from handlers.requests import Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

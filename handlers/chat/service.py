@@ -19,17 +19,14 @@ from handlers.chat.commands import (
     CloseSession,
     Command,
     Generate,
-    Incoming,
     ListSessions,
     OpenSession,
     Status,
 )
-from handlers.chat.counters import Counters
 from handlers.chat.dialects.requests import parse
 from handlers.chat.messages import ImageReference
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.pictures.store import ImageStore
-from handlers.chat.reply import Reply
 from handlers.chat.sessions.operation import describe, get_session, list_sessions
 from handlers.chat.sessions.recorder import SessionRecorder, digests
 from handlers.chat.sessions.session_id import SessionId, SessionIds
@@ -38,11 +35,14 @@ from handlers.chat.turns.admission import Room
 from handlers.chat.turns.completion import Completion
 from handlers.chat.turns.generation import GenerationParts, LoadedImage
 from handlers.chat.turns.turn import Turn
+from handlers.counters import Counters
 from handlers.engine.engine import Engine
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, SessionLost, TurnConflict
 from handlers.journal.event import Event
 from handlers.journal.journal import Journal
 from handlers.models.text import TextModel
+from handlers.reply import Reply
+from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from handlers.errors import LoadStopped, LoadTimedOut
 
 if TYPE_CHECKING:
-    from handlers.chat.commands import Incoming
-    from handlers.chat.reply import Reply
+    from handlers.reply import Reply
+    from handlers.requests import Incoming
 
 
 class Tier(Enum):

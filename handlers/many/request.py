@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import refuse_other_media
-from handlers.chat.commands import Incoming
 from handlers.errors import InvalidJson, InvalidRequest
+from handlers.requests import Incoming, refuse_other_media
 
 MAX_NAME = 40
 

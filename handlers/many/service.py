@@ -5,13 +5,13 @@ import logging
 import time
 from typing import Any, Protocol
 
-from handlers.chat.commands import Incoming
-from handlers.chat.counters import Counters
-from handlers.chat.reply import Reply
+from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest
 from handlers.many.model import Lease
 from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
+from handlers.reply import Reply
+from handlers.requests import Incoming
 
 logger = logging.getLogger(__name__)
 

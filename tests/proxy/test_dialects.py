@@ -13,7 +13,7 @@ import pytest
 from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
 from torchmoor.config.settings import HealthSettings, LimitSettings, TimeoutSettings
-from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 PATHS = ("/invocations", "/predictions/llava")
@@ -232,7 +232,7 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
     for name in ("a", "b"):
         set_state(stage, name, InstanceState.DOWN)
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
-    source = Source("_inference._tcp.llava", "llava", "AllTraffic")
+    source = DnsSource("_inference._tcp.llava", "llava", "AllTraffic")
 
     stage.proxy.registry.sources[source.dns_name] = source
 
@@ -252,7 +252,7 @@ def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage)
         stage.registry.add(Instance(name="c", endpoint="llava", model="llava", port=9))
 
     stage.run(join())
-    stage.proxy.registry.sources["_i._tcp.more"] = Source("_i._tcp.more", "llava", "AllTraffic")
+    stage.proxy.registry.sources["_i._tcp.more"] = DnsSource("_i._tcp.more", "llava", "AllTraffic")
 
     assert not stage.proxy.health.has_asked_all()
     status, body = admin(stage, "/readyz")

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from torchmoor.admin.http import error_response, read_limit, refuse_foreign_page
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
-from torchmoor.async_inference.request import Record, State
+from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ServiceUnavailable, ValidationError
 from torchmoor.metrics.asynchronous import AsyncMetricsCollector
@@ -48,9 +48,9 @@ class AsyncAdmin:
         if endpoint not in endpoints:
             return error_response(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
         try:
-            state = State(query["state"].upper()) if query.get("state") else None
+            state = AsyncState(query["state"].upper()) if query.get("state") else None
         except ValueError:
-            return error_response(400, f"state must be one of {', '.join(each.value for each in State)}.")
+            return error_response(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.")
         order = query.get("order", "oldest")
         if order not in ("oldest", "newest"):
             return error_response(400, "order must be oldest or newest.")
@@ -73,7 +73,7 @@ class AsyncAdmin:
             }
         )
 
-    async def _find(self, request: web.Request) -> Record | web.Response:
+    async def _find(self, request: web.Request) -> AsyncRecord | web.Response:
         inference_id = request.match_info["id"]
         try:
             record = await self._service.queue.get(inference_id)
@@ -87,14 +87,14 @@ class AsyncAdmin:
 
     async def _show(self, request: web.Request) -> web.Response:
         found = await self._find(request)
-        return web.json_response(describe(found)) if isinstance(found, Record) else found
+        return web.json_response(describe(found)) if isinstance(found, AsyncRecord) else found
 
     async def _result(self, request: web.Request) -> web.StreamResponse:
         """Answer with the result of a completed request; 409 with its state for any other."""
         found = await self._find(request)
-        if not isinstance(found, Record):
+        if not isinstance(found, AsyncRecord):
             return found
-        if found.state is not State.COMPLETED:
+        if found.state is not AsyncState.COMPLETED:
             return web.json_response({"error": "The request has no result.", **describe(found)}, status=409)
         try:
             download = await self._service.open_result(found)
@@ -124,7 +124,7 @@ class AsyncAdmin:
             return error_response(503, error.message)
         if state is None:
             return error_response(404, f"There is no request {inference_id!r}, or it was forgotten.")
-        status = 200 if state is State.CANCELLED else 409
+        status = 200 if state is AsyncState.CANCELLED else 409
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
 
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class State(StrEnum):
+class AsyncState(StrEnum):
     """Where a request is."""
 
     WAITING = "WAITING"  # for a worker, or for the time of its next attempt
@@ -36,7 +36,7 @@ class State(StrEnum):
         return self in ENDS
 
 
-ENDS = (State.COMPLETED, State.FAILED, State.CANCELLED, State.EXPIRED)
+ENDS = (AsyncState.COMPLETED, AsyncState.FAILED, AsyncState.CANCELLED, AsyncState.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,10 @@ class AsyncRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class AsyncOutcome:
     """How a request ends. A result is staged in the object store, or small and here as `body`."""
 
-    state: State  # COMPLETED, FAILED, CANCELLED or EXPIRED
+    state: AsyncState  # COMPLETED, FAILED, CANCELLED or EXPIRED
     content_type: str = ""
     custom_attributes: str = ""
     staged: str | None = None  # URL of the staged object
@@ -108,21 +108,23 @@ class Outcome:
     @property
     def succeeded(self) -> bool:
         """True if there is a result, False if there is a failure."""
-        return self.state is State.COMPLETED
+        return self.state is AsyncState.COMPLETED
 
     def to_json(self) -> str:
         """All of it but the body."""
         return _to_json(self)
 
     @classmethod
-    def from_json(cls, text: str | bytes, body: bytes | None) -> Outcome:
+    def from_json(cls, text: str | bytes, body: bytes | None) -> AsyncOutcome:
         """What `to_json` wrote, with its body."""
         values = json.loads(text)
-        return cls(**values | {"state": State(values["state"])}, body=body)
+        return cls(**values | {"state": AsyncState(values["state"])}, body=body)
 
 
-CANCELLED = Outcome(state=State.CANCELLED, reason="The request was cancelled.")
-EXPIRED = Outcome(state=State.EXPIRED, reason="The request was not done within its time to live (RequestTTLSeconds).")
+CANCELLED = AsyncOutcome(state=AsyncState.CANCELLED, reason="The request was cancelled.")
+EXPIRED = AsyncOutcome(
+    state=AsyncState.EXPIRED, reason="The request was not done within its time to live (RequestTTLSeconds)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,21 +134,21 @@ class Claim:
     request: AsyncRequest
     attempt: int  # from 1; 0 if it was decided before any
     token: str = field(repr=False)  # of this hold alone: whoever claims it after us makes ours worthless
-    decided: Outcome | None = None  # how it ends is settled: publish, notify and finish, nothing else
+    decided: AsyncOutcome | None = None  # how it ends is settled: publish, notify and finish, nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class AsyncRecord:
     """A request and what became of it so far, to be shown. Bodies are left out, and None."""
 
     request: AsyncRequest  # an inline body is shown as b""
-    state: State
+    state: AsyncState
     attempts: int  # begun
     due_at: float | None  # of a WAITING one: when its next attempt may begin; None: now
     updated_at: float  # epoch seconds
     reason: str = ""  # of the last attempt that failed, or of the end
     instance: str = ""  # that has it, or had it last
-    outcome: Outcome | None = None  # once it is decided
+    outcome: AsyncOutcome | None = None  # once it is decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +162,12 @@ class Backlog:
     oldest_age_s: float = 0.0  # the same as an age, by that clock; 0.0: there is none
 
     @classmethod
-    def of(cls, counts: Mapping[State, int], oldest_received_at: float | None, now: float) -> Backlog:
+    def of(cls, counts: Mapping[AsyncState, int], oldest_received_at: float | None, now: float) -> Backlog:
         """counts: requests by state."""
         return cls(
-            waiting=counts.get(State.WAITING, 0),
-            running=counts.get(State.RUNNING, 0),
-            decided=counts.get(State.DECIDED, 0),
+            waiting=counts.get(AsyncState.WAITING, 0),
+            running=counts.get(AsyncState.RUNNING, 0),
+            decided=counts.get(AsyncState.DECIDED, 0),
             oldest_received_at=oldest_received_at,
             oldest_age_s=0.0 if oldest_received_at is None else max(0.0, now - oldest_received_at),
         )

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
-from torchmoor.async_inference.notices.notices import Notifier, Topics
+from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.locations import (
     ResultLocations,
     default_failure_path,
@@ -19,9 +19,9 @@ from torchmoor.async_inference.objects.locations import (
 )
 from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import AsyncRequest, Record, State
-from torchmoor.async_inference.workers.attempt import Means
-from torchmoor.async_inference.workers.capacity import Slots
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
+from torchmoor.async_inference.workers.attempt import AttemptContext
+from torchmoor.async_inference.workers.capacity import Capacity
 from torchmoor.async_inference.workers.instance_client import InstanceClient
 from torchmoor.async_inference.workers.publication import Publisher
 from torchmoor.async_inference.workers.worker import Worker
@@ -44,21 +44,21 @@ class AsyncParts:
     notifier: Callable[[], Notifier]
 
 
-class AsyncEndpoint:
+class AsyncEndpointContext:
     """An endpoint that takes asynchronous requests.
 
-    slots: where this process runs them; None if another process does. root: of results without a path of their own.
+    capacity: where this process runs them; None if another process does. root: of results without a path of their own.
     """
 
     def __init__(
-        self, settings: AsyncEndpointSettings, metrics: AsyncMetrics, slots: Slots | None, *, root: str
+        self, settings: AsyncEndpointSettings, metrics: AsyncMetrics, capacity: Capacity | None, *, root: str
     ) -> None:
         self.name = metrics.endpoint
-        self.slots = slots
+        self.capacity = capacity
         self.metrics = metrics
         self.output_path = settings.output_path or default_output_path(root, self.name)
         self.failure_path = settings.failure_path or default_failure_path(root or settings.output_path, self.name)
-        self.topics = Topics(
+        self.topics = NotificationTopics(
             success_topic=settings.success_topic,
             error_topic=settings.error_topic,
             include_response_in=settings.include_response_in,
@@ -75,7 +75,7 @@ class AsyncInference:
     def __init__(
         self,
         settings: AsyncInferenceSettings,
-        endpoints: Sequence[AsyncEndpoint],
+        endpoints: Sequence[AsyncEndpointContext],
         parts: AsyncParts,
         *,
         connect_timeout_s: float,
@@ -105,8 +105,8 @@ class AsyncInference:
             stack.push_async_callback(notifier.close)
             await stack.enter_async_context(self._client)
             for endpoint in self.endpoints.values():
-                if endpoint.slots is not None:
-                    worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.slots, notifier)
+                if endpoint.capacity is not None:
+                    worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, notifier)
                     await stack.enter_async_context(worker)
             watching = asyncio.get_running_loop().create_task(self._watch())
             stack.push_async_callback(asyncio.wait, (watching,))
@@ -131,8 +131,8 @@ class AsyncInference:
         """The queue ends each in its time; whoever asked may have gone."""
         await asyncio.gather(*self._submitting, return_exceptions=True)
 
-    def _make_worker(self, endpoint: AsyncEndpoint, slots: Slots, notifier: Notifier) -> Worker:
-        means = Means(
+    def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier) -> Worker:
+        context = AttemptContext(
             store=self.store,
             client=self._client,
             settings=self.settings,
@@ -149,7 +149,7 @@ class AsyncInference:
             max_delay_s=self.settings.max_backoff_s,
             wall=self._wall,
         )
-        return Worker(endpoint.name, self.queue, slots, means, publisher, self._wall)
+        return Worker(endpoint.name, self.queue, capacity, context, publisher, self._wall)
 
     async def _watch(self) -> None:
         """Look at the backlogs, for metrics; and have the queue forget what is old."""
@@ -203,7 +203,7 @@ class AsyncInference:
         task.add_done_callback(self._submitting.discard)
         return True
 
-    async def cancel(self, inference_id: str) -> State | None:
+    async def cancel(self, inference_id: str) -> AsyncState | None:
         """As `Queue.cancel`; if a worker of this process has it, it stops at once."""
         state = await self.queue.cancel(inference_id)
         for worker in self.workers.values():
@@ -211,7 +211,7 @@ class AsyncInference:
             worker.wake()
         return state
 
-    async def open_result(self, record: Record) -> Download:
+    async def open_result(self, record: AsyncRecord) -> Download:
         """The result of a request that has completed. Raises ObjectError."""
         return await self._results.open(record.request.output_location)
 

@@ -15,11 +15,11 @@ from types import TracebackType
 from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
-from torchmoor.fleet.discovery_dns import Answer
-from torchmoor.fleet.discovery_plan import Known, Place, Plan, Target, make_plan
-from torchmoor.fleet.draining import SERVING, Departures
+from torchmoor.fleet.discovery_dns import DnsAnswer
+from torchmoor.fleet.discovery_plan import DiscoveryPlan, DnsTarget, InstanceAddress, KnownInstance, make_plan
+from torchmoor.fleet.draining import SERVING, Drainer
 from torchmoor.fleet.instance_names import InstanceNames
-from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 JITTER = 0.1  # of an interval: proxies that were started together do not ask together for ever
 MAX_NOTES = 10
 
-Ask = Callable[[DiscoverySettings], Awaitable[Answer]]
+Ask = Callable[[DiscoverySettings], Awaitable[DnsAnswer]]
 
 
-class Entry:
+class DiscoveryEntry:
     """One DNS name: what it is to bring, and what it has brought so far."""
 
-    def __init__(self, settings: DiscoverySettings, source: Source, names: InstanceNames) -> None:
+    def __init__(self, settings: DiscoverySettings, source: DnsSource, names: InstanceNames) -> None:
         self.settings = settings
         self.source = source
         self.names = names
@@ -54,7 +54,7 @@ class Discovery:
         self,
         entries: Sequence[DiscoverySettings],
         registry: Registry,
-        departures: Departures,
+        drainer: Drainer,
         *,
         are_journaled: bool,
         ask: Ask = discovery_dns.ask,
@@ -63,12 +63,12 @@ class Discovery:
     ) -> None:
         self._first = entries
         self._registry = registry
-        self._departures = departures
+        self._drainer = drainer
         self._are_journaled = are_journaled
         self._ask = ask
         self._rng = rng or Random()
         self._clock = clock
-        self.entries: dict[str, Entry] = {}  # by DNS name
+        self.entries: dict[str, DiscoveryEntry] = {}  # by DNS name
         self._operations = Operations()
 
     async def __aenter__(self) -> Discovery:
@@ -97,13 +97,15 @@ class Discovery:
             self._begin(settings)
 
     def _begin(self, settings: DiscoverySettings) -> None:
-        source = Source(settings.dns_name, settings.endpoint, settings.variant)
+        source = DnsSource(settings.dns_name, settings.endpoint, settings.variant)
         self._registry.sources[settings.dns_name] = source
-        names = InstanceNames(self._operations, lambda host: self._make(settings, "?", Place(host, settings.port)))
-        entry = self.entries[settings.dns_name] = Entry(settings, source, names)
+        names = InstanceNames(
+            self._operations, lambda host: self._make(settings, "?", InstanceAddress(host, settings.port))
+        )
+        entry = self.entries[settings.dns_name] = DiscoveryEntry(settings, source, names)
         entry.task = asyncio.create_task(self._run(entry))
 
-    def _end(self, entry: Entry, successor: DiscoverySettings | None) -> None:
+    def _end(self, entry: DiscoveryEntry, successor: DiscoverySettings | None) -> None:
         """Another entry of that name may take over what this one has brought."""
         dns_name = entry.settings.dns_name
         assert entry.task is not None
@@ -111,11 +113,11 @@ class Discovery:
         del self.entries[dns_name], self._registry.sources[dns_name]
         for name, known in self._known(dns_name).items():
             if successor is None:
-                self._departures.leave(name, is_for_good=True)
+                self._drainer.drain(name, is_for_good=True)
             elif _common(successor) != _common(entry.settings):
-                self._departures.leave(name, self._make(successor, name, known.successor or known.place))
+                self._drainer.drain(name, self._make(successor, name, known.successor or known.place))
 
-    async def _run(self, entry: Entry) -> None:
+    async def _run(self, entry: DiscoveryEntry) -> None:
         while True:
             try:
                 wait_s = await self.look(entry)
@@ -124,7 +126,7 @@ class Discovery:
                 wait_s = entry.settings.interval_s
             await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
-    async def look(self, entry: Entry) -> float:
+    async def look(self, entry: DiscoveryEntry) -> float:
         """Ask once, and act on the answer. Returns the seconds until the next question."""
         settings, source = entry.settings, entry.source
         try:
@@ -157,7 +159,7 @@ class Discovery:
             ttl_s = 0.0
         return max(settings.min_interval_s, min(ttl_s, settings.interval_s))
 
-    def _on_failure(self, entry: Entry, error: str) -> float:
+    def _on_failure(self, entry: DiscoveryEntry, error: str) -> float:
         source = entry.source
         source.num_failures += 1
         if not source.error:
@@ -167,7 +169,7 @@ class Discovery:
         return wait_s
 
     @staticmethod
-    def _note(source: Source, notes: Sequence[str]) -> None:
+    def _note(source: DnsSource, notes: Sequence[str]) -> None:
         told = tuple(notes[:MAX_NOTES])
         for note in told:
             if note not in source.notes:
@@ -176,43 +178,43 @@ class Discovery:
 
     # The registry
 
-    def _known(self, dns_name: str) -> dict[str, Known]:
+    def _known(self, dns_name: str) -> dict[str, KnownInstance]:
         """What a name has brought, but for whom somebody else has made room for another."""
-        found: dict[str, Known] = {}
+        found: dict[str, KnownInstance] = {}
         for instance in self._registry.instances():
-            successor = self._departures.find_successor(instance.name)
+            successor = self._drainer.find_successor(instance.name)
             if instance.source == dns_name and (successor is None or successor.source == dns_name):
-                found[instance.name] = Known(
-                    Place(instance.host, instance.port),
+                found[instance.name] = KnownInstance(
+                    InstanceAddress(instance.host, instance.port),
                     is_serving=instance.state in SERVING,
-                    is_leaving=self._departures.is_leaving(instance.name),
-                    successor=None if successor is None else Place(successor.host, successor.port),
+                    is_draining=self._drainer.is_draining(instance.name),
+                    successor=None if successor is None else InstanceAddress(successor.host, successor.port),
                 )
         return found
 
-    def _plan(self, entry: Entry, targets: Sequence[Target]) -> Plan:
+    def _plan(self, entry: DiscoveryEntry, targets: Sequence[DnsTarget]) -> DiscoveryPlan:
         known = self._known(entry.settings.dns_name)
 
         def is_taken(name: str) -> bool:
-            return name not in known and (self._registry.find(name) is not None or self._departures.is_leaving(name))
+            return name not in known and (self._registry.find(name) is not None or self._drainer.is_draining(name))
 
         return make_plan(targets, known, entry.absences, is_taken=is_taken, max_instances=entry.settings.max_instances)
 
-    def _apply(self, settings: DiscoverySettings, plan: Plan) -> None:
+    def _apply(self, settings: DiscoverySettings, plan: DiscoveryPlan) -> None:
         for name, place in plan.join.items():
             self._registry.add(self._make(settings, name, place))
         for name, place in plan.replace.items():
             logger.info("instance moves instance=%s host=%s port=%d", name, place.host, place.port)
-            self._departures.leave(name, self._make(settings, name, place))
-        for name in plan.call_back:
-            self._departures.call_back(name)
-        for name in plan.leave:
+            self._drainer.drain(name, self._make(settings, name, place))
+        for name in plan.keep:
+            self._drainer.keep(name)
+        for name in plan.drain:
             logger.info("instance leaves instance=%s dns_name=%s", name, settings.dns_name)
             # A StatefulSet's instance comes back under its name, and stays drained if an operator wants that.
             is_for_good = settings.record != "SRV"
-            self._departures.leave(name, is_until_down=not self._are_journaled, is_for_good=is_for_good)
+            self._drainer.drain(name, is_until_down=not self._are_journaled, is_for_good=is_for_good)
 
-    def _make(self, settings: DiscoverySettings, name: str, place: Place) -> Instance:
+    def _make(self, settings: DiscoverySettings, name: str, place: InstanceAddress) -> Instance:
         variant = self._registry.get_endpoint(settings.endpoint).find_variant(settings.variant)
         assert variant is not None  # checked with the configuration
         return Instance(
@@ -235,7 +237,7 @@ def _common(settings: DiscoverySettings) -> tuple[object, ...]:
     return each.endpoint, each.variant, each.management_port, each.metrics_port, each.capacity
 
 
-def _tell_shared(target: Target) -> str:
+def _tell_shared(target: DnsTarget) -> str:
     """One host with several addresses, or several instances that nobody has given names of their own."""
     hosts = ", ".join(target.hosts[:MAX_NOTES])
     return (

@@ -24,7 +24,7 @@ import dns.resolver
 
 from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
 from torchmoor.errors import DiscoveryError
-from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_plan import DnsTarget
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ Hosts = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DnsAnswer:
     """targets of an SRV record, or hosts of an address record; ttl_s: for how long it is true, None if nobody said."""
 
-    targets: tuple[Target, ...] = ()
+    targets: tuple[DnsTarget, ...] = ()
     hosts: tuple[str, ...] = ()
     ttl_s: float | None = None
 
 
-async def ask(settings: DiscoverySettings) -> Answer:
+async def ask(settings: DiscoverySettings) -> DnsAnswer:
     """One question, and what follows from its answer. That a name has no such record is an answer, too.
 
     Raises DiscoveryError if there is no answer, or none that can be read.
@@ -55,23 +55,23 @@ async def ask(settings: DiscoverySettings) -> Answer:
         name = dns.name.from_text(settings.dns_name)
         answer = await resolver.resolve(name, settings.record, raise_on_no_answer=False)
     except dns.resolver.NXDOMAIN:
-        return Answer()
+        return DnsAnswer()
     except (dns.exception.DNSException, OSError) as error:
         raise DiscoveryError(f"{settings.dns_name}: {_say(error)}") from error
     if answer.rrset is None:
-        return Answer()
+        return DnsAnswer()
     ttl_s = float(answer.rrset.ttl)
     if settings.record != "SRV":
-        return Answer(hosts=tuple(sorted(record.address for record in answer.rrset)), ttl_s=ttl_s)
+        return DnsAnswer(hosts=tuple(sorted(record.address for record in answer.rrset)), ttl_s=ttl_s)
     records = [record for record in answer.rrset if record.target != dns.name.root]  # the root: decidedly nobody
     hosts = _read_additional(answer.response)
     missing = {record.target for record in records if record.target.to_text().lower() not in hosts}
     hosts |= await _find_hosts(resolver, missing, settings.timeout_s)
     targets = tuple(
-        Target(_first_label(record.target), record.port, hosts.get(record.target.to_text().lower(), ()))
+        DnsTarget(_first_label(record.target), record.port, hosts.get(record.target.to_text().lower(), ()))
         for record in records
     )
-    return Answer(targets=targets, ttl_s=ttl_s)
+    return DnsAnswer(targets=targets, ttl_s=ttl_s)
 
 
 def make_resolver(settings: DiscoverySettings) -> dns.asyncresolver.Resolver:

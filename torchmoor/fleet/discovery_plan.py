@@ -22,7 +22,7 @@ ABSENCES_BEFORE_LEAVING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstanceAddress:
     """Where an instance listens for invocations."""
 
     host: str
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DnsTarget:
     """An instance as an answer names it. hosts: its addresses, the first preferred; none if they are not known."""
 
     name: str
@@ -39,26 +39,26 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownInstance:
     """An instance that this name has brought.
 
     is_serving: its probes are good. successor: where the one is that comes in its place, if one does.
     """
 
-    place: Place
+    place: InstanceAddress
     is_serving: bool = True
-    is_leaving: bool = False
-    successor: Place | None = None
+    is_draining: bool = False
+    successor: InstanceAddress | None = None
 
 
 @dataclass(slots=True)
-class Plan:
+class DiscoveryPlan:
     """What is to be done. notes: what could not be used, and why. absences: to be given back with the next answer."""
 
-    join: dict[str, Place] = field(default_factory=dict)
-    replace: dict[str, Place] = field(default_factory=dict)
-    call_back: list[str] = field(default_factory=list)
-    leave: list[str] = field(default_factory=list)
+    join: dict[str, InstanceAddress] = field(default_factory=dict)
+    replace: dict[str, InstanceAddress] = field(default_factory=dict)
+    keep: list[str] = field(default_factory=list)
+    drain: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     absences: dict[str, int] = field(default_factory=dict)
 
@@ -69,15 +69,15 @@ class Plan:
 
 
 def make_plan(
-    targets: Sequence[Target],
-    known: Mapping[str, Known],
+    targets: Sequence[DnsTarget],
+    known: Mapping[str, KnownInstance],
     absences: Mapping[str, int],
     *,
     is_taken: Callable[[str], bool],
     max_instances: int,
-) -> Plan:
+) -> DiscoveryPlan:
     """Compare an answer with what is known. is_taken: whether a name is another's, who was here first."""
-    plan = Plan()
+    plan = DiscoveryPlan()
     named = _select(targets, known, is_taken, max_instances, plan.notes)
     for target in named.values():
         _place(target, known.get(target.name), plan)
@@ -85,22 +85,22 @@ def make_plan(
         if name not in named:
             count = plan.absences[name] = min(absences.get(name, 0) + 1, ABSENCES_BEFORE_LEAVING)
             is_gone = count == ABSENCES_BEFORE_LEAVING and (bool(targets) or not instance.is_serving)
-            if is_gone and (not instance.is_leaving or instance.successor is not None):
-                plan.leave.append(name)
+            if is_gone and (not instance.is_draining or instance.successor is not None):
+                plan.drain.append(name)
     if not targets and known:
         plan.notes.append("the answer names nobody: instances that answer stay")
     return plan
 
 
 def _select(
-    targets: Sequence[Target],
-    known: Mapping[str, Known],
+    targets: Sequence[DnsTarget],
+    known: Mapping[str, KnownInstance],
     is_taken: Callable[[str], bool],
     max_instances: int,
     notes: list[str],
-) -> dict[str, Target]:
+) -> dict[str, DnsTarget]:
     """Those that can be instances, by name; at most so many, those that are known first."""
-    found: dict[str, Target] = {}
+    found: dict[str, DnsTarget] = {}
     for target in sorted(targets, key=lambda each: (each.name not in known, each.name, each.port, each.hosts)):
         if len(target.name) > 63 or not INSTANCE_NAME.fullmatch(target.name):
             notes.append(f"{target.name!r} cannot be an instance's name")
@@ -118,26 +118,26 @@ def _select(
     return found
 
 
-def _place(target: Target, known: Known | None, plan: Plan) -> None:
+def _place(target: DnsTarget, known: KnownInstance | None, plan: DiscoveryPlan) -> None:
     """What one that is named calls for."""
     if not target.hosts:
         if known is None:
             plan.notes.append(f"{target.name} has no address")
-        elif known.is_leaving and known.successor is None:
-            plan.call_back.append(target.name)
+        elif known.is_draining and known.successor is None:
+            plan.keep.append(target.name)
         return
     if known is None:
-        plan.join[target.name] = Place(target.hosts[0], target.port)
+        plan.join[target.name] = InstanceAddress(target.hosts[0], target.port)
     elif known.successor is not None and _is_at(target, known.successor):
         return  # it may be at the same place, too, with other settings
     elif _is_at(target, known.place) and (known.is_serving or len(target.hosts) == 1):
-        if known.is_leaving:
-            plan.call_back.append(target.name)
+        if known.is_draining:
+            plan.keep.append(target.name)
     else:
-        plan.replace[target.name] = Place(_next_host(target.hosts, known.place.host), target.port)
+        plan.replace[target.name] = InstanceAddress(_next_host(target.hosts, known.place.host), target.port)
 
 
-def _is_at(target: Target, place: Place) -> bool:
+def _is_at(target: DnsTarget, place: InstanceAddress) -> bool:
     return place.port == target.port and place.host in target.hosts
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
-LOOK_S = 0.1  # how often an instance that is to leave is looked at
+CHECK_INTERVAL_S = 0.1  # how often an instance that is to leave is looked at
 
 SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
@@ -25,7 +25,7 @@ class Front(Protocol):
         ...
 
 
-class Departure(NamedTuple):
+class DrainOrder(NamedTuple):
     """successor: who comes in its place. is_until_down: it goes only when it is down: its sessions live nowhere else.
 
     is_for_good: another one of its name is not drained, whatever an operator has said of this one.
@@ -36,41 +36,41 @@ class Departure(NamedTuple):
     is_for_good: bool
 
 
-class Departures:
+class Drainer:
     """Of all instances of a proxy."""
 
     def __init__(self, registry: Registry, front: Front) -> None:
         self._registry = registry
         self._front = front
-        self._leaving: dict[str, Departure] = {}
+        self._orders: dict[str, DrainOrder] = {}
         self._timer: TimerHandle | None = None
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """True if no instance is on its way out."""
-        return not self._leaving
+        return not self._orders
 
-    def is_leaving(self, name: str) -> bool:
+    def is_draining(self, name: str) -> bool:
         """True if an instance of that name is on its way out."""
-        return name in self._leaving
+        return name in self._orders
 
     def find_successor(self, name: str) -> Instance | None:
         """Who comes in the place of an instance that leaves, if anybody does."""
-        departure = self._leaving.get(name)
-        return None if departure is None else departure.successor
+        order = self._orders.get(name)
+        return None if order is None else order.successor
 
-    def leave(
+    def drain(
         self, name: str, successor: Instance | None = None, *, is_until_down: bool = False, is_for_good: bool = False
     ) -> None:
         """Have an instance leave; of several orders the last counts. One that nobody knows makes room at once."""
         if self._registry.find(name) is not None:
             self._registry.send_off(name)
-        self._leaving[name] = Departure(successor, is_until_down, is_for_good)
-        self._look_soon()
+        self._orders[name] = DrainOrder(successor, is_until_down, is_for_good)
+        self._check_soon()
 
-    def call_back(self, name: str) -> None:
+    def keep(self, name: str) -> None:
         """Have it stay."""
-        if self._leaving.pop(name, None) is not None and self._registry.find(name) is not None:
+        if self._orders.pop(name, None) is not None and self._registry.find(name) is not None:
             self._registry.call_back(name)
 
     def stop(self) -> None:
@@ -79,36 +79,36 @@ class Departures:
             self._timer.cancel()
             self._timer = None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Let go of those that have nothing to do any more, and look again while there are others."""
         self.stop()
         at: Counter[tuple[str, int]] = Counter()
-        if any(departure.is_until_down for departure in self._leaving.values()):
+        if any(order.is_until_down for order in self._orders.values()):
             at.update((each.host, each.port) for each in self._registry.instances())
-        for name, departure in list(self._leaving.items()):
+        for name, order in list(self._orders.items()):
             instance = self._registry.find(name)
-            if instance is None or self._may_go(instance, departure, at):
-                self._let_go(name, instance, departure)
-        if self._leaving:
-            self._timer = get_running_loop().call_later(LOOK_S, self.look)
+            if instance is None or self._may_go(instance, order, at):
+                self._let_go(name, instance, order)
+        if self._orders:
+            self._timer = get_running_loop().call_later(CHECK_INTERVAL_S, self.check)
 
-    def _may_go(self, instance: Instance, departure: Departure, at: Counter[tuple[str, int]]) -> bool:
+    def _may_go(self, instance: Instance, order: DrainOrder, at: Counter[tuple[str, int]]) -> bool:
         """at: how many instances are said to be at a place. Where there are two it is down: another has its address."""
         if instance.state not in SERVING:  # what it was doing has been given up
             return True
-        is_bound = departure.is_until_down and at[instance.host, instance.port] < 2
+        is_bound = order.is_until_down and at[instance.host, instance.port] < 2
         return not is_bound and self._front.is_idle(instance)
 
-    def _let_go(self, name: str, instance: Instance | None, departure: Departure) -> None:
-        del self._leaving[name]
+    def _let_go(self, name: str, instance: Instance | None, order: DrainOrder) -> None:
+        del self._orders[name]
         if instance is not None:
-            if departure.is_for_good:
+            if order.is_for_good:
                 self._registry.dismiss(name)
             else:
                 self._registry.remove(name)
-        if departure.successor is not None:
-            self._registry.add(departure.successor)
+        if order.successor is not None:
+            self._registry.add(order.successor)
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         if self._timer is None:
-            self._timer = get_running_loop().call_later(0, self.look)
+            self._timer = get_running_loop().call_later(0, self.check)

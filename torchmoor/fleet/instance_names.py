@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Protocol
 
 from torchmoor.fleet.discovery_dns import name_of_address
-from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.proxy.instances.instance import INSTANCE_NAME, Instance
 from torchmoor.proxy.instances.operations import OperationAnswer
 
@@ -44,7 +44,7 @@ class InstanceNames:
         self._names: dict[str, str] = {}
         self._tries: dict[str, int] = {}
 
-    async def find_targets(self, hosts: Iterable[str], port: int, *, doubtful: Set[str]) -> tuple[Target, ...]:
+    async def find_targets(self, hosts: Iterable[str], port: int, *, doubtful: Set[str]) -> tuple[DnsTarget, ...]:
         """Those whose names are known by now; one that has several addresses is one.
 
         doubtful: hosts where somebody else may be by now; they are asked again, and keep their names if nobody answers.
@@ -64,7 +64,7 @@ class InstanceNames:
         for host in listed:
             if host in self._names:
                 found.setdefault(self._names[host], []).append(host)
-        return tuple(Target(name, port, tuple(at)) for name, at in found.items())
+        return tuple(DnsTarget(name, port, tuple(at)) for name, at in found.items())
 
     async def _ask(self, host: str) -> None:
         answer = await self._operations.ask(self._make(host), "status", {}, timeout_s=TIMEOUT_S)

@@ -45,7 +45,7 @@ POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 NUM_LOG_LINES = 15
-LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its guards give their instances
+LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its supervisors give their instances
 NUM_REMOVERS = 8  # threads that delete what an instance leaves
 
 
@@ -297,20 +297,20 @@ class Launcher:
                 return
         process = self._processes.pop(spec.name)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the guard has seen to that, unless it was killed itself
+            os.killpg(process.pid, signal.SIGKILL)  # the supervisor has seen to that, unless it was killed itself
 
     def _state(self, name: str) -> InstanceState | None:
         instance = self._registry.find(name)
         return None if instance is None else instance.state
 
     async def _stop(self, name: str) -> None:
-        """Close the guard's pipe and wait for it; SIGKILL if even that does not help. Whoever is cancelled in this
+        """Close the supervisor's pipe and wait for it; SIGKILL if even that does not help. Whoever is cancelled in this
         leaves it to be done again."""
         process = self._processes.get(name)
         if process is None:
             return
         assert process.stdin is not None
-        with suppress(OSError, RuntimeError):  # uvloop: the pipe of a guard that is dead already
+        with suppress(OSError, RuntimeError):  # uvloop: the pipe of a supervisor that is dead already
             process.stdin.write(b"s")
         process.stdin.close()
         try:

@@ -1,4 +1,4 @@
-"""One fleet at a time in a run directory: a launcher that was killed leaves guards, which still clean up after it."""
+"""Lock that lets one fleet at a time use a run directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.05
 
 
 class RunLock:
-    """A lock on the directory, held by whoever has its descriptor: the launcher and every guard that it starts."""
+    """A lock on the directory, held by whoever has its descriptor: the launcher and every supervisor that it starts."""
 
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
         """timeout_s: how long an earlier fleet may take to end."""

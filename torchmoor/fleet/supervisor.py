@@ -1,12 +1,12 @@
 """Runs one TorchServe instance and makes sure that it never outlives its launcher.
 
-    python -I guard.py FOLDER PID_FILE GRACE_S COMMAND...
+    python -I supervisor.py FOLDER PID_FILE GRACE_S COMMAND...
 
-Standard input is a pipe that the launcher holds open. When it closes, the JVM gets SIGTERM and, after the grace,
-everything in the process group SIGKILL. A launcher that stops an instance says so first, by a byte, and cleans up
-itself; one that has died, however it died, could not say anything, and then the guard removes the instance's folder,
-the last guard all of the fleet's. The guard leads the process group.
-Standard library only, and as little of it as will do.
+Standard input is a pipe that the launcher holds open. When it closes, the supervisor sends SIGTERM to the JVM and after
+the grace period, SIGKILL to every process in the group, which the supervisor leads. Before a regular stop the launcher
+writes one byte, and then cleans up itself. Without that byte the launcher has died: each supervisor then removes its
+instance's folder, and the last one removes all that the fleet shared.
+This file runs on its own and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 POLL_S = 0.1
 ASYNC_FOLDER = "async"  # asynchronous requests and their results: nobody's to remove but the user's
-LOCK_FILE = ".lock"  # held by a launcher and its guards: whoever has it is alone here
+LOCK_FILE = ".lock"  # held by a launcher and its supervisors: whoever has it is alone here
 JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders, for this fleet's lifetime; never an operator's own
 
 
@@ -79,7 +79,7 @@ def _stop(child: subprocess.Popen[bytes], pid_file: Path, grace_s: float) -> Non
 
 
 def _kill_group() -> None:
-    """SIGKILL to all of the group but the guard itself, until nobody is left to fork or to write."""
+    """SIGKILL to all of the group but the supervisor itself, until nobody is left to fork or to write."""
     while others := _others_in_group():
         for pid in others:
             with suppress(OSError):

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from torchmoor.async_inference.notices.notices import Notifier
+from torchmoor.async_inference.notifications.notifier import Notifier
 from torchmoor.async_inference.objects.scheme_store import open_object_store
 from torchmoor.async_inference.queues.queue_url import open_queue
-from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
+from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.settings import ProxySettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.dispatch.async_slots import EndpointSlots
+from torchmoor.proxy.dispatch.async_capacity import EndpointCapacity
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
@@ -57,14 +57,14 @@ def make_async_inference(
 
 def _make_endpoint(
     settings: ProxySettings, endpoint: Endpoint, counted: Iterable[InvocationMetrics], gateway: Gateway | None
-) -> AsyncEndpoint:
+) -> AsyncEndpointContext:
     assert endpoint.settings.async_inference is not None
     variants: Mapping[str, InvocationMetrics] = {
         metrics.variant: metrics for metrics in counted if metrics.endpoint == endpoint.name
     }
-    return AsyncEndpoint(
+    return AsyncEndpointContext(
         endpoint.settings.async_inference,
         AsyncMetrics(endpoint.name, variants, lambda: sum(each.is_ready for each in endpoint.instances)),
-        None if gateway is None else EndpointSlots(gateway, endpoint),
+        None if gateway is None else EndpointCapacity(gateway, endpoint),
         root=settings.async_inference.output_root,
     )

@@ -16,7 +16,7 @@ from torchmoor.config.file import Configuration
 from torchmoor.config.settings import Credentials
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery
-from torchmoor.fleet.draining import Departures
+from torchmoor.fleet.draining import Drainer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 
@@ -47,14 +47,14 @@ class Reloader:
         read: Callable[[], Configuration],
         registry: Registry,
         front: Front,
-        departures: Departures,
+        drainer: Drainer,
         discovery: Discovery,
     ) -> None:
         self._configuration = configuration
         self._read = read
         self._registry = registry
         self._front = front
-        self._departures = departures
+        self._drainer = drainer
         self._discovery = discovery
 
     def reload(self) -> None:
@@ -84,14 +84,14 @@ class Reloader:
         before = {each.name: each for each in self._configuration.instances}
         wanted: dict[str, Instance] = {}
         for settings, instance in zip(new.instances, new.make_instances(), strict=True):
-            if before.get(settings.name) != settings or self._departures.is_leaving(settings.name):
+            if before.get(settings.name) != settings or self._drainer.is_draining(settings.name):
                 wanted[settings.name] = instance
         for name in before.keys() - {each.name for each in new.instances}:
-            self._departures.leave(name, is_for_good=True)
+            self._drainer.drain(name, is_for_good=True)
         for name, instance in wanted.items():
-            if self._registry.find(name) is None and not self._departures.is_leaving(name):
+            if self._registry.find(name) is None and not self._drainer.is_draining(name):
                 self._registry.add(instance)
             else:
-                self._departures.leave(name, instance)
+                self._drainer.drain(name, instance)
         self._discovery.take(new.discovery)
-        self._departures.look()
+        self._drainer.check()

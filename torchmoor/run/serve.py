@@ -19,7 +19,7 @@ from pathlib import Path
 from torchmoor.config.file import Configuration, read_file
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
-from torchmoor.fleet.draining import Departures
+from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import TorchServeSettings
@@ -62,12 +62,12 @@ async def run(
         proxy = make_front(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, processes=processes, is_open=is_open)
-        departures = Departures(registry, proxy)
-        stack.callback(departures.stop)
+        drainer = Drainer(registry, proxy)
+        stack.callback(drainer.stop)
         are_journaled = settings.sessions.are_journaled
-        discovery = Discovery(configuration.discovery, registry, departures, are_journaled=are_journaled)
+        discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
         await stack.enter_async_context(discovery)
-        reloader = Reloader(configuration, read_again, registry, proxy, departures, discovery)
+        reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
         loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
         where = {
             "ready": True,

@@ -3,11 +3,12 @@
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
-from handlers.chat.commands import Generate, Incoming
+from handlers.chat.commands import Generate
 from handlers.chat.dialects.session import refuse_session
 from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.errors import InvalidRequest
+from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name

@@ -4,12 +4,13 @@ import uuid
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_unicode, names
-from handlers.chat.commands import Caller, Generate, Incoming
+from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_form import OpenAIForm
 from handlers.chat.dialects.session import refuse_session
 from handlers.chat.messages import ImagePart, Message, Part, TextPart
 from handlers.chat.parameters import Parameters, check_parameter
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
+from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
 
 MAX_NAME_CHARS = 256

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handlers.chat.checks import names, refuse_other_media
-from handlers.chat.commands import Command, Incoming, Status
+from handlers.chat.checks import names
+from handlers.chat.commands import Command, Status
 from handlers.chat.dialects.inputs import parse_inputs
 from handlers.chat.dialects.openai import parse_chat_completion
 from handlers.chat.dialects.session import parse_image, parse_session
 from handlers.chat.sessions.operation import parse_sessions_operation
 from handlers.errors import InvalidJson, InvalidRequest
+from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
 
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
-from handlers.chat.commands import AddImages, Ask, CloseSession, Command, Incoming, OpenSession
+from handlers.chat.commands import AddImages, Ask, CloseSession, Command, OpenSession
 from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.errors import InvalidRequest, SessionIdMismatch
+from handlers.requests import Incoming
 
 NEW_SESSION = "NEW_SESSION"
 SESSION_HEADER = "x-amzn-sagemaker-session-id"

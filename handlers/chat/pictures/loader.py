@@ -22,10 +22,10 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from handlers.chat.checks import refuse_other_media
 from handlers.chat.pictures import image_decoding
-from handlers.chat.reply import Reply
 from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage
+from handlers.reply import Reply
+from handlers.requests import refuse_other_media
 from handlers.settings import IntakeSettings
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from handlers.chat.pictures.image_decoding import scale_down
-from handlers.chat.reply import Reply
 from handlers.errors import ConfigError, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
+from handlers.reply import Reply
 from handlers.settings import IntakeSettings
 
 try:

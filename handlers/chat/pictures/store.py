@@ -22,7 +22,7 @@ from enum import Enum
 from PIL import Image as Pillow
 from torch import Tensor
 
-from handlers.chat.counters import Counters
+from handlers.counters import Counters
 from handlers.errors import OutOfMemory
 
 logger = logging.getLogger(__name__)

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from handlers.chat.commands import Caller
 from handlers.chat.pictures.store import Image, ImageStore
 from handlers.chat.sessions.idempotency import Openings
 from handlers.chat.sessions.store import Session, SessionStore
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
 from handlers.journal.event import Event
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
+from handlers.requests import Caller
 
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"

@@ -1,10 +1,10 @@
 """What the client gets to see of one answer: its receipt, its tokens as they come, its end."""
 
 from handlers.chat.forms import AnswerForm, Summary, Token
-from handlers.chat.reply import Reply
 from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.sequence import FinishReason, TokenEvent
 from handlers.models.text import TextModel
+from handlers.reply import Reply
 
 
 class Answer:

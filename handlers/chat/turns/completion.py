@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from handlers.chat.commands import Generate
 from handlers.chat.messages import MARKDOWN_IMAGE, ImageReference, Part, TextPart, images_of, split_images
 from handlers.chat.pictures.store import Image
-from handlers.chat.reply import Reply
 from handlers.chat.sessions.store import sharing_scope
 from handlers.chat.turns.generation import Generation, GenerationParts, LoadedImage, Prompt
 from handlers.chat.turns.turn import truncated
 from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import ContextTooLong, InvalidRequest
+from handlers.reply import Reply
 
 
 class Completion(Generation):

@@ -16,15 +16,14 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
-from handlers.chat.counters import Counters
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters
 from handlers.chat.pictures.store import Image, ImageStore, Tier
-from handlers.chat.reply import Reply
 from handlers.chat.turns.admission import Room
 from handlers.chat.turns.answer import Answer
 from handlers.chat.turns.context_limits import ContextLimits
+from handlers.counters import Counters
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
@@ -38,6 +37,7 @@ from handlers.errors import (
     TurnTimedOut,
 )
 from handlers.models.text import TextModel
+from handlers.reply import Reply
 from handlers.settings import EngineSettings, SessionSettings
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from typing import Any
 
 from handlers.chat.commands import Ask
 from handlers.chat.pictures.store import Image
-from handlers.chat.reply import Reply
 from handlers.chat.sessions.recorder import CONFLICT, SessionRecorder, answer_message, digests, question_message
 from handlers.chat.sessions.store import Session, SessionStore
 from handlers.chat.turns.generation import AnsweredBefore, Generation, GenerationParts, LoadedImage, Prompt
 from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.models.text import TextModel
+from handlers.reply import Reply
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
 

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.commands import Incoming
 from handlers.chat.pictures.loader import ImageIntake
-from handlers.chat.reply import Reply
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -28,6 +26,8 @@ from handlers.many.loading.transformers_loading import Assembled
 from handlers.models.loader import load_model
 from handlers.models.probe import Probe
 from handlers.models.text import TextModel
+from handlers.reply import Reply
+from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, JournalSettings
 
 logger = logging.getLogger(__name__)

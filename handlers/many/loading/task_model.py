@@ -7,13 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
 
-from handlers.chat.commands import Incoming
-from handlers.chat.reply import Reply
 from handlers.errors import HandlerError, InternalError
 from handlers.many.loading.compute import Compute, Row
 from handlers.many.loading.placement import Placement
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, Work
+from handlers.reply import Reply
+from handlers.requests import Incoming
 
 logger = logging.getLogger(__name__)
 JSON = {"Content-Type": "application/json"}

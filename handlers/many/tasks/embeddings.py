@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.errors import ModelBroken
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
+from handlers.reply import Reply
 from handlers.settings import TaskSettings
 
 MODULES = "modules.json"

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask
+from handlers.reply import Reply
 
 
 class FeatureExtraction(TextTask):

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.request import TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask
+from handlers.reply import Reply
 
 PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from handlers.chat.pictures.loader import ImageIntake
-from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, check_number
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, Work
+from handlers.reply import Reply
 from handlers.settings import TaskSettings
 
 DEFAULT_TOP_K = 5

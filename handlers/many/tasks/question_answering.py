@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest, check_number, check_text
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask
+from handlers.reply import Reply
 
 PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "doc_stride": int, "max_answer_len": int}
 PARAMETERS |= {"max_seq_len": int, "max_question_len": int, "handle_impossible_answer": bool, "align_to_words": bool}

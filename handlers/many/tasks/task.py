@@ -4,9 +4,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from handlers.chat.reply import Reply
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest
+from handlers.reply import Reply
 
 
 @dataclass(frozen=True, slots=True)

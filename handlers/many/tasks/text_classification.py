@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest, check_number, check_text
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask
+from handlers.reply import Reply
 
 PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "function_to_apply": str, "truncation": bool}
 PARAMETERS |= {"return_all_scores": bool}

@@ -8,11 +8,11 @@ from torch import Tensor
 from transformers import TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest, texts_of
 from handlers.many.tasks.task import Work
 from handlers.many.tasks.text import TextTask
+from handlers.reply import Reply
 
 PARAMETERS: dict[str, type | tuple[type, ...]] = {"aggregation_strategy": str, "ignore_labels": list}
 PARAMETERS |= {"truncation": bool}

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.reply import Reply
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.loading.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
 from handlers.many.tasks.task import Input, Work
+from handlers.reply import Reply
 
 CONFIG = "config.pbtxt"
 MODEL = "model.pt"

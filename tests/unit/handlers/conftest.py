@@ -13,9 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from handlers.chat.commands import Incoming
 from handlers.chat.pictures.loader import ImageIntake
-from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -25,6 +23,8 @@ from handlers.engine.scheduler import Scheduler
 from handlers.journal.journal import Journal
 from handlers.models.llava import LlavaModel
 from handlers.models.loader import load_model
+from handlers.reply import Pieces, Reply, Whole
+from handlers.requests import Incoming
 from handlers.settings import (
     EngineSettings,
     HandlerSettings,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from PIL import Image as Pillow
 
-from handlers.chat.counters import Counters
 from handlers.chat.pictures.store import MAX_ENCODINGS, Image, ImageStore, Tier
+from handlers.counters import Counters
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 
 ONE = 2 * 4 * 4  # bytes of a picture's features here

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.commands import AddImages, Ask, Caller, CloseSession, Incoming, OpenSession, Status
+from handlers.chat.commands import AddImages, Ask, CloseSession, OpenSession, Status
 from handlers.chat.dialects.requests import parse
 from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
 from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch, UnsupportedMedia
+from handlers.requests import Caller, Incoming
 
 NOBODY = Caller("", "")
 SESSION = "x-amzn-sagemaker-session-id"

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.commands import Caller, Generate, Incoming
+from handlers.chat.commands import Generate
 from handlers.chat.dialects.openai_form import OpenAIForm
 from handlers.chat.dialects.requests import parse
 from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
 from handlers.chat.messages import ImagePart, Message, TextPart, images_of, split_images
 from handlers.chat.parameters import Parameters
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest
+from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
 
 URL = "https://example.com/a.png"

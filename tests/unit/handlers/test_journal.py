@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.commands import Caller
 from handlers.errors import InternalError, JournalUnavailable
 from handlers.journal import directory as directory_module
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.event import Event
+from handlers.requests import Caller
 from tests.unit.handlers.test_chat_service import Hold, data_url, features_bytes, holds_nothing, question, reply_of
 from tests.waiting import wait_until
 

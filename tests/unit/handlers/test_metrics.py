@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handlers.chat.counters import MAX_TIMES, Counters
+from handlers.counters import MAX_TIMES, Counters
 from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPublisher, _let_speak
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from handlers.adapter import MAX_EARLY, Pump, read_row
-from handlers.chat.commands import Incoming
-from handlers.chat.reply import Reply
 from handlers.errors import HandlerError, InternalError, InvalidRequest, NotAnImage
+from handlers.reply import Reply
+from handlers.requests import Incoming
 from handlers.settings import PumpSettings
 from tests.unit.handlers.conftest import FakeClock
 

@@ -17,8 +17,8 @@ from PIL import Image, ImageDraw
 from handlers.chat.pictures.image_decoding import FORMATS, decode, scale_down
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.pictures.s3 import Transfer
-from handlers.chat.reply import Reply
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
+from handlers.reply import Reply
 from handlers.settings import IntakeSettings
 from tests.servers import S3Server
 from tests.torchserve.drawings import draw

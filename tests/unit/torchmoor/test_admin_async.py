@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmoor.admin.asynchronous import describe
-from torchmoor.async_inference.request import AsyncRequest, Record, State
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,8 @@ def test_what_signs_a_url_is_not_shown(location: str, shown: str) -> None:
         input_location=location,
     )
 
-    described = describe(Record(request=request, state=State.WAITING, attempts=0, due_at=None, updated_at=0.0))
+    described = describe(
+        AsyncRecord(request=request, state=AsyncState.WAITING, attempts=0, due_at=None, updated_at=0.0)
+    )
 
     assert described["input_location"] == shown

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from torchmoor.async_inference.request import AsyncRequest, Backlog, Claim, Outcome, Record, State
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, Backlog, Claim
 
 
 class Queue(ABC):
@@ -52,7 +52,7 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    async def decide(self, claim: Claim, outcome: Outcome) -> bool:
+    async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         """Settle how it ends, once and durably; the lease goes on. True: this outcome is the one.
 
         The same holder may decide again with the same outcome, after an answer that was lost. False: another holder
@@ -74,7 +74,7 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    async def cancel(self, inference_id: str) -> State | None:
+    async def cancel(self, inference_id: str) -> AsyncState | None:
         """Decide it as CANCELLED unless it is decided. Its holder learns so by `extend` or `decide`.
 
         Returns CANCELLED (it is, though its failure object may be yet to come), the state that came before
@@ -82,19 +82,19 @@ class Queue(ABC):
         """
 
     @abstractmethod
-    async def get(self, inference_id: str) -> Record | None:
+    async def get(self, inference_id: str) -> AsyncRecord | None:
         """What is known of one request."""
 
     @abstractmethod
     async def list(
         self,
         endpoint: str,
-        state: State | None = None,
+        state: AsyncState | None = None,
         after: str | None = None,
         limit: int = 100,
         *,
         is_newest_first: bool = False,
-    ) -> Sequence[Record]:
+    ) -> Sequence[AsyncRecord]:
         """Requests of an endpoint by arrival, those that follow the inference id `after` there; at most `limit`.
 
         An `after` that has been forgotten begins again with the first.

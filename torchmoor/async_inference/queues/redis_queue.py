@@ -22,12 +22,12 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import (
     CANCELLED,
     EXPIRED,
+    AsyncOutcome,
+    AsyncRecord,
     AsyncRequest,
+    AsyncState,
     Backlog,
     Claim,
-    Outcome,
-    Record,
-    State,
 )
 from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
@@ -73,7 +73,7 @@ class RedisQueue(Queue):
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
         return bool(await self._run(redis_scripts.EXTEND, claim.request.inference_id, claim.token, lease_s, instance))
 
-    async def decide(self, claim: Claim, outcome: Outcome) -> bool:
+    async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         held = claim.request.inference_id, claim.token
         said = await self._run(redis_scripts.DECIDE, *held, outcome.to_json(), outcome.reason, _argument(outcome.body))
         return bool(said)
@@ -90,34 +90,34 @@ class RedisQueue(Queue):
             await self._run(redis_scripts.RETRY, claim.request.inference_id, claim.token, delay_s, reason, more)
         )
 
-    async def cancel(self, inference_id: str) -> State | None:
+    async def cancel(self, inference_id: str) -> AsyncState | None:
         said = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
         if said is None:
             return None
-        end = Outcome.from_json(said[1], None).state
-        return end if end is State.CANCELLED else State(said[0].decode())
+        end = AsyncOutcome.from_json(said[1], None).state
+        return end if end is AsyncState.CANCELLED else AsyncState(said[0].decode())
 
-    async def get(self, inference_id: str) -> Record | None:
+    async def get(self, inference_id: str) -> AsyncRecord | None:
         fields = await self._run(redis_scripts.GET, inference_id)
         return None if fields[0] is None else _record(fields)
 
     async def list(
         self,
         endpoint: str,
-        state: State | None = None,
+        state: AsyncState | None = None,
         after: str | None = None,
         limit: int = 100,
         *,
         is_newest_first: bool = False,
-    ) -> Sequence[Record]:
-        states = [one.value for one in (State if state is None else (state,))]
+    ) -> Sequence[AsyncRecord]:
+        states = [one.value for one in (AsyncState if state is None else (state,))]
         given = endpoint, after or "", limit, int(is_newest_first)
         return [_record(fields) for fields in await self._run(redis_scripts.LIST, *given, *states)]
 
     async def backlog(self, endpoint: str) -> Backlog:
         now, waiting, running, decided, heads = await self._run(redis_scripts.BACKLOG, endpoint)
         received = [AsyncRequest.from_json(head, None).received_at for head in heads]
-        counts = {State.WAITING: waiting, State.RUNNING: running, State.DECIDED: decided}
+        counts = {AsyncState.WAITING: waiting, AsyncState.RUNNING: running, AsyncState.DECIDED: decided}
         return Backlog.of(counts, min(received, default=None), float(now))
 
     async def forget(self) -> int:
@@ -139,7 +139,7 @@ class RedisQueue(Queue):
             request=AsyncRequest.from_json(request, body),
             attempt=int(attempts),
             token=token,
-            decided=None if settled is None else Outcome.from_json(settled, output),
+            decided=None if settled is None else AsyncOutcome.from_json(settled, output),
         )
 
     async def _run(self, script: str, *arguments: object) -> Any:
@@ -184,16 +184,16 @@ def _argument(body: bytes | None) -> bytes:
     return b"" if body is None else b"=" + body
 
 
-def _record(fields: Sequence[Any]) -> Record:
+def _record(fields: Sequence[Any]) -> AsyncRecord:
     request, state, attempts, wake_at, updated_at, reason, instance, settled = fields
-    state = State(state.decode())
-    return Record(
+    state = AsyncState(state.decode())
+    return AsyncRecord(
         request=AsyncRequest.from_json(request, None),
         state=state,
         attempts=int(attempts),
-        due_at=float(wake_at) if wake_at and state is State.WAITING else None,
+        due_at=float(wake_at) if wake_at and state is AsyncState.WAITING else None,
         updated_at=float(updated_at),
         reason=(reason or b"").decode(),
         instance=(instance or b"").decode(),
-        outcome=None if settled is None else Outcome.from_json(settled, None),
+        outcome=None if settled is None else AsyncOutcome.from_json(settled, None),
     )

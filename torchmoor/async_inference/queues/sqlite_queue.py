@@ -19,14 +19,23 @@ from uuid import uuid4
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_database import Database
 from torchmoor.async_inference.queues.sqlite_schema import ENDED, TAKEABLE, UNDECIDED
-from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncRequest, Backlog, Claim, Outcome, Record, State
+from torchmoor.async_inference.request import (
+    CANCELLED,
+    EXPIRED,
+    AsyncOutcome,
+    AsyncRecord,
+    AsyncRequest,
+    AsyncState,
+    Backlog,
+    Claim,
+)
 from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull
 
 _LAST_SEQ = 2**63 - 1
 MAX_AT_ONCE = 500  # rows that one call wakes or forgets: a transaction must not keep others waiting
 CLOCK_TOLERANCE_S = 1.0  # a lease given so far in the future tells that the clock went back
-_PENDING = (State.WAITING, State.RUNNING, State.DECIDED)
+_PENDING = (AsyncState.WAITING, AsyncState.RUNNING, AsyncState.DECIDED)
 _COLUMNS = "seq, request, state, attempts, wake_at, updated_at, reason, instance, outcome"
 
 
@@ -60,7 +69,7 @@ class SqliteQueue(Queue):
         values = (now + lease_s, now, lease_s, instance, instance, claim.request.inference_id, claim.token)
         return await self._database.run(lambda db: db.execute(sql, values).rowcount == 1)
 
-    async def decide(self, claim: Claim, outcome: Outcome) -> bool:
+    async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         return await self._database.run(partial(self._decide, claim, outcome), is_durable=True)
 
     async def finish(self, claim: Claim) -> bool:
@@ -79,10 +88,10 @@ class SqliteQueue(Queue):
         values = (num_uncounted, wake_at, now, delay_s, reason, now, claim.request.inference_id, claim.token)
         return await self._database.run(lambda db: db.execute(sql, values).rowcount == 1)
 
-    async def cancel(self, inference_id: str) -> State | None:
+    async def cancel(self, inference_id: str) -> AsyncState | None:
         return await self._database.run(partial(self._cancel, inference_id), is_durable=True)
 
-    async def get(self, inference_id: str) -> Record | None:
+    async def get(self, inference_id: str) -> AsyncRecord | None:
         sql = f"SELECT {_COLUMNS} FROM requests WHERE inference_id = ?"
         row = await self._database.run(lambda db: db.execute(sql, (inference_id,)).fetchone())
         return None if row is None else _record(row)
@@ -90,12 +99,12 @@ class SqliteQueue(Queue):
     async def list(
         self,
         endpoint: str,
-        state: State | None = None,
+        state: AsyncState | None = None,
         after: str | None = None,
         limit: int = 100,
         *,
         is_newest_first: bool = False,
-    ) -> Sequence[Record]:
+    ) -> Sequence[AsyncRecord]:
         return await self._database.run(partial(self._list, endpoint, state, after, limit, is_newest_first))
 
     async def backlog(self, endpoint: str) -> Backlog:
@@ -174,7 +183,7 @@ class SqliteQueue(Queue):
             return None
         return _hold(db, seq, lease_s, now, "state = 'RUNNING', attempts = attempts + 1,")
 
-    def _decide(self, claim: Claim, outcome: Outcome, db: sqlite3.Connection) -> bool:
+    def _decide(self, claim: Claim, outcome: AsyncOutcome, db: sqlite3.Connection) -> bool:
         row = db.execute(
             "SELECT r.seq, r.state, r.span_s, r.outcome, o.body FROM requests r LEFT JOIN outputs o USING (seq)"
             " WHERE r.inference_id = ? AND r.token = ?",
@@ -183,9 +192,9 @@ class SqliteQueue(Queue):
         if row is None:
             return False
         seq, state, span_s, settled, body = row
-        if state == State.DECIDED:  # our own decision, whose answer was lost
-            return Outcome.from_json(settled, body) == outcome
-        if state != State.RUNNING:
+        if state == AsyncState.DECIDED:  # our own decision, whose answer was lost
+            return AsyncOutcome.from_json(settled, body) == outcome
+        if state != AsyncState.RUNNING:
             return False
         now = self._clock()
         _settle(db, seq, outcome, now)
@@ -200,11 +209,11 @@ class SqliteQueue(Queue):
         if row is None:
             return False
         seq, state, settled = row
-        if State(state).is_end:  # by ourselves, and the answer was lost
+        if AsyncState(state).is_end:  # by ourselves, and the answer was lost
             return True
-        if state != State.DECIDED:
+        if state != AsyncState.DECIDED:
             raise ValueError("a request is finished after it is decided")
-        end = Outcome.from_json(settled, None)
+        end = AsyncOutcome.from_json(settled, None)
         db.execute(
             "UPDATE requests SET state = ?, reason = ?, wake_at = NULL, updated_at = ? WHERE seq = ?",
             (end.state.value, end.reason, self._clock(), seq),
@@ -213,7 +222,7 @@ class SqliteQueue(Queue):
         db.execute("DELETE FROM outputs WHERE seq = ?", (seq,))
         return True
 
-    def _cancel(self, inference_id: str, db: sqlite3.Connection) -> State | None:
+    def _cancel(self, inference_id: str, db: sqlite3.Connection) -> AsyncState | None:
         row = db.execute("SELECT seq, state, outcome FROM requests WHERE inference_id = ?", (inference_id,)).fetchone()
         if row is None:
             return None
@@ -221,19 +230,19 @@ class SqliteQueue(Queue):
         if settled is None:
             _settle(db, seq, CANCELLED, self._clock())
             db.execute("UPDATE requests SET token = NULL, wake_at = NULL WHERE seq = ?", (seq,))
-            return State.CANCELLED
-        end = Outcome.from_json(settled, None).state
-        return end if end is State.CANCELLED else State(state)
+            return AsyncState.CANCELLED
+        end = AsyncOutcome.from_json(settled, None).state
+        return end if end is AsyncState.CANCELLED else AsyncState(state)
 
     def _list(
         self,
         endpoint: str,
-        state: State | None,
+        state: AsyncState | None,
         after: str | None,
         limit: int,
         is_newest_first: bool,
         db: sqlite3.Connection,
-    ) -> Sequence[Record]:
+    ) -> Sequence[AsyncRecord]:
         found = db.execute("SELECT seq FROM requests WHERE inference_id = ?", (after,)).fetchone()
         sql = f"""
             SELECT {_COLUMNS} FROM requests INDEXED BY by_state
@@ -242,15 +251,15 @@ class SqliteQueue(Queue):
         """
         first = _LAST_SEQ if is_newest_first else 0
         rows: builtins.list[Any] = []
-        for one in State if state is None else (state,):
+        for one in AsyncState if state is None else (state,):
             rows += db.execute(sql, (endpoint, one.value, found[0] if found else first, limit)).fetchall()
         rows.sort(key=itemgetter(0), reverse=is_newest_first)
         return [_record(row) for row in rows[:limit]]
 
     def _backlog(self, endpoint: str, db: sqlite3.Connection) -> Backlog:
-        counts = {State(state): count for state, count, _ in _totals(db, endpoint)}
+        counts = {AsyncState(state): count for state, count, _ in _totals(db, endpoint)}
         heads = []
-        for state in (State.WAITING, State.RUNNING):
+        for state in (AsyncState.WAITING, AsyncState.RUNNING):
             sql = "SELECT request FROM requests WHERE endpoint = ? AND state = ? ORDER BY seq LIMIT 1"
             heads += [
                 AsyncRequest.from_json(row[0], None).received_at for row in db.execute(sql, (endpoint, state.value))
@@ -303,11 +312,11 @@ def _hold(db: sqlite3.Connection, seq: int, lease_s: float, now: float, changes:
         " LEFT JOIN inputs i USING (seq) LEFT JOIN outputs o USING (seq) WHERE r.seq = ?",
         (seq,),
     ).fetchone()
-    decided = None if settled is None else Outcome.from_json(settled, output)
+    decided = None if settled is None else AsyncOutcome.from_json(settled, output)
     return Claim(request=AsyncRequest.from_json(request, body), attempt=attempts, token=token, decided=decided)
 
 
-def _settle(db: sqlite3.Connection, seq: int, outcome: Outcome, now: float) -> None:
+def _settle(db: sqlite3.Connection, seq: int, outcome: AsyncOutcome, now: float) -> None:
     """Decide how it ends."""
     sql = (
         f"UPDATE requests SET state = 'DECIDED', outcome = ?, reason = ?, updated_at = ? WHERE seq = ? AND {UNDECIDED}"
@@ -319,19 +328,19 @@ def _settle(db: sqlite3.Connection, seq: int, outcome: Outcome, now: float) -> N
 
 
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:
-    """State, requests, and bytes of their inline bodies."""
+    """AsyncState, requests, and bytes of their inline bodies."""
     return db.execute("SELECT state, requests, body_bytes FROM totals WHERE endpoint = ?", (endpoint,)).fetchall()
 
 
-def _record(row: Sequence[Any]) -> Record:
+def _record(row: Sequence[Any]) -> AsyncRecord:
     _, request, state, attempts, wake_at, updated_at, reason, instance, settled = row
-    return Record(
+    return AsyncRecord(
         request=AsyncRequest.from_json(request, None),
-        state=State(state),
+        state=AsyncState(state),
         attempts=attempts,
-        due_at=wake_at if state == State.WAITING else None,
+        due_at=wake_at if state == AsyncState.WAITING else None,
         updated_at=updated_at,
         reason=reason,
         instance=instance,
-        outcome=None if settled is None else Outcome.from_json(settled, None),
+        outcome=None if settled is None else AsyncOutcome.from_json(settled, None),
     )

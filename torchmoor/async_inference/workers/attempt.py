@@ -22,10 +22,10 @@ from time import monotonic
 
 from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import Download, ObjectError, ObjectStore
-from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
-from torchmoor.async_inference.workers.capacity import Slot
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
+from torchmoor.async_inference.workers.capacity import CapacityLease
 from torchmoor.async_inference.workers.instance_client import (
-    AnswerBrokenOff,
+    AnswerAborted,
     InstanceAnswer,
     InstanceClient,
     InstanceLost,
@@ -50,7 +50,7 @@ TIMED_OUT = (
 )
 
 
-class Again(Exception):
+class RetryableFailure(Exception):
     """The attempt has come to nothing, and the request is to be tried again.
 
     delay_s: not before; None: as the settings say. counts: False if it was no fault of the request.
@@ -64,7 +64,7 @@ class Again(Exception):
 
 
 @dataclass(slots=True)
-class Means:
+class AttemptContext:
     """What attempts need."""
 
     store: ObjectStore
@@ -77,60 +77,60 @@ class Means:
 class Attempt:
     """staged: the object that the answer was written to, once there is one."""
 
-    def __init__(self, means: Means, claim: Claim, slot: Slot) -> None:
+    def __init__(self, context: AttemptContext, claim: Claim, lease: CapacityLease) -> None:
         self.staged: str | None = None
-        self._means = means
+        self._context = context
         self._request = claim.request
         self._attempt = claim.attempt
-        self._slot = slot
-        self._metrics = means.metrics.of(slot.variant)
+        self._lease = lease
+        self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
         self._has_ended = False  # at the instance
 
-    async def run(self) -> Outcome:
-        """How the request ends, if the attempt is decided. Raises Again."""
+    async def run(self) -> AsyncOutcome:
+        """How the request ends, if the attempt is decided. Raises RetryableFailure."""
         request = self._request
         if request.body is not None:
             return await self._invoke(request.body, request.content_type)
         assert request.input_location is not None
         began = monotonic()
         try:
-            download = await self._means.store.open(request.input_location)
+            download = await self._context.store.open(request.input_location)
         except ObjectError as error:
             return self._on_input_error(error)
         async with download:
             self._metrics.async_download_latency.observe(monotonic() - began)
             return await self._invoke(download, request.content_type or download.content_type)
 
-    def _on_input_error(self, error: ObjectError) -> Outcome:
+    def _on_input_error(self, error: ObjectError) -> AsyncOutcome:
         self._metrics.async_download_failures += 1
         if error.is_permanent:
             return _failure(f"The input could not be read: {error}")
-        raise Again(f"The input could not be read: {error}", counts=False) from error
+        raise RetryableFailure(f"The input could not be read: {error}", counts=False) from error
 
-    async def _invoke(self, body: bytes | Download, content_type: str) -> Outcome:
-        slot, client = self._slot, self._means.client
+    async def _invoke(self, body: bytes | Download, content_type: str) -> AsyncOutcome:
+        lease, client = self._lease, self._context.client
         try:
-            async with client.send(slot.url, self._headers(content_type), body, self._request.timeout_s) as answer:
+            async with client.send(lease.url, self._headers(content_type), body, self._request.timeout_s) as answer:
                 return await self._take(answer)
         except ObjectError as error:
             return self._on_input_error(error)
         except InstanceUnreachable as error:
             self._has_ended = True
-            slot.on_unreachable()
-            raise Again(str(error), counts=False) from error
+            lease.on_unreachable()
+            raise RetryableFailure(str(error), counts=False) from error
         except InstanceLost as error:
-            slot.on_failed(is_dead=True)
-            raise Again(str(error)) from error
+            lease.on_failed(is_dead=True)
+            raise RetryableFailure(str(error)) from error
         except InvocationTimedOut:
-            slot.on_failed(is_dead=False)
+            lease.on_failed(is_dead=False)
             return _failure(TIMED_OUT)
-        except AnswerBrokenOff as error:
+        except AnswerAborted as error:
             self._has_ended = True
             return _failure(f"The model broke its answer off: {error}")
         finally:
             if not self._has_ended:  # whatever the reason, a cancelled request among them
-                slot.abandon(self._request_id)
+                lease.abandon(self._request_id)
 
     def _headers(self, content_type: str) -> dict[str, str]:
         request = self._request
@@ -148,19 +148,19 @@ class Attempt:
         }
         return {name: value for name, value in fields.items() if value}
 
-    async def _take(self, answer: InstanceAnswer) -> Outcome:
+    async def _take(self, answer: InstanceAnswer) -> AsyncOutcome:
         if answer.status >= 300:
             return await self._on_error(answer)
-        self._slot.on_answered()
+        self._lease.on_answered()
         chunks = answer.chunks()
         held = bytearray()
         async for piece in chunks:
             held += piece
-            if len(held) > self._means.settings.max_inline_bytes:
-                return await self._stage(answer, _Chain(bytes(held), chunks))
+            if len(held) > self._context.settings.max_inline_bytes:
+                return await self._stage(answer, _ChainedBody(bytes(held), chunks))
         self._leave()
-        return Outcome(
-            state=State.COMPLETED,
+        return AsyncOutcome(
+            state=AsyncState.COMPLETED,
             content_type=answer.content_type,
             custom_attributes=answer.custom_attributes,
             body=bytes(held),
@@ -169,14 +169,14 @@ class Attempt:
     def _leave(self) -> None:
         """The instance has answered and can have other work."""
         self._has_ended = True
-        self._slot.release()
+        self._lease.release()
 
-    async def _stage(self, answer: InstanceAnswer, chain: _Chain) -> Outcome:
+    async def _stage(self, answer: InstanceAnswer, chain: _ChainedBody) -> AsyncOutcome:
         """A large answer goes where its result will be, under a name that nobody looks for."""
-        staged = locate_staged(self._means.output_path, self._request.inference_id, self._attempt)
+        staged = locate_staged(self._context.output_path, self._request.inference_id, self._attempt)
         began = monotonic()
         try:
-            await self._means.store.upload(staged, chain.chunks(), answer.content_type)
+            await self._context.store.upload(staged, chain.chunks(), answer.content_type)
         except Exception as error:
             if chain.error is not None:  # the instance's, in whatever form the store passes it on
                 raise chain.error from error
@@ -185,37 +185,37 @@ class Attempt:
             self._metrics.async_upload_failures += 1
             if error.is_permanent:
                 return _failure(f"The answer could not be stored: {error}")
-            raise Again(f"The answer could not be stored: {error}", counts=False) from error
+            raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
         self._leave()
         self._metrics.async_upload_latency.observe(monotonic() - began)
-        return Outcome(
-            state=State.COMPLETED,
+        return AsyncOutcome(
+            state=AsyncState.COMPLETED,
             content_type=answer.content_type,
             custom_attributes=answer.custom_attributes,
             staged=staged,
         )
 
-    async def _on_error(self, answer: InstanceAnswer) -> Outcome:
+    async def _on_error(self, answer: InstanceAnswer) -> AsyncOutcome:
         status, code = answer.status, answer.error_code
         text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         self._has_ended = True
         if code in NO_ROOM:
             delay_s = self._within_backoff(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
-            raise Again(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
+            raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:
-            self._slot.on_failed(is_dead=True)
-            raise Again(_model_error(status, text))
-        self._slot.on_answered()
+            self._lease.on_failed(is_dead=True)
+            raise RetryableFailure(_model_error(status, text))
+        self._lease.on_answered()
         return _failure(_model_error(status, text))
 
     def _within_backoff(self, delay_s: float) -> float:
         """Not so long that its time to live passes unseen, and not so short that it is asked without a pause."""
-        settings = self._means.settings
+        settings = self._context.settings
         return min(settings.max_backoff_s, max(settings.min_backoff_s, delay_s))
 
 
-class _Chain:
+class _ChainedBody:
     """What was read of an answer already, and the rest. error: why the rest ended too early."""
 
     def __init__(self, begin: bytes, rest: AsyncIterator[bytes]) -> None:
@@ -234,8 +234,8 @@ class _Chain:
             raise
 
 
-def _failure(reason: str) -> Outcome:
-    return Outcome(state=State.FAILED, reason=reason)
+def _failure(reason: str) -> AsyncOutcome:
+    return AsyncOutcome(state=AsyncState.FAILED, reason=reason)
 
 
 def _model_error(status: int, text: str) -> str:
@@ -244,7 +244,7 @@ def _model_error(status: int, text: str) -> str:
     return f'Received {whose} error ({status}) from primary with message "{text}"'
 
 
-def give_up(request: AsyncRequest, attempts: int, reason: str) -> Outcome:
+def give_up(request: AsyncRequest, attempts: int, reason: str) -> AsyncOutcome:
     """The end of a request that has been tried often enough."""
     # Without the reason: it may quote what the model said of the input.
     logger.warning("gave up inference_id=%s attempts=%d", request.inference_id, attempts)

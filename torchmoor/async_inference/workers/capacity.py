@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Slot(Protocol):
+class CapacityLease(Protocol):
     """A place at an instance, for one request. It counts as the instance's load until it is released."""
 
     instance: str
@@ -37,10 +37,10 @@ class Slot(Protocol):
         ...
 
 
-class Slots(Protocol):
+class Capacity(Protocol):
     """The places for one endpoint's requests."""
 
-    def try_take(self) -> Slot | None:
+    def try_take(self) -> CapacityLease | None:
         """A free place; None if there is none now, or somebody else waits for it: clients who wait go first."""
         ...
 
@@ -50,7 +50,7 @@ class Slots(Protocol):
         ...
 
     @property
-    def num_places(self) -> int:
+    def max_running(self) -> int:
         """Requests that may run at a time, at all ready instances together."""
         ...
 

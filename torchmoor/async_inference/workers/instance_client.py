@@ -36,11 +36,11 @@ class InvocationTimedOut(TorchmoorError):
     """The instance has had all the time that the request gave it."""
 
 
-class AnswerBrokenOff(TorchmoorError):
+class AnswerAborted(TorchmoorError):
     """The handler itself has ended an answer that had begun, and says why."""
 
 
-class Patience:
+class InvocationTimer:
     """The time that an instance still has."""
 
     __slots__ = ("_left_s", "_since", "_limit")
@@ -86,7 +86,7 @@ class Patience:
 class InstanceAnswer:
     """An answer whose head is there. Its body is read once, and only as fast as it is taken."""
 
-    def __init__(self, response: aiohttp.ClientResponse, patience: Patience) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, patience: InvocationTimer) -> None:
         self.status = response.status
         self.error_code = response.headers.get("X-Torchmoor-Error", "")
         self.retry_after = response.headers.get("Retry-After", "")
@@ -96,7 +96,7 @@ class InstanceAnswer:
         self._patience = patience
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body. Raises InstanceLost if it ends too early, InvocationTimedOut, AnswerBrokenOff."""
+        """The body. Raises InstanceLost if it ends too early, InvocationTimedOut, AnswerAborted."""
         text = MarkedText() if self.content_type.lower().startswith("text/plain") else None
         while piece := await self._read():
             if text is not None:
@@ -106,7 +106,7 @@ class InstanceAnswer:
         if text is not None:
             rest, error = text.end()
             if error is not None:
-                raise AnswerBrokenOff(error)
+                raise AnswerAborted(error)
             if rest:
                 yield rest
 
@@ -164,8 +164,8 @@ class InstanceClient:
         Raises InstanceUnreachable, InstanceLost, InvocationTimedOut, and what reading the body raises.
         """
         assert self._client is not None
-        patience = Patience(timeout_s)
-        feed = None if isinstance(body, bytes) else _Feed(body, patience)
+        patience = InvocationTimer(timeout_s)
+        feed = None if isinstance(body, bytes) else _InputStream(body, patience)
         size = len(body) if isinstance(body, bytes) else body.size
         data = body if feed is None else feed.chunks()
         fields = {**headers, "Content-Length": str(size)}
@@ -188,10 +188,10 @@ class InstanceClient:
             response.close()
 
 
-class _Feed:
+class _InputStream:
     """An input on its way to an instance. error: why it could not be read to its end."""
 
-    def __init__(self, download: Download, patience: Patience) -> None:
+    def __init__(self, download: Download, patience: InvocationTimer) -> None:
         self.error: Exception | None = None
         self.has_answer = False
         self._download = download

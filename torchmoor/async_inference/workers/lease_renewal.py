@@ -21,7 +21,7 @@ class ClaimLost(TorchmoorError):
     """Somebody else has the request now, or it has been cancelled: nothing that is done for it counts any more."""
 
 
-class Hold:
+class LeaseRenewal:
     """One claim's lease. `look` has it asked at once whether the claim still stands; instance: where it runs."""
 
     def __init__(self, queue: Queue, claim: Claim, lease_s: float) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from torchmoor.async_inference.notices.notices import Notice, Notifier, Topics
+from torchmoor.async_inference.notifications.notifier import Notification, NotificationTopics, Notifier
 from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMissing, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 
@@ -41,12 +41,12 @@ class Publisher:
     store: ObjectStore
     notifier: Notifier
     metrics: AsyncMetrics
-    topics: Topics
+    topics: NotificationTopics
     output_path: str
     max_delay_s: float
     wall: Callable[[], float]
 
-    async def publish(self, claim: Claim, outcome: Outcome, variant: str | None) -> None:
+    async def publish(self, claim: Claim, outcome: AsyncOutcome, variant: str | None) -> None:
         """Raises PublishLater; ClaimLost and QueueUnavailable pass through."""
         request, metrics = claim.request, self.metrics.of(variant)
         try:
@@ -56,12 +56,12 @@ class Publisher:
             self._judge(request, outcome, error)
         await self._clean(claim, outcome)
         response = outcome.body if outcome.succeeded else outcome.reason.encode()
-        notice = Notice.of(request, outcome, self.wall(), response)
+        notice = Notification.of(request, outcome, self.wall(), response)
         metrics.async_notification_failures += await self.notifier.notify(notice, self.topics)
         if await self.queue.finish(claim):
             self._count(request, outcome, metrics)
 
-    async def _place(self, request: AsyncRequest, outcome: Outcome, metrics: InvocationMetrics) -> None:
+    async def _place(self, request: AsyncRequest, outcome: AsyncOutcome, metrics: InvocationMetrics) -> None:
         if not outcome.succeeded:
             await self.store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
         elif outcome.staged is not None:
@@ -71,7 +71,7 @@ class Publisher:
             await self.store.put(request.output_location, outcome.body or b"", outcome.content_type)
             metrics.async_upload_latency.observe(monotonic() - began)
 
-    def _judge(self, request: AsyncRequest, outcome: Outcome, error: ObjectError) -> None:
+    def _judge(self, request: AsyncRequest, outcome: AsyncOutcome, error: ObjectError) -> None:
         """A store may be down for long, and rights are mended; only what has lost its meaning is given up."""
         late_s = self.wall() - request.expires_at
         is_gone = isinstance(error, ObjectMissing) and outcome.staged is not None  # taken away after it was published
@@ -81,7 +81,7 @@ class Publisher:
         age_s = max(0.0, self.wall() - request.received_at)
         raise PublishLater(str(error), min(self.max_delay_s, max(1.0, age_s / 10))) from error
 
-    async def _clean(self, claim: Claim, outcome: Outcome) -> None:
+    async def _clean(self, claim: Claim, outcome: AsyncOutcome) -> None:
         """Remove what attempts that were lost may have left; of the first one that is all well there is nothing."""
         request = claim.request
         for attempt in range(1, claim.attempt + (0 if outcome.succeeded else 1)):
@@ -92,13 +92,13 @@ class Publisher:
                 except ObjectError as error:
                     logger.warning("staged object left behind url=%s error=%s", staged, error)
 
-    def _count(self, request: AsyncRequest, outcome: Outcome, metrics: InvocationMetrics) -> None:
+    def _count(self, request: AsyncRequest, outcome: AsyncOutcome, metrics: InvocationMetrics) -> None:
         match outcome.state:
-            case State.COMPLETED:
+            case AsyncState.COMPLETED:
                 metrics.async_processed += 1
-            case State.EXPIRED:
+            case AsyncState.EXPIRED:
                 metrics.async_expired += 1
-            case State.CANCELLED:
+            case AsyncState.CANCELLED:
                 metrics.async_cancelled += 1
             case _:
                 metrics.async_failures += 1

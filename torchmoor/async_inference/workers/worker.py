@@ -15,10 +15,10 @@ from types import TracebackType
 
 from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import Claim, Outcome
-from torchmoor.async_inference.workers.attempt import Again, Attempt, Means, give_up
-from torchmoor.async_inference.workers.capacity import Slot, Slots
-from torchmoor.async_inference.workers.lease_renewal import ClaimLost, Hold
+from torchmoor.async_inference.request import AsyncOutcome, Claim
+from torchmoor.async_inference.workers.attempt import Attempt, AttemptContext, RetryableFailure, give_up
+from torchmoor.async_inference.workers.capacity import Capacity, CapacityLease
+from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publisher, PublishLater
 from torchmoor.errors import QueueUnavailable
 
@@ -34,25 +34,25 @@ class Worker:
         self,
         endpoint: str,
         queue: Queue,
-        slots: Slots,
-        means: Means,
+        capacity: Capacity,
+        context: AttemptContext,
         publisher: Publisher,
         wall: Callable[[], float],
     ) -> None:
         """wall: epoch seconds."""
         self.endpoint = endpoint
-        self.metrics = means.metrics
+        self.metrics = context.metrics
         self._queue = queue
-        self._slots = slots
-        self._means = means
-        self._settings = means.settings
+        self._capacity = capacity
+        self._context = context
+        self._settings = context.settings
         self._publisher = publisher
         self._wall = wall
         self._awake = asyncio.Event()
-        self._holds: dict[str, Hold] = {}  # by inference id
+        self._holds: dict[str, LeaseRenewal] = {}  # by inference id
         self._serving: set[asyncio.Task[None]] = set()
         self._taking: asyncio.Task[None] | None = None
-        slots.listen(self.wake)
+        capacity.listen(self.wake)
 
     @property
     def num_serving(self) -> int:
@@ -102,31 +102,31 @@ class Worker:
 
     async def _take_one(self) -> bool:
         """Take the next request and start with it. False if there is none, or no room for it."""
-        if len(self._serving) >= self._slots.num_places + self._settings.max_publishing:
+        if len(self._serving) >= self._capacity.max_running + self._settings.max_publishing:
             return False
-        slot = self._slots.try_take()
+        lease = self._capacity.try_take()
         try:
-            take = self._queue.claim_decided if slot is None else self._queue.claim
+            take = self._queue.claim_decided if lease is None else self._queue.claim
             claim = await take(self.endpoint, self._settings.lease_s)
         except BaseException:
-            self._return(slot)
+            self._return(lease)
             raise
         if claim is None or claim.decided is not None:
-            self._return(slot)
-            slot = None
+            self._return(lease)
+            lease = None
         if claim is None:
             return False
-        task = asyncio.get_running_loop().create_task(self._serve(claim, slot))
+        task = asyncio.get_running_loop().create_task(self._serve(claim, lease))
         self._serving.add(task)
         task.add_done_callback(self._on_served)
         return True
 
-    def _return(self, slot: Slot | None) -> None:
+    def _return(self, lease: CapacityLease | None) -> None:
         """Give back a place that was not needed. That it is free is no news, and wakes nobody here."""
-        if slot is None:
+        if lease is None:
             return
         is_awake = self._awake.is_set()
-        slot.release()
+        lease.release()
         if not is_awake:
             self._awake.clear()
 
@@ -136,13 +136,13 @@ class Worker:
 
     # Serving
 
-    async def _serve(self, claim: Claim, slot: Slot | None) -> None:
+    async def _serve(self, claim: Claim, lease: CapacityLease | None) -> None:
         """See one request to its end, or as far as it goes now."""
         inference_id = claim.request.inference_id
-        hold = self._holds[inference_id] = Hold(self._queue, claim, self._settings.lease_s)
+        hold = self._holds[inference_id] = LeaseRenewal(self._queue, claim, self._settings.lease_s)
         try:
             async with hold.kept():
-                await self._go_on(claim, slot, hold)
+                await self._go_on(claim, lease, hold)
         except ClaimLost as lost:
             logger.info("claim lost inference_id=%s reason=%s", inference_id, lost)
         except asyncio.CancelledError:  # the proxy stops
@@ -154,15 +154,15 @@ class Worker:
         finally:
             if self._holds.get(inference_id) is hold:
                 del self._holds[inference_id]
-            if slot is not None:
-                slot.release()
+            if lease is not None:
+                lease.release()
 
-    async def _go_on(self, claim: Claim, slot: Slot | None, hold: Hold) -> None:
+    async def _go_on(self, claim: Claim, lease: CapacityLease | None, hold: LeaseRenewal) -> None:
         outcome, variant = claim.decided, None
         if outcome is None:
-            assert slot is not None
-            variant, hold.instance = slot.variant, slot.instance
-            outcome = await self._answer(claim, slot)
+            assert lease is not None
+            variant, hold.instance = lease.variant, lease.instance
+            outcome = await self._answer(claim, lease)
             if outcome is None:
                 return
         try:
@@ -171,23 +171,23 @@ class Worker:
             logger.warning("result waits inference_id=%s reason=%s", claim.request.inference_id, later.reason)
             await self._give_back(claim, later.delay_s, f"The result could not be published: {later.reason}")
 
-    async def _answer(self, claim: Claim, slot: Slot) -> Outcome | None:
+    async def _answer(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
         """What the request has been decided to end with; None if it has not."""
         if claim.attempt == 1:
             waited_s = max(0.0, self._wall() - claim.request.received_at)
-            self.metrics.of(slot.variant).async_time_in_backlog.observe(waited_s)
-        attempt = Attempt(self._means, claim, slot)
+            self.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
+        attempt = Attempt(self._context, claim, lease)
         try:
             try:
                 outcome = await self._try(attempt, claim)
-            except Again as again:
+            except RetryableFailure as again:
                 if not again.counts or claim.attempt < self._settings.max_attempts:
-                    self.metrics.of(slot.variant).async_repeated += 1
+                    self.metrics.of(lease.variant).async_repeated += 1
                     delay_s = self._delay_s(claim) if again.delay_s is None else again.delay_s
                     await self._give_back(claim, delay_s, again.reason, counts=again.counts)
                     return None
                 outcome = give_up(claim.request, claim.attempt, again.reason)
-            slot.release()
+            lease.release()
             if await self._decide(claim, outcome):
                 return outcome
             raise ClaimLost("another worker has decided it, or it was cancelled")
@@ -196,19 +196,19 @@ class Worker:
                 await asyncio.shield(self._discard(claim, attempt.staged))
             raise
 
-    async def _try(self, attempt: Attempt, claim: Claim) -> Outcome:
-        """Raises Again. A request whose workers died one after the other may be what they died of."""
+    async def _try(self, attempt: Attempt, claim: Claim) -> AsyncOutcome:
+        """Raises RetryableFailure. A request whose workers died one after the other may be what they died of."""
         if claim.attempt > self._settings.max_attempts:
             return give_up(claim.request, claim.attempt - 1, "Its worker was lost.")
         try:
             return await attempt.run()
-        except (Again, ClaimLost):
+        except (RetryableFailure, ClaimLost):
             raise
         except Exception as error:
             logger.exception("fault inference_id=%s", claim.request.inference_id)
-            raise Again(f"The proxy failed: {type(error).__name__}") from error
+            raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
 
-    async def _decide(self, claim: Claim, outcome: Outcome) -> bool:
+    async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         """Settle it. What the queue has not confirmed is said again, for as long as the claim is held."""
         while True:
             try:
@@ -226,7 +226,7 @@ class Worker:
         try:
             record = await self._queue.get(claim.request.inference_id)
             if record is not None and record.outcome is not None and record.outcome.staged != staged:
-                await self._means.store.delete(staged)
+                await self._context.store.delete(staged)
         except (QueueUnavailable, ObjectError) as error:
             logger.warning("staged object left behind url=%s error=%s", staged, error)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchmoor.async_inference.request import State
+from torchmoor.async_inference.request import AsyncState
 from torchmoor.cli.async_requests import AsyncRequests, describe_list, describe_status
 from torchmoor.cli.options import admin_options, json_option, show
 from torchmoor.clients.admin import AdminClient
@@ -29,7 +29,9 @@ def async_() -> None:
 
 @async_.command("list")
 @click.option("--endpoint", metavar="NAME", help="The endpoint; may be left out where there is one.")
-@click.option("--state", type=click.Choice([each.value for each in State], case_sensitive=False), help="Only these.")
+@click.option(
+    "--state", type=click.Choice([each.value for each in AsyncState], case_sensitive=False), help="Only these."
+)
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
 @json_option
 @admin_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 
-class Source:
+class DnsSource:
     """What is known of one entry of Discovery.
 
     answered_at: of the last answer, in monotonic seconds; None before the first. error: why there was none to the last
@@ -29,4 +29,4 @@ class Source:
         return None if self.answered_at is None else (monotonic() if now is None else now) - self.answered_at
 
     def __repr__(self) -> str:
-        return f"<Source {self.dns_name} {self.num_listed} listed, {self.num_failures} failures>"
+        return f"<DnsSource {self.dns_name} {self.num_listed} listed, {self.num_failures} failures>"

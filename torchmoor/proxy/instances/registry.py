@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchmoor.config.settings import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
-from torchmoor.proxy.instances.dns_source import Source
+from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
 from torchmoor.proxy.routing.pool import Pool
@@ -118,7 +118,7 @@ class Registry:
         self._instances: dict[str, Instance] = {}
         self._drained: set[str] = set()  # names that an operator has given: no more than there were instances
         self._leaving: set[str] = set()
-        self.sources: dict[str, Source] = {}  # DNS names that bring instances
+        self.sources: dict[str, DnsSource] = {}  # DNS names that bring instances
         self._listeners: list[Callable[[Instance], None]] = []
 
     def listen(self, listener: Callable[[Instance], None]) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from handlers.chat.commands import Incoming
-from handlers.chat.reply import Pieces, Reply, Whole
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ClientGone, HandlerError
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.many.service import ManyService
+from handlers.reply import Pieces, Reply, Whole
+from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, ManySettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until

@@ -14,12 +14,12 @@ import torch
 import transformers as hf
 from PIL import Image
 
-from handlers.chat.commands import Incoming
-from handlers.chat.reply import Reply, Whole
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.model import Loaded, Progress
+from handlers.reply import Reply, Whole
+from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
 from tests.unit.handlers.many.tiny import save_checkpoint
 from tests.waiting import wait_until

@@ -12,7 +12,7 @@ import sys
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, request
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.queue_url import open_queue
-from torchmoor.async_inference.request import Outcome, State
+from torchmoor.async_inference.request import AsyncOutcome, AsyncState
 from torchmoor.config.settings import AsyncQueueSettings
 
 
@@ -29,7 +29,7 @@ async def work(queue: Queue, lease_s: float) -> None:
     name = claim.request.inference_id
     if claim.decided is None:
         staged = f"s3://out/.torchmoor/{name}.{claim.token}"
-        if not await queue.decide(claim, Outcome(state=State.COMPLETED, staged=staged)):
+        if not await queue.decide(claim, AsyncOutcome(state=AsyncState.COMPLETED, staged=staged)):
             return
         say("decided", name, staged)
     if await queue.finish(claim):
@@ -48,7 +48,7 @@ async def churn(queue: Queue, name: str) -> None:
     for number in itertools.count():
         sent = await queue.submit(request(f"{name}-{number}", body=b"x" * random.choice((10, 100_000))))
         say("submitted", sent.inference_id)
-        if number % 7 == 0 and await queue.cancel(sent.inference_id) is State.CANCELLED:
+        if number % 7 == 0 and await queue.cancel(sent.inference_id) is AsyncState.CANCELLED:
             say("cancelled", sent.inference_id)
         if number % 5:
             await work(queue, 0.05)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance
-from torchmoor.async_inference.notices.notices import Notice, Notifier, Topics
+from torchmoor.async_inference.notifications.notifier import Notification, NotificationTopics, Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.async_inference.request import AsyncRequest, Record, State
-from torchmoor.async_inference.service import AsyncEndpoint, AsyncInference, AsyncParts
+from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
+from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
 from torchmoor.config.objects import ObjectSettings
 from torchmoor.config.settings import AsyncQueueSettings
@@ -30,7 +30,7 @@ QUICK = AsyncInferenceSettings(
 
 
 class Places:
-    """Slots (see torchmoor.async_inference.workers.capacity) at instances of a test; num_free: at each."""
+    """Capacity (see torchmoor.async_inference.workers.capacity) at instances of a test; num_free: at each."""
 
     def __init__(self, instances: list[FakeInstance], num_free: int = 4) -> None:
         self.instances = instances
@@ -56,7 +56,7 @@ class Places:
         return len(self.instances)
 
     @property
-    def num_places(self) -> int:
+    def max_running(self) -> int:
         return len(self.instances) * self.num_free
 
     def listen(self, wake: Callable[[], None]) -> None:
@@ -96,11 +96,11 @@ class Listener(Notifier):
     """Remembers what it was told; `num_failed` of each are said not to have arrived."""
 
     def __init__(self) -> None:
-        self.notices: list[Notice] = []
-        self.topics: list[Topics] = []
+        self.notices: list[Notification] = []
+        self.topics: list[NotificationTopics] = []
         self.num_failed = 0
 
-    async def notify(self, notice: Notice, topics: Topics) -> int:
+    async def notify(self, notice: Notification, topics: NotificationTopics) -> int:
         self.notices.append(notice)
         self.topics.append(topics)
         return self.num_failed
@@ -149,7 +149,7 @@ class Rig:
 
     def make_service(self, **changes: Any) -> AsyncInference:
         counts = {"AllTraffic": InvocationMetrics("llava", "AllTraffic")}
-        endpoint = AsyncEndpoint(
+        endpoint = AsyncEndpointContext(
             AsyncEndpointSettings(),
             AsyncMetrics("llava", counts, lambda: self.places.num_ready),
             self.places,
@@ -188,8 +188,8 @@ class Rig:
         root = self.folder / "results"
         return {path.name: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
-    async def until_ended(self, service: AsyncInference, inference_id: str) -> Record:
-        found: list[Record] = []
+    async def until_ended(self, service: AsyncInference, inference_id: str) -> AsyncRecord:
+        found: list[AsyncRecord] = []
 
         async def has_ended() -> bool:
             record = await service.queue.get(inference_id)
@@ -200,8 +200,8 @@ class Rig:
         await until(has_ended, f"{inference_id} has ended")
         return found[0]
 
-    async def until_state(self, service: AsyncInference, inference_id: str, state: State) -> Record:
-        found: list[Record] = []
+    async def until_state(self, service: AsyncInference, inference_id: str, state: AsyncState) -> AsyncRecord:
+        found: list[AsyncRecord] = []
 
         async def is_there() -> bool:
             record = await service.queue.get(inference_id)

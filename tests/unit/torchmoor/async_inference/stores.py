@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.queue_url import open_queue
-from torchmoor.async_inference.request import AsyncRequest, Claim, Outcome, State
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState, Claim
 from torchmoor.config.settings import AsyncQueueSettings
 
 Result = TypeVar("Result")
@@ -69,9 +69,9 @@ def request(inference_id: str, **values: Any) -> AsyncRequest:
     return AsyncRequest(**{"inference_id": inference_id, "endpoint": ENDPOINT} | locations | source | values)
 
 
-def result(body: bytes = b"answer") -> Outcome:
+def result(body: bytes = b"answer") -> AsyncOutcome:
     """A small one."""
-    return Outcome(state=State.COMPLETED, content_type="text/plain", body=body)
+    return AsyncOutcome(state=AsyncState.COMPLETED, content_type="text/plain", body=body)
 
 
 async def claimed(queue: Queue, lease_s: float = 30.0) -> Claim:
@@ -81,7 +81,7 @@ async def claimed(queue: Queue, lease_s: float = 30.0) -> Claim:
     return claim
 
 
-async def ended(queue: Queue, outcome: Outcome | None = None) -> Claim:
+async def ended(queue: Queue, outcome: AsyncOutcome | None = None) -> Claim:
     """The next request, taken to its end."""
     claim = await claimed(queue)
     assert await queue.decide(claim, outcome or result())

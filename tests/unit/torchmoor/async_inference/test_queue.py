@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, claimed, ended, request, result
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncRequest, Backlog, Outcome, State
+from torchmoor.async_inference.request import CANCELLED, EXPIRED, AsyncOutcome, AsyncRequest, AsyncState, Backlog
 from torchmoor.errors import InferenceIdInUse, QueueFull
 
 BINARY = bytes(range(256)) * 4
@@ -29,7 +29,9 @@ def test_a_request_comes_out_as_it_went_in(store: Store, queue: Queue) -> None:
 @pytest.mark.parametrize("body", [b"", b"=", BINARY, None])
 def test_bodies_that_are_empty_differ_from_none(store: Store, queue: Queue, body: bytes | None) -> None:
     """Of a request and of its outcome alike."""
-    outcome = Outcome(state=State.COMPLETED, body=body, staged=None if body is not None else "s3://out/.torchmoor/r1")
+    outcome = AsyncOutcome(
+        state=AsyncState.COMPLETED, body=body, staged=None if body is not None else "s3://out/.torchmoor/r1"
+    )
     store.do(queue.submit(request("r1") if body is None else request("r1", body=body)))
 
     first = store.do(claimed(queue))
@@ -127,7 +129,7 @@ def test_a_lapsed_lease_lets_another_take_the_request(store: Store, queue: Queue
     assert (first.attempt, second.attempt) == (1, 2)
     record = store.do(queue.get("r1"))
     assert record is not None
-    assert (record.state, record.attempts, record.instance) == (State.RUNNING, 2, "i-1")
+    assert (record.state, record.attempts, record.instance) == (AsyncState.RUNNING, 2, "i-1")
 
 
 def test_a_late_worker_can_do_nothing(store: Store, queue: Queue) -> None:
@@ -171,7 +173,7 @@ def test_deciding_again_with_the_same_outcome_is_success(store: Store, queue: Qu
     assert store.do(queue.decide(claim, result()))
     assert store.do(queue.decide(claim, result()))
     assert not store.do(queue.decide(claim, result(b"another")))
-    assert not store.do(queue.decide(claim, Outcome(state=State.FAILED, reason="no")))
+    assert not store.do(queue.decide(claim, AsyncOutcome(state=AsyncState.FAILED, reason="no")))
     assert store.do(queue.finish(claim))
     assert store.do(queue.finish(claim))
     assert not store.do(queue.decide(claim, result()))
@@ -221,7 +223,7 @@ def test_a_retry_waits_for_its_delay_and_then_comes_first(store: Store, queue: Q
     record = store.do(queue.get("r1"))
     assert record is not None
     shown = record.state, record.attempts, record.reason, record.due_at
-    assert (State.WAITING, 1, "instance died", store.clock.now + 10) == shown
+    assert (AsyncState.WAITING, 1, "instance died", store.clock.now + 10) == shown
     store.clock.step(11)
     again = store.do(claimed(queue))
     assert (again.request.inference_id, again.attempt) == ("r1", 2)
@@ -250,13 +252,13 @@ def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -
     assert store.do(claimed(queue)).attempt == 1
 
 
-@pytest.mark.parametrize("state", [State.WAITING, State.RUNNING])
-def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: State) -> None:
+@pytest.mark.parametrize("state", [AsyncState.WAITING, AsyncState.RUNNING])
+def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: AsyncState) -> None:
     """Its holder loses it, whoever comes next publishes its failure, and it never runs again."""
     store.do(queue.submit(request("r1")))
-    holder = store.do(claimed(queue)) if state is State.RUNNING else None
+    holder = store.do(claimed(queue)) if state is AsyncState.RUNNING else None
 
-    assert State.CANCELLED == store.do(queue.cancel("r1")) == store.do(queue.cancel("r1"))
+    assert AsyncState.CANCELLED == store.do(queue.cancel("r1")) == store.do(queue.cancel("r1"))
 
     if holder is not None:
         assert not store.do(queue.extend(holder, 30))
@@ -266,7 +268,7 @@ def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: State
     assert publisher is not None
     assert publisher.decided == CANCELLED
     assert store.do(queue.finish(publisher))
-    assert store.do(queue.cancel("r1")) == State.CANCELLED
+    assert store.do(queue.cancel("r1")) == AsyncState.CANCELLED
     assert Backlog() == store.do(queue.backlog(ENDPOINT))
 
 
@@ -276,9 +278,9 @@ def test_what_is_decided_cannot_be_cancelled(store: Store, queue: Queue) -> None
     claim = store.do(claimed(queue))
     store.do(queue.decide(claim, result()))
 
-    assert store.do(queue.cancel("r1")) == State.DECIDED
+    assert store.do(queue.cancel("r1")) == AsyncState.DECIDED
     store.do(queue.finish(claim))
-    assert store.do(queue.cancel("r1")) == State.COMPLETED
+    assert store.do(queue.cancel("r1")) == AsyncState.COMPLETED
     assert store.do(queue.cancel("unknown")) is None
 
 
@@ -305,7 +307,7 @@ def test_a_request_past_its_time_to_live_is_not_run(store: Store, queue: Queue) 
     assert store.do(claimed(queue)).request.inference_id == "lives"
     record = store.do(queue.get("waits"))
     assert record is not None
-    assert (record.state, record.outcome) == (State.EXPIRED, EXPIRED)
+    assert (record.state, record.outcome) == (AsyncState.EXPIRED, EXPIRED)
 
 
 def test_a_clock_that_goes_back_delays_nothing_for_long(store: Store, queue: Queue) -> None:
@@ -346,7 +348,7 @@ def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
     for number in range(7):
         store.do(queue.submit(request(f"r{number}", body=b"secret")))
     store.do(queue.submit(request("elsewhere", endpoint="other")))
-    store.do(ended(queue, Outcome(state=State.FAILED, reason="no such model", body=b"secret")))
+    store.do(ended(queue, AsyncOutcome(state=AsyncState.FAILED, reason="no such model", body=b"secret")))
     store.do(claimed(queue))
 
     def names(**query: Any) -> list[str]:
@@ -356,15 +358,15 @@ def test_lists_go_by_arrival_page_by_page(store: Store, queue: Queue) -> None:
     assert names(limit=3) == ["r0", "r1", "r2"]
     assert names(after="r2", limit=3) == ["r3", "r4", "r5"]
     assert names(after="r5", limit=3) == ["r6"]
-    assert names(state=State.WAITING, limit=2) == ["r2", "r3"]
-    assert names(state=State.WAITING, after="r3") == ["r4", "r5", "r6"]
-    assert names(state=State.RUNNING) == ["r1"]
+    assert names(state=AsyncState.WAITING, limit=2) == ["r2", "r3"]
+    assert names(state=AsyncState.WAITING, after="r3") == ["r4", "r5", "r6"]
+    assert names(state=AsyncState.RUNNING) == ["r1"]
     assert [f"r{number}" for number in reversed(range(7))] == names(is_newest_first=True)
     assert names(is_newest_first=True, after="r5", limit=3) == ["r4", "r3", "r2"]
-    assert names(is_newest_first=True, state=State.WAITING, after="r3") == ["r2"]
-    [failed] = store.do(queue.list(ENDPOINT, state=State.FAILED))
+    assert names(is_newest_first=True, state=AsyncState.WAITING, after="r3") == ["r2"]
+    [failed] = store.do(queue.list(ENDPOINT, state=AsyncState.FAILED))
     assert (failed.request.body, failed.reason, failed.attempts) == (b"", "no such model", 1)
-    assert failed.outcome == Outcome(state=State.FAILED, reason="no such model")
+    assert failed.outcome == AsyncOutcome(state=AsyncState.FAILED, reason="no such model")
 
 
 def test_a_full_queue_refuses_and_takes_again(store: Store) -> None:

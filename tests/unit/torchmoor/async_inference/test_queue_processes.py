@@ -14,7 +14,7 @@ import pytest
 from tests.unit.torchmoor.async_inference.stores import ENDPOINT, Store, request, result
 from tests.waiting import wait_until
 from torchmoor.async_inference.queues.queue import Queue
-from torchmoor.async_inference.request import Backlog, Record, State
+from torchmoor.async_inference.request import AsyncRecord, AsyncState, Backlog
 
 ROOT = Path(__file__).parents[4]
 NUM_PROCESSES = 3
@@ -54,7 +54,7 @@ def test_of_racing_processes_one_decides(store: Store) -> None:
     assert len(decided) == len(names)
     records = records_of(store, queue)
     assert dict(decided) == {name: record.outcome.staged for name, record in records.items() if record.outcome}
-    assert {record.state for record in records.values()} == {State.COMPLETED}
+    assert {record.state for record in records.values()} == {AsyncState.COMPLETED}
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
@@ -79,7 +79,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(store: Store) -> None:
             assert [outcome.staged] == staged
         elif what == "cancelled":
             assert outcome is not None
-            assert outcome.state is State.CANCELLED
+            assert outcome.state is AsyncState.CANCELLED
         elif what == "finished":
             assert records[name].state.is_end
     wait_until(lambda: not work_off(store, queue), "all leases have lapsed and all is worked off")
@@ -101,9 +101,9 @@ def work_off(store: Store, queue: Queue) -> bool:
     return store.do(queue.backlog(ENDPOINT)) != Backlog()
 
 
-def records_of(store: Store, queue: Queue) -> dict[str, Record]:
+def records_of(store: Store, queue: Queue) -> dict[str, AsyncRecord]:
     """All, page by page."""
-    found: list[Record] = []
+    found: list[AsyncRecord] = []
     while page := store.do(queue.list(ENDPOINT, after=found[-1].request.inference_id if found else None)):
         found += page
     records = {record.request.inference_id: record for record in found}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
-from torchmoor.async_inference.request import Claim, State
+from torchmoor.async_inference.request import AsyncState, Claim
 from torchmoor.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ def test_inline_body_becomes_a_result_object(rig: Rig) -> None:
             )
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
             assert rig.results() == {"one.out": b'{"a": 1}'}
             [received] = rig.instance.received
             assert received.body == b'{"q": 1}'
@@ -63,7 +63,7 @@ def test_content_type_that_no_store_takes_is_left_out(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, rig.results()) == (State.COMPLETED, {"one.out": b"ok"})
+            assert (record.state, rig.results()) == (AsyncState.COMPLETED, {"one.out": b"ok"})
             assert rig.listener.notices[0].response_content_type == ""
 
     play(scene())
@@ -103,7 +103,7 @@ def test_large_answer_is_staged_and_then_gets_its_name(rig: Rig, is_chunked: boo
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
             assert rig.results() == {"one.out": content}
             assert rig.listener.notices[0].response is None  # too large to be sent along
 
@@ -121,7 +121,7 @@ def test_answer_above_the_limit_fails(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert list(rig.results()) == ["one-error.out"]
             assert b"could not be stored" in rig.results()["one-error.out"]
 
@@ -140,7 +140,7 @@ def test_model_error_is_final(rig: Rig, status: int, whose: str) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert len(rig.instance.received) == 1
             text = rig.results()["one-error.out"].decode()
             assert text.startswith(f'Received {whose} error ({status}) from primary with message "')
@@ -166,7 +166,7 @@ def test_instance_without_room_is_asked_again_and_it_is_no_attempt(rig: Rig) -> 
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
             assert len(rig.instance.received) == refusals + 1
             assert rig.results() == {"one.out": b"done"}
 
@@ -197,7 +197,7 @@ def test_retry_after_keeps_to_the_back_off(rig: Rig, retry_after: str) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
             assert delays == [QUICK.min_backoff_s if retry_after == "0" else QUICK.max_backoff_s]
 
     play(scene())
@@ -228,7 +228,7 @@ def test_lost_attempt_is_repeated(rig: Rig, failure: object) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 3)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 3)
             assert rig.results() == {"one.out": b"done"}
             assert len({each.headers["x-torchmoor-request-id"] for each in rig.instance.received}) == 3
             assert len({each.headers["amz-sdk-invocation-id"] for each in rig.instance.received}) == 1
@@ -247,7 +247,7 @@ def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.FAILED, 3)
+            assert (record.state, record.attempts) == (AsyncState.FAILED, 3)
             assert len(rig.instance.received) == 3
             assert "no worker today" in rig.results()["one-error.out"].decode()
             assert "gave up inference_id=one" in caplog.text
@@ -269,7 +269,7 @@ def test_instance_that_cannot_be_reached_costs_no_attempt(rig: Rig) -> None:
             await rig.instance.start()
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
 
     play(scene())
 
@@ -288,7 +288,7 @@ def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
             await service.submit(rig.request("one", timeout_s=1.0))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert b"timed out while waiting" in rig.results()["one-error.out"]
             assert rig.places.abandoned == [rig.instance.received[0].headers["x-torchmoor-request-id"]]
 
@@ -307,7 +307,7 @@ def test_late_error_in_a_text_is_a_failure(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert list(rig.results()) == ["one-error.out"]
             assert b"OutOfMemory: no room" in rig.results()["one-error.out"]
 
@@ -325,7 +325,7 @@ def test_missing_input_is_a_failure(rig: Rig) -> None:
             await service.submit(rig.request("one", input_location=url))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.FAILED, 1)
+            assert (record.state, record.attempts) == (AsyncState.FAILED, 1)
             assert rig.instance.received == []
             assert b"input could not be read" in rig.results()["one-error.out"]
 
@@ -347,13 +347,13 @@ def test_cancelled_request_stops_at_the_instance(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")
 
-            assert await service.cancel("one") is State.CANCELLED
+            assert await service.cancel("one") is AsyncState.CANCELLED
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.CANCELLED
+            assert record.state is AsyncState.CANCELLED
             assert list(rig.results()) == ["one-error.out"]
             await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
-            assert await service.cancel("one") is State.CANCELLED
+            assert await service.cancel("one") is AsyncState.CANCELLED
 
     play(scene())
 
@@ -370,7 +370,7 @@ def test_cancelled_while_waiting_never_runs(rig: Rig) -> None:
             await service.cancel("one")
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.CANCELLED
+            assert record.state is AsyncState.CANCELLED
             assert rig.instance.received == []
             assert list(rig.results()) == ["one-error.out"]
 
@@ -391,7 +391,7 @@ def test_time_to_live_passes_without_an_instance(rig: Rig) -> None:
             clock[0] += 61
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.EXPIRED
+            assert record.state is AsyncState.EXPIRED
             assert list(rig.results()) == ["one-error.out"]
             assert service.endpoints["llava"].metrics.of(None).async_expired == 1
 
@@ -445,7 +445,7 @@ def test_stopped_service_gives_back_what_runs(rig: Rig) -> None:
             second = await rig.start(lease_s=3600.0)
             record = await rig.until_ended(second, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
             assert rig.results() == {"one.out": b"done"}
 
     play(scene())
@@ -482,7 +482,7 @@ def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> No
             gate.open()
             await until(lambda: worker.num_serving == 0, "the slow one is done")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 2)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
             assert rig.results() == {"one.out": b"2" * size}
             assert len(rig.listener.notices) == 1
 
@@ -503,7 +503,7 @@ def test_request_whose_workers_die_is_given_up(rig: Rig) -> None:
 
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert rig.instance.received == []
             assert b"worker was lost" in rig.results()["one-error.out"]
 

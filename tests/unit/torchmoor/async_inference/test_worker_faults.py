@@ -14,7 +14,7 @@ from tests.proxy.fake_instance import answering
 from tests.unit.torchmoor.async_inference.rig import Rig, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import Download, ObjectDenied, ObjectError, ObjectUnavailable
-from torchmoor.async_inference.request import State
+from torchmoor.async_inference.request import AsyncState
 from torchmoor.errors import QueueUnavailable
 
 LARGE = b"x" * 5000  # too large for the queue's row
@@ -80,7 +80,7 @@ def test_store_that_is_down_delays_a_result_and_changes_nothing(rig: Rig, operat
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
             assert rig.results() == {"one.out": answer}
             assert len(rig.instance.received) == (3 if operation == "upload" else 1)
             assert len(rig.listener.notices) == 1
@@ -100,7 +100,7 @@ def test_input_store_that_is_down_costs_no_attempt(rig: Rig) -> None:
             await service.submit(rig.request("one", input_location=rig.input("in", b"{}")))
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 1)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 1)
             assert service.endpoints["llava"].metrics.of(None).async_download_failures == 2
 
     play(scene())
@@ -118,7 +118,7 @@ def test_answer_that_may_not_be_stored_is_a_failure(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             assert b"not ours" in rig.results()["one-error.out"]
 
     play(scene())
@@ -146,7 +146,7 @@ def test_decision_whose_confirmation_is_lost_is_one(rig: Rig, answer: bytes) -> 
             record = await rig.until_ended(service, "one")
 
             assert told == [True, True]
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
             assert rig.results() == {"one.out": answer}
 
     play(scene())
@@ -169,7 +169,7 @@ def test_what_dead_workers_staged_goes_with_the_result(rig: Rig) -> None:
 
             record = await rig.until_ended(service, "one")
 
-            assert (record.state, record.attempts) == (State.COMPLETED, 2)
+            assert (record.state, record.attempts) == (AsyncState.COMPLETED, 2)
             assert rig.results() == {"one.out": LARGE}
 
     play(scene())
@@ -193,7 +193,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
             await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=3.0))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
 
     play(scene())
 
@@ -241,7 +241,7 @@ def test_queue_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
             await service.submit(rig.request("one"))
             record = await rig.until_ended(service, "one")
 
-            assert record.state is State.COMPLETED
+            assert record.state is AsyncState.COMPLETED
             assert num_refused == [5]
 
     play(scene())
@@ -261,7 +261,7 @@ def test_instance_that_does_not_read_is_out_of_time(rig: Rig) -> None:
 
             await service.submit(rig.request("one", input_location=rig.input("in", b"x" * (32 << 20)), timeout_s=0.3))
             record = await rig.until_ended(service, "one")
-            assert record.state is State.FAILED
+            assert record.state is AsyncState.FAILED
             await until(lambda: len(rig.places.abandoned) == 1, "the instance is told")
             deaf.close()
             for writer in writers:

@@ -15,9 +15,9 @@ from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery import Discovery
-from torchmoor.fleet.discovery_dns import Answer
-from torchmoor.fleet.discovery_plan import Target
-from torchmoor.fleet.draining import Departures
+from torchmoor.fleet.discovery_dns import DnsAnswer
+from torchmoor.fleet.discovery_plan import DnsTarget
+from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.instance_names import InstanceNames
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer
@@ -41,15 +41,15 @@ class Rig:
     """A discovery whose DNS answers are a test's own, and which looks when the test says so."""
 
     def __init__(self, *, are_journaled: bool = True) -> None:
-        self.answer: Answer | None = Answer()
+        self.answer: DnsAnswer | None = DnsAnswer()
         self.registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(name="v", model="m"),))])
         self.front = Front()
-        self.departures = Departures(self.registry, self.front)
+        self.drainer = Drainer(self.registry, self.front)
         self.discovery = Discovery(
-            [], self.registry, self.departures, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
+            [], self.registry, self.drainer, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
         )
 
-    async def _ask(self, settings: DiscoverySettings) -> Answer:
+    async def _ask(self, settings: DiscoverySettings) -> DnsAnswer:
         if self.answer is None:
             raise DiscoveryError("nobody answers")
         return self.answer
@@ -61,12 +61,14 @@ class Rig:
 
     async def look(self, **hosts: str) -> float:
         """One more answer, which names these; returns when the next question is due."""
-        self.answer = Answer(targets=tuple(Target(n.replace("_", "-"), 85, (h,)) for n, h in hosts.items()), ttl_s=5.0)
+        self.answer = DnsAnswer(
+            targets=tuple(DnsTarget(n.replace("_", "-"), 85, (h,)) for n, h in hosts.items()), ttl_s=5.0
+        )
         return await self.ask_again()
 
     async def ask_again(self) -> float:
         wait_s = await self.discovery.look(self.discovery.entries[NAME])
-        self.departures.look()
+        self.drainer.check()
         return wait_s
 
     def ready(self, *names: str) -> None:
@@ -87,7 +89,7 @@ def rigged(body: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
         rig = Rig(**options)
         async with rig.discovery:
             await body(rig)
-        rig.departures.stop()
+        rig.drainer.stop()
 
     asyncio.run(run())
 
@@ -106,7 +108,7 @@ def test_an_instance_joins_ends_its_work_and_is_forgotten() -> None:
         await rig.look(a="10.0.0.1")
         assert rig.states() == {"a": "ready", "b": "draining"}
         rig.front.busy.clear()
-        rig.departures.look()
+        rig.drainer.check()
         assert rig.states() == {"a": "ready"}
 
     rigged(body)
@@ -153,7 +155,7 @@ def test_who_leaves_and_is_named_again_serves_again() -> None:
         await rig.look(a="10.0.0.1", b="10.0.0.2")
 
         assert rig.states() == {"a": "ready", "b": "ready"}
-        assert rig.departures.is_at_rest
+        assert rig.drainer.is_idle
 
     rigged(body)
 
@@ -170,7 +172,7 @@ def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None
         await rig.look(a="10.0.0.2")
         assert (rig.host("a"), rig.states()["a"]) == ("10.0.0.1", "draining")
         rig.registry.set_state("a", InstanceState.DOWN)
-        rig.departures.look()
+        rig.drainer.check()
         assert (rig.host("a"), rig.states()["a"]) == ("10.0.0.2", "starting")
 
     rigged(body)
@@ -188,7 +190,7 @@ def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down(
         assert rig.states()["b"] == "draining"
 
         rig.registry.set_state("b", InstanceState.DOWN)
-        rig.departures.look()
+        rig.drainer.check()
         assert rig.states() == {"a": "ready"}
 
     rigged(body, are_journaled=False)
@@ -209,7 +211,7 @@ def test_one_whose_address_another_has_got_is_down_whatever_answers_there() -> N
         await rig.look(b="10.0.0.2", c="10.0.0.1")
         assert rig.states() == {"a": "draining", "b": "ready", "c": "starting"}
         rig.front.busy.clear()
-        rig.departures.look()
+        rig.drainer.check()
         assert rig.states() == {"b": "ready", "c": "starting"}
 
     rigged(body, are_journaled=False)
@@ -273,12 +275,12 @@ def test_entries_come_change_and_go_at_a_reload() -> None:
         await rig.begin(DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", interval_s=9))
         assert rig.registry.find("a") is first
         await rig.begin(DiscoverySettings(dns_name=NAME, endpoint="llava", variant="v", interval_s=9, capacity=7))
-        rig.departures.look()
+        rig.drainer.check()
         second = rig.registry.find("a")
         assert second is not None
         assert (second.capacity, second.host) == (7, "10.0.0.1")
         await rig.begin()
-        rig.departures.look()
+        rig.drainer.check()
 
         assert rig.states() == {}
         assert rig.registry.sources == {}
@@ -313,7 +315,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
         rig.discovery.entries[NAME].names = InstanceNames(
             said, lambda host: Instance(name="?", endpoint="llava", model="m", host=host, port=85)
         )
-        rig.answer = Answer(hosts=("10.0.0.1", "10.0.0.2", "10.0.0.3"), ttl_s=5.0)
+        rig.answer = DnsAnswer(hosts=("10.0.0.1", "10.0.0.2", "10.0.0.3"), ttl_s=5.0)
         await rig.ask_again()
 
         assert sorted(rig.states()) == ["local", "mine"]

@@ -15,19 +15,19 @@ from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, failing,
 from torchmoor.config.discovery import DiscoverySettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
-from torchmoor.fleet.discovery_dns import Answer, ask, name_of_address
-from torchmoor.fleet.discovery_plan import Target
+from torchmoor.fleet.discovery_dns import DnsAnswer, ask, name_of_address
+from torchmoor.fleet.discovery_plan import DnsTarget
 
 NAME = "_inference._tcp.llava.zone.test"
 SRV = (f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test.", f"{NAME}. 30 SRV 0 0 8086 LLAVA-1.zone.test.")
 ADDRESSES = ("llava-0.zone.test. 30 A 10.0.0.1", "LLAVA-1.zone.test. 30 A 10.0.0.2")
-BOTH = (Target("llava-0", 8085, ("10.0.0.1",)), Target("llava-1", 8086, ("10.0.0.2",)))
+BOTH = (DnsTarget("llava-0", 8085, ("10.0.0.1",)), DnsTarget("llava-1", 8086, ("10.0.0.2",)))
 
 
-def answer_to(behave: Behaviour, **changes: Any) -> Answer:
+def answer_to(behave: Behaviour, **changes: Any) -> DnsAnswer:
     """What comes of one question to a server that behaves so."""
 
-    async def run() -> Answer:
+    async def run() -> DnsAnswer:
         async with serving(behave) as server:
             values = {"dns_name": NAME, "timeout_s": 1.0, "nameservers": (server.address,), **changes}
             return await ask(DiscoverySettings(**values))
@@ -35,7 +35,7 @@ def answer_to(behave: Behaviour, **changes: Any) -> Answer:
     return asyncio.run(run())
 
 
-def by_name(answer: Answer) -> tuple[Target, ...]:
+def by_name(answer: DnsAnswer) -> tuple[DnsTarget, ...]:
     return tuple(sorted(answer.targets, key=lambda target: target.name))
 
 
@@ -50,7 +50,7 @@ def test_services_with_their_ports_and_addresses() -> None:
 def test_addresses_that_come_along_are_not_asked_for() -> None:
     """A server's additional records, as Kubernetes' sends them."""
 
-    async def run() -> tuple[Answer, int]:
+    async def run() -> tuple[DnsAnswer, int]:
         async with serving(answering(*SRV, additional=ADDRESSES)) as server:
             answer = await ask(DiscoverySettings(dns_name=NAME, nameservers=(server.address,)))
             return answer, server.num_asked
@@ -109,7 +109,7 @@ def test_aliases_are_followed() -> None:
 
     answer = answer_to(answering(alias, service, target, "host.zone.test. 30 A 10.0.0.9"))
 
-    assert answer.targets == (Target("llava-0", 8085, ("10.0.0.9",)),)
+    assert answer.targets == (DnsTarget("llava-0", 8085, ("10.0.0.9",)),)
 
 
 def test_a_target_with_ipv6_alone() -> None:
@@ -134,7 +134,7 @@ def test_addresses_instead_of_services(record: str, host: str) -> None:
     """Where a zone has no SRV records."""
     answer = answer_to(answering(f"{NAME}. 5 {record} {host}"), record=record, port=8085)
 
-    assert answer == Answer(hosts=(host,), ttl_s=5.0)
+    assert answer == DnsAnswer(hosts=(host,), ttl_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_no_answer_is_an_error_that_names_what_was_asked(behave: Behaviour) -> N
 def test_another_server_is_asked_if_one_is_silent() -> None:
     """Within one time-out."""
 
-    async def run() -> Answer:
+    async def run() -> DnsAnswer:
         async with serving(lambda query, is_tcp: None) as dead, serving(answering(*SRV, *ADDRESSES)) as server:
             servers = (dead.address, server.address)
             return await ask(DiscoverySettings(dns_name=NAME, nameservers=servers, timeout_s=3.0))

@@ -335,7 +335,7 @@ def test_a_guard_that_is_killed_takes_its_instance_along(host: Host) -> None:
             await launcher.start([Launch("llava-0", "llava", "llava.mar")])
             first = host.jvm("llava-0")
 
-            os.kill(os.getpgid(first), signal.SIGKILL)  # the guard leads the group
+            os.kill(os.getpgid(first), signal.SIGKILL)  # the supervisor leads the group
 
             await until(lambda: not is_running(first))
             await until(lambda: host.report("llava-0").exists() and host.jvm("llava-0") != first)

@@ -40,7 +40,7 @@ def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
     async def scene() -> None:
         first, second, waiting = RunLock(tmp_path, timeout_s=5), RunLock(tmp_path, timeout_s=60), asyncio.Event()
         descriptor = await first.take(print)
-        guard = await asyncio.create_subprocess_exec(
+        supervisor = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE, pass_fds=(descriptor,)
         )
         os.close(descriptor)  # as the launcher's death does
@@ -48,7 +48,7 @@ def test_guards_of_a_killed_launcher_hold_it(tmp_path: Path) -> None:
         await waiting.wait()
         assert not taking.done()
 
-        await guard.communicate(b"\n")
+        await supervisor.communicate(b"\n")
 
         await taking
         second.release()

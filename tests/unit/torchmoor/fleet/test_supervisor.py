@@ -1,4 +1,4 @@
-"""The guard: whatever ends the launcher, nothing of its instance stays."""
+"""The supervisor: whatever ends the launcher, nothing of its instance stays."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
     assert not left, "the test left processes behind"
 
 
-def start_guard(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
+def start_supervisor(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen(layout.command(mode, grace_s), stdin=subprocess.PIPE, start_new_session=True)
 
 
@@ -63,7 +63,7 @@ def close_and_wait(process: subprocess.Popen[bytes]) -> int:
 
 def test_a_closed_pipe_stops_everything_and_removes_the_folders(layout: Layout) -> None:
     """A stop leaves no process, no socket and no folder."""
-    process = start_guard(layout)
+    process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
     status = close_and_wait(process)
@@ -77,7 +77,7 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
     """Instances stop one by one: the first to go must leave the others theirs."""
     other = layout.folder.parent / "llava-1"
     other.mkdir()
-    process = start_guard(layout)
+    process = start_supervisor(layout)
     layout.wait_for_pids()
 
     close_and_wait(process)
@@ -88,7 +88,7 @@ def test_the_folder_of_another_instance_is_not_touched(layout: Layout) -> None:
 
 def test_a_jvm_that_ignores_sigterm_is_killed_after_the_grace(layout: Layout) -> None:
     """A hung JVM cannot hold up a stop for longer than the setting."""
-    process = start_guard(layout, mode="ignore", grace_s=0.5)
+    process = start_supervisor(layout, mode="ignore", grace_s=0.5)
     pids = layout.wait_for_pids()
 
     close_and_wait(process)
@@ -111,23 +111,23 @@ def test_a_launcher_that_is_killed_takes_its_instance_along(layout: Layout) -> N
 
 def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout: Layout) -> None:
     """Ctrl-C must not kill an instance before the proxy has answered what runs."""
-    process = start_guard(layout)
+    process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(process.pid, number)
 
-    time.sleep(0.3)  # long enough for a guard that heeds them to have ended
+    time.sleep(0.3)  # long enough for a supervisor that heeds them to have ended
     assert process.poll() is None
     assert all(map(is_running, pids))
     close_and_wait(process)
 
 
-def test_a_jvm_that_dies_ends_the_guard_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:
+def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:
     """The launcher learns of the death, no orphaned worker stays, and the log can still say why."""
     log = layout.folder / "torchserve.log"
     log.write_text("why")
-    process = start_guard(layout)
+    process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
     os.kill(pids[1], signal.SIGKILL)

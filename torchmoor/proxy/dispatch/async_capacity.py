@@ -15,50 +15,50 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 
 
-class InstanceSlot:
-    """A Slot (see torchmoor.async_inference.workers.capacity): an instance's lease."""
+class InstanceCapacityLease:
+    """A CapacityLease (see torchmoor.async_inference.workers.capacity): an instance's lease."""
 
-    __slots__ = ("instance", "variant", "url", "_slots", "_dispatcher", "_instance", "_lease")
+    __slots__ = ("instance", "variant", "url", "_capacity", "_dispatcher", "_instance", "_lease")
 
-    def __init__(self, slots: EndpointSlots, dispatcher: Dispatcher, instance: Instance) -> None:
+    def __init__(self, capacity: EndpointCapacity, dispatcher: Dispatcher, instance: Instance) -> None:
         self.instance = instance.name
         self.variant = instance.variant
         self.url = f"{instance.url()}{dispatcher.path.decode()}"
-        self._slots = slots
+        self._capacity = capacity
         self._dispatcher = dispatcher
         self._instance = instance
         self._lease = instance.lease()
 
     def release(self) -> None:
         """Give the lease back; a client who waits for the instance goes on."""
-        if self._slots.forget(self):
+        if self._capacity.forget(self):
             self._lease.release()
             if self._dispatcher.queue is not None:
                 self._dispatcher.on_free(self._instance)
-            self._slots.wake()
+            self._capacity.wake()
 
     def on_answered(self) -> None:
         """The instance's failures in a row are over."""
         if self._instance.breaker.num_failures:
-            self._slots.gateway.recovery.on_answered(self._instance)
+            self._capacity.gateway.recovery.on_answered(self._instance)
 
     def on_failed(self, *, is_dead: bool) -> None:
         """Counts towards the breaker; a probe tells whether the instance is gone."""
-        self._slots.gateway.recovery.on_failed(self._instance)
+        self._capacity.gateway.recovery.on_failed(self._instance)
         if is_dead:
-            self._slots.gateway.suspect(self._instance)
+            self._capacity.gateway.suspect(self._instance)
 
     def on_unreachable(self) -> None:
         """Nothing more is sent there until a probe succeeds."""
-        self._slots.gateway.report_unreachable(self._instance)
+        self._capacity.gateway.report_unreachable(self._instance)
 
     def abandon(self, request_id: str) -> None:
         """By the handlers' cancel operation."""
-        self._slots.gateway.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
+        self._capacity.gateway.cancellations.cancel(self._instance, self._dispatcher.path, request_id.encode())
 
 
-class EndpointSlots:
-    """The Slots (see torchmoor.async_inference.workers.capacity) of one endpoint."""
+class EndpointCapacity:
+    """The Capacity (see torchmoor.async_inference.workers.capacity) of one endpoint."""
 
     def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
         self.gateway = gateway
@@ -66,11 +66,11 @@ class EndpointSlots:
         settings = endpoint.settings.async_inference
         self._most = None if settings is None else settings.max_concurrent_per_instance
         self._held: Counter[str] = Counter()  # by instance
-        self._slots: set[InstanceSlot] = set()
+        self._leases: set[InstanceCapacityLease] = set()
         self._wake: list[Callable[[], None]] = []
         gateway.registry.listen(self._on_change)
 
-    def try_take(self) -> InstanceSlot | None:
+    def try_take(self) -> InstanceCapacityLease | None:
         """A place at the instance with the least to do, of a variant by weight; another variant's if that is full."""
         chosen = self.gateway.dispatcher_for(self._endpoint, None, None)
         others = [each for each in self.gateway.dispatchers_of(self._endpoint) if each is not chosen]
@@ -81,10 +81,10 @@ class EndpointSlots:
             full = frozenset(name for name, held in self._held.items() if self._is_full(pool.find(name), held))
             instance = pool.find_least_outstanding(full)
             if instance is not None:
-                slot = InstanceSlot(self, dispatcher, instance)
+                lease = InstanceCapacityLease(self, dispatcher, instance)
                 self._held[instance.name] += 1
-                self._slots.add(slot)
-                return slot
+                self._leases.add(lease)
+                return lease
         return None
 
     def _is_full(self, instance: Instance | None, held: int) -> bool:
@@ -93,14 +93,14 @@ class EndpointSlots:
     def _most_at(self, instance: Instance) -> int:
         return self._most or max(1, instance.capacity // 2)
 
-    def forget(self, slot: InstanceSlot) -> bool:
-        """The slot is given back; False if it was before."""
-        if slot not in self._slots:
+    def forget(self, lease: InstanceCapacityLease) -> bool:
+        """The lease is given back; False if it was before."""
+        if lease not in self._leases:
             return False
-        self._slots.discard(slot)
-        self._held[slot.instance] -= 1
-        if not self._held[slot.instance]:
-            del self._held[slot.instance]
+        self._leases.discard(lease)
+        self._held[lease.instance] -= 1
+        if not self._held[lease.instance]:
+            del self._held[lease.instance]
         return True
 
     @property
@@ -109,14 +109,14 @@ class EndpointSlots:
         return sum(instance.is_ready for instance in self._endpoint.instances)
 
     @property
-    def num_places(self) -> int:
+    def max_running(self) -> int:
         """As many as the ready instances have for such requests."""
         return sum(self._most_at(instance) for instance in self._endpoint.instances if instance.is_ready)
 
     @property
     def num_held(self) -> int:
         """Places that are taken."""
-        return len(self._slots)
+        return len(self._leases)
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Have it called whenever a place may be free."""

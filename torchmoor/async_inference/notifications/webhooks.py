@@ -1,6 +1,6 @@
 """Messages to webhooks, signed as the Standard Webhooks specification says, for which receivers have libraries.
 
-    webhook-id: Notice.message_id       webhook-timestamp: seconds since the epoch, of this try
+    webhook-id: Notification.message_id       webhook-timestamp: seconds since the epoch, of this try
     webhook-signature: v1,base64(HMAC-SHA256(secret, "{id}.{timestamp}.{body}"))
 
 Source: https://www.standardwebhooks.com

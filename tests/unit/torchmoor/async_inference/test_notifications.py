@@ -21,8 +21,8 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from torchmoor.async_inference.notices.notices import ERROR, SUCCESS, Notice, Notifier, Topics
-from torchmoor.async_inference.request import AsyncRequest, Outcome, State
+from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notification, NotificationTopics, Notifier
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
 from torchmoor.config.objects import NoticeSettings, Webhook
 from torchmoor.errors import ConfigError
 
@@ -41,10 +41,10 @@ REQUEST = AsyncRequest(
     accept="application/json",
     received_at=RECEIVED,
 )
-SUCCEEDED = Notice.of(
-    REQUEST, Outcome(state=State.COMPLETED, content_type="text/csv; charset=utf-8"), ENDED, b"\xffyes"
+SUCCEEDED = Notification.of(
+    REQUEST, AsyncOutcome(state=AsyncState.COMPLETED, content_type="text/csv; charset=utf-8"), ENDED, b"\xffyes"
 )
-FAILED = Notice.of(REQUEST, Outcome(state=State.FAILED, reason="the model said no"), ENDED, b"no")
+FAILED = Notification.of(REQUEST, AsyncOutcome(state=AsyncState.FAILED, reason="the model said no"), ENDED, b"no")
 
 COMMON = {
     "awsRegion": "eu-west-1",
@@ -86,7 +86,7 @@ def test_a_failure_is_told_with_its_reason_and_location() -> None:
 def test_an_inline_input_has_no_location_to_tell() -> None:
     """Nor is a header told that was not sent."""
     inline = replace(REQUEST, input_location=None, body=b"secret", accept="", content_type="")
-    message = Notice.of(inline, Outcome(state=State.COMPLETED), ENDED, None).message(
+    message = Notification.of(inline, AsyncOutcome(state=AsyncState.COMPLETED), ENDED, None).message(
         "eu-west-1", includes_response=True
     )
 
@@ -131,7 +131,7 @@ def test_an_id_for_receivers_is_the_same_for_the_same_request_only() -> None:
 def test_topics_must_be_arns(topics: dict[str, Any]) -> None:
     """As CreateEndpointConfig's pattern says."""
     with pytest.raises(ConfigError, match="NotificationConfig"):
-        Topics(**topics)
+        NotificationTopics(**topics)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def mailbox(moto: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureR
 
 
 def notify(
-    notices: list[Notice],
-    topics: Topics,
+    notices: list[Notification],
+    topics: NotificationTopics,
     sleeps: list[float] | None = None,
     **settings: Any,
 ) -> list[int]:
@@ -237,7 +237,7 @@ def notify(
 
 def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
     """Each topic of its own, with the answer where the endpoint says so."""
-    topics = Topics(success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,))
+    topics = NotificationTopics(success_topic=mailbox.topic, error_topic=mailbox.topic, include_response_in=(ERROR,))
 
     assert notify([SUCCEEDED, FAILED], topics) == [0, 0]
 
@@ -249,7 +249,7 @@ def test_topics_hear_of_successes_and_failures(mailbox: Mailbox) -> None:
 
 def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
     """SNS takes 256 KB, and base64 makes 171 of 128."""
-    topics = Topics(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
+    topics = NotificationTopics(success_topic=mailbox.topic, include_response_in=(SUCCESS,))
 
     assert notify([replace(SUCCEEDED, response=b"\xff" * 128 * 1024)], topics) == [0]
 
@@ -259,8 +259,8 @@ def test_the_largest_answer_gets_through(mailbox: Mailbox) -> None:
 
 def test_an_endpoint_without_topics_tells_nobody(mailbox: Mailbox) -> None:
     """And a topic for failures hears no success."""
-    assert notify([SUCCEEDED], Topics()) == [0]
-    assert notify([SUCCEEDED], Topics(error_topic=mailbox.topic)) == [0]
+    assert notify([SUCCEEDED], NotificationTopics()) == [0]
+    assert notify([SUCCEEDED], NotificationTopics(error_topic=mailbox.topic)) == [0]
     assert mailbox.receive() == []
 
 
@@ -268,7 +268,7 @@ def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
     """It will not be there in a second either."""
     sleeps: list[float] = []
 
-    assert notify([SUCCEEDED], Topics(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
+    assert notify([SUCCEEDED], NotificationTopics(success_topic=f"{mailbox.topic}-none"), sleeps) == [1]
     assert sleeps == []
 
 
@@ -277,7 +277,9 @@ def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbo
     monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", f"http://127.0.0.1:{free_ports(1)[0]}")
     sleeps: list[float] = []
 
-    assert notify([SUCCEEDED], Topics(success_topic=mailbox.topic), sleeps, max_attempts=5, max_delay_s=2.0) == [1]
+    assert notify(
+        [SUCCEEDED], NotificationTopics(success_topic=mailbox.topic), sleeps, max_attempts=5, max_delay_s=2.0
+    ) == [1]
 
     assert all(limit / 2 <= slept <= limit for slept, limit in zip(sleeps, (0.5, 1, 2, 2), strict=True))
 
@@ -319,7 +321,7 @@ async def listening(listener: Listener) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def call_webhook(listener: Listener, notice: Notice = SUCCEEDED, **settings: Any) -> tuple[int, list[float]]:
+def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **settings: Any) -> tuple[int, list[float]]:
     """How many could not be told, and the delays between tries."""
     sleeps: list[float] = []
 
@@ -331,7 +333,7 @@ def call_webhook(listener: Listener, notice: Notice = SUCCEEDED, **settings: Any
             values = {"private_networks": LOOPBACK, "webhooks": (Webhook(url=url, secret=SECRET),), **settings}
             notifier = Notifier(NoticeSettings(**values), sleep=sleep)
             try:
-                return await notifier.notify(notice, Topics(include_response_in=(SUCCESS,)))
+                return await notifier.notify(notice, NotificationTopics(include_response_in=(SUCCESS,)))
             finally:
                 await notifier.close()
 
@@ -399,7 +401,7 @@ def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
     async def body() -> int:
         notifier = Notifier(NoticeSettings(webhooks=(webhook,)), resolver=resolve)
         try:
-            return await notifier.notify(SUCCEEDED, Topics())
+            return await notifier.notify(SUCCEEDED, NotificationTopics())
         finally:
             await notifier.close()
 
@@ -419,7 +421,7 @@ def test_each_destination_is_counted_by_itself(mailbox: Mailbox) -> None:
             hooks = tuple(Webhook(url=one, secret=SECRET) for one in (down, url))
             notifier = Notifier(NoticeSettings(webhooks=hooks, private_networks=LOOPBACK), sleep=sleep)
             try:
-                return await notifier.notify(SUCCEEDED, Topics(success_topic=mailbox.topic))
+                return await notifier.notify(SUCCEEDED, NotificationTopics(success_topic=mailbox.topic))
             finally:
                 await notifier.close()
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from torchmoor.async_inference.notices.sns import Sns, region_of
-from torchmoor.async_inference.notices.webhooks import WebhookSender
+from torchmoor.async_inference.notifications.sns import Sns, region_of
+from torchmoor.async_inference.notifications.webhooks import WebhookSender
 from torchmoor.async_inference.objects.outbound import Resolve, resolve
-from torchmoor.async_inference.request import AsyncRequest, Outcome
+from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest
 from torchmoor.config.objects import TOPIC, NoticeSettings, Webhook
 from torchmoor.errors import ConfigError, NotDelivered
 
@@ -34,7 +34,7 @@ MAX_REASON_CHARS = 4096  # of a message; all of it is in the failure object. SNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topics:
+class NotificationTopics:
     """Whom one endpoint notifies by SNS: NotificationConfig of CreateEndpointConfig."""
 
     success_topic: str = ""  # ARN; "": nobody
@@ -51,7 +51,7 @@ class Topics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class Notification:
     """What is said of one request that has ended."""
 
     inference_id: str
@@ -69,7 +69,7 @@ class Notice:
     response: bytes | None = field(default=None, repr=False)  # the result's or the failure's bytes; None: too many
 
     @classmethod
-    def of(cls, request: AsyncRequest, outcome: Outcome, ended_at: float, response: bytes | None) -> Notice:
+    def of(cls, request: AsyncRequest, outcome: AsyncOutcome, ended_at: float, response: bytes | None) -> Notification:
         """What there is to say. response: the bytes of the object that was published, None if they are many."""
         return cls(
             inference_id=request.inference_id,
@@ -147,7 +147,7 @@ class Notifier:
         self._webhooks = WebhookSender(settings, resolver)
         self._in_flight = asyncio.Semaphore(settings.max_in_flight)
 
-    async def notify(self, notice: Notice, topics: Topics) -> int:
+    async def notify(self, notice: Notification, topics: NotificationTopics) -> int:
         """Send to the endpoint's topic and to every webhook. Returns how many could not be told: 0 is well.
 
         Raises nothing but CancelledError: each failure is logged.
@@ -164,10 +164,10 @@ class Notifier:
         told = await asyncio.gather(*(self._tell(send, notice) for send in sends))
         return told.count(False)
 
-    async def _send(self, webhook: Webhook, notice: Notice, text: str) -> None:
+    async def _send(self, webhook: Webhook, notice: Notification, text: str) -> None:
         await self._webhooks.send(webhook, notice.message_id, int(self._clock()), text.encode())
 
-    async def _tell(self, send: Callable[[], Awaitable[None]], notice: Notice) -> bool:
+    async def _tell(self, send: Callable[[], Awaitable[None]], notice: Notification) -> bool:
         """Try until it is taken. False: it will not be."""
         for attempt in range(1, self._settings.max_attempts + 1):
             try:
