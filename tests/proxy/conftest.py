@@ -238,25 +238,25 @@ class Stage:
 
     def check_clean(self) -> None:
         """No exchange, lease, kept byte or task is left, and every pooled connection can be used."""
-        server = self.proxy.server
+        server = self.proxy.data.server
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
-        assert self.proxy.budget.used_bytes == 0
-        assert self.proxy.gate is None or self.proxy.gate.num_held_bytes == 0
+        assert self.proxy.data.budget.used_bytes == 0
+        assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
         for instance in self.registry.instances():
             for connection in instance.idle:
                 assert connection.is_usable
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
-        for dispatcher in self.proxy.gateway.dispatchers():
+        for dispatcher in self.proxy.data.gateway.dispatchers():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
             models = dispatcher.variant.models
             if models is not None:
                 models.check_integrity()
                 assert models.num_outstanding == 0
-        assert self.proxy.gateway.waiting_bytes.used_bytes == 0
+        assert self.proxy.data.gateway.waiting_bytes.used_bytes == 0
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:

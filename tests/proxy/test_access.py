@@ -341,7 +341,7 @@ def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None
     request = signed(stage, b"x" * 1000)
     lines = [f"POST {PATH} HTTP/1.1", f"Host: 127.0.0.1:{stage.proxy.port}", "Content-Length: 1000"]
     lines += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() != "content-length"]
-    gate = stage.proxy.gate
+    gate = stage.proxy.data.gate
     assert gate is not None
 
     with stage.socket() as slow:

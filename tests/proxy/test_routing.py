@@ -119,7 +119,7 @@ def test_request_is_sent_on_as_soon_as_its_prefix_has_come(make_stage: Callable[
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}{framing}\r\n\r\n".encode() + piece(b"a" * 1000))
-        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
+        stage.until(lambda: len(stage.proxy.data.server.connections) == 1, "the connection")
         stage.run(settle())
         assert stage.outstanding() == 0
         sock.sendall(piece(b"b" * 1000))
@@ -163,8 +163,8 @@ def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}Content-Length: 5000\r\n\r\nabc".encode())
-        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
-    stage.until(lambda: not stage.proxy.server.connections, "the connection gone")
+        stage.until(lambda: len(stage.proxy.data.server.connections) == 1, "the connection")
+    stage.until(lambda: not stage.proxy.data.server.connections, "the connection gone")
 
     assert stage.a.received == stage.b.received == []
 
@@ -256,7 +256,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     home = ask(client, older)[0]
     other = ask(client, b"r" * 300)[0]
     assert home != other
-    index = stage.proxy.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
+    index = stage.proxy.data.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
     num_before = len(index._blocks[home])
     stage.registry.set_state(other, InstanceState.DRAINING)
     assert ask(client, asked)[0] == home
@@ -317,7 +317,7 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
     assert 48 < counts["blue", "a"] < 72
     assert {request.path for request in stage.a.received} == {"/predictions/llava"}
     assert {request.path for request in stage.b.received} == {"/predictions/llava-next"}
-    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.gateway.dispatchers()}
+    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.data.gateway.dispatchers()}
     assert invocations == {"blue": counts["blue", "a"], "green": counts["green", "b"]}
 
 
@@ -537,6 +537,6 @@ def test_openings_that_are_remembered_are_bounded(
         open_session(stage, invocation_id)
         open_session(journaled, invocation_id)
 
-    (dispatcher,), (other,) = stage.proxy.gateway.dispatchers(), journaled.proxy.gateway.dispatchers()
+    (dispatcher,), (other,) = stage.proxy.data.gateway.dispatchers(), journaled.proxy.data.gateway.dispatchers()
     assert list(dispatcher._openings) == [b" one", b" three"]
     assert not other._openings

@@ -297,7 +297,7 @@ def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
     for cut in range(0, len(GOOD), 5):
         with stage.socket() as sock:
             sock.sendall(GOOD[:cut])
-    stage.until(lambda: not stage.proxy.server.connections, "all connections forgotten")
+    stage.until(lambda: not stage.proxy.data.server.connections, "all connections forgotten")
 
 
 FRAGMENTS = [

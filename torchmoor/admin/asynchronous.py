@@ -128,7 +128,7 @@ class AsyncAdmin:
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
 
 
-def describe(record: Record) -> dict[str, Any]:
+def describe(record: AsyncRecord) -> dict[str, Any]:
     """Describe a request, without its input and its result."""
     request = record.request
     return {

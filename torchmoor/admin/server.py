@@ -6,11 +6,10 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -41,24 +40,37 @@ READY = "/readyz"
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminSources:
-    """What the admin plane shows and acts on.
+class DataPlanes(Protocol):
+    """The data plane, of one process or of several, as the admin plane shows it and acts on it."""
 
-    traffic: one per variant. denied: requests refused for their credentials, by error type. access_log,
-    async_inference: None if switched off. refresh: collects the counts of other processes, if there are any.
-    has_asked_all: whether each instance was probed at least once.
-    """
-
-    registry: Registry
     operations: Operations
-    traffic: Sequence[VariantTraffic]
-    denied: Mapping[str, int]
-    access_log: LogCounts | None
-    async_inference: AsyncInference | None
-    refresh: Callable[[], Awaitable[None]]
-    find_decisions: Callable[[DecisionQuery], Awaitable[dict[str, Any]]]
-    has_asked_all: Callable[[], bool]
+
+    @property
+    def async_inference(self) -> AsyncInference | None:
+        """None if no endpoint takes asynchronous requests."""
+        ...
+
+    @property
+    def num_denied(self) -> Mapping[str, int]:
+        """Requests refused for their credentials, by error type."""
+        ...
+
+    @property
+    def log_counts(self) -> LogCounts | None:
+        """The access log's counts; None without one."""
+        ...
+
+    def traffic(self) -> Sequence[VariantTraffic]:
+        """Return the traffic of each variant."""
+        ...
+
+    async def refresh(self) -> None:
+        """Collect the counts of other processes, if there are any."""
+        ...
+
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Return the routing decisions of all processes."""
+        ...
 
 
 class AdminServer:
@@ -71,21 +83,31 @@ class AdminServer:
     """
 
     def __init__(
-        self, sources: AdminSources, *, host: str, port: int, token: str = "", tls: ssl.SSLContext | None = None
+        self,
+        registry: Registry,
+        data: DataPlanes,
+        has_asked_all: Callable[[], bool],
+        *,
+        host: str,
+        port: int,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """has_asked_all: whether each instance was probed at least once."""
+        operations, traffic, async_inference = data.operations, data.traffic(), data.async_inference
         self.port = port
         self._host = host
         self._token = token.encode()
         self._tls = tls
-        self._registry = registry = sources.registry
-        self._refresh = sources.refresh
-        self._has_asked_all = sources.has_asked_all
+        self._registry = registry
+        self._refresh = data.refresh
+        self._has_asked_all = has_asked_all
         self._knows_instances = False  # stays true once /readyz has answered 200
         self._scraper = MetricsScraper(registry)
-        self._dashboard = Dashboard(registry, sources.operations, sources.traffic, sources.refresh)
+        self._dashboard = Dashboard(registry, operations, traffic, data.refresh)
         self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(MetricsCollector(registry, sources.traffic, sources.denied, sources.access_log))
-        self._metrics.register(ModelMetricsCollector(sources.traffic))
+        self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.log_counts))
+        self._metrics.register(ModelMetricsCollector(traffic))
         self._metrics.register(HostCollector())
         ProcessCollector(registry=self._metrics)
         app = web.Application(middlewares=[self._check_token if token else self._check_host])
@@ -96,12 +118,12 @@ class AdminServer:
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
-        ModelsAdmin(registry, sources.operations).add_to(app.router)
-        SessionsAdmin(registry, sources.operations, self._dashboard.statuses).add_to(app.router)
-        DecisionsAdmin(sources.find_decisions).add_to(app.router)
+        ModelsAdmin(registry, operations).add_to(app.router)
+        SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
+        DecisionsAdmin(data.find_decisions).add_to(app.router)
         self._dashboard.add_to(app.router)
-        if sources.async_inference is not None:
-            async_admin = AsyncAdmin(sources.async_inference)
+        if async_inference is not None:
+            async_admin = AsyncAdmin(async_inference)
             self._metrics.register(async_admin.collector)
             async_admin.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)

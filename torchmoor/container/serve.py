@@ -63,7 +63,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
         async with (
             Launcher(make_launcher_settings(told, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
-            HostFleet(settings, registry, launcher, proxy, launches, report) as fleet,
+            HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):
             stopping = stop_on_signals(launcher)
             report(f"listening on port {proxy.port}; starting {len(launches)} of {found.name}")

@@ -27,9 +27,9 @@ from torchmoor.proxy.access.credentials import ASYNC_QUEUE, read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
+from torchmoor.run.app import Proxy
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.many import read_container
-from torchmoor.run.processes.fleet import make_front
 from torchmoor.run.reload import Reloader
 from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
 
@@ -59,16 +59,16 @@ async def run(
         launcher: Launcher | None = None
         if launches:
             launcher = await stack.enter_async_context(make_launcher(configuration, registry, launches, report))
-        proxy = make_front(settings, registry)
+        proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, processes=processes, is_open=is_open)
-        drainer = Drainer(registry, proxy)
+        drainer = Drainer(registry, proxy.data)
         stack.callback(drainer.stop)
         are_journaled = settings.sessions.are_journaled
         discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
-        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.data.reopen_log, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -80,7 +80,7 @@ async def run(
         if launcher is not None:
             pending = find_pending(proxy)
             fleet = await stack.enter_async_context(
-                HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=pending)
+                HostFleet(settings, registry, launcher, proxy.data, launches, report, find_pending=pending)
             )
             starting = asyncio.create_task(fleet.start())
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +148,7 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     """
     configuration = read(path, processes=processes, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
-    make_front(settings, registry)  # reads the certificates
+    Proxy(settings, registry)  # reads the certificates
     launches = plan_scaled(settings.endpoints, [])
     check_archives(Path(configuration.launch.model_store), launches)
     check_observing(settings.observe)

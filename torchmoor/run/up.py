@@ -40,7 +40,6 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.many import MANY, plan_many, read_container
-from torchmoor.run.processes.fleet import ReplicaFleet, make_front
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +130,10 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     async with (
         kept,
         Launcher(launcher_settings, registry, environment, report) as launcher,
-        make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
-        HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=find_pending(proxy)) as fleet,
+        Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        HostFleet(
+            settings, registry, launcher, proxy.data, launches, report, find_pending=find_pending(proxy)
+        ) as fleet,
     ):
         stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
@@ -149,9 +150,9 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         report("stopping")
 
 
-def find_pending(front: Proxy | ReplicaFleet) -> Callable[[str], Awaitable[Backlog]] | None:
+def find_pending(proxy: Proxy) -> Callable[[str], Awaitable[Backlog]] | None:
     """How many asynchronous requests of an endpoint wait and run, for the autoscaler."""
-    service = front.async_inference
+    service = proxy.data.async_inference
     return None if service is None else lambda endpoint: service.queue.backlog(endpoint)
 
 

@@ -1,17 +1,18 @@
-"""What one of several processes gets of limits that are meant for all of them together."""
+"""Division of the limits that are meant for all proxy processes together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torchmoor.config.settings import EndpointSettings, ProxySettings
 
 
-def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
-    """The settings of one of so many processes: its part of the bytes, connections, queues and retries.
+def divide(settings: ProxySettings, processes: int) -> ProxySettings:
+    """Return the settings of one child: its part of the bytes, connections, queues and retries.
 
-    The kernel spreads connections over the processes by a hash, not evenly: one process may refuse while another has
-    room. Bodies that one request may have are no part of this.
+    The kernel spreads connections by a hash, not evenly: one child may refuse a request while another has room. The
+    largest body that one request may have stays allowed.
     """
 
     def part(total: int, least: int = 1) -> int:
@@ -34,22 +35,18 @@ def share_of(settings: ProxySettings, processes: int) -> ProxySettings:
             max_decisions=part(observe.max_decisions),
             max_decisions_per_s=part(observe.max_decisions_per_s),
         ),
-        endpoints=tuple(_share_of_endpoint(endpoint, processes) for endpoint in settings.endpoints),
+        endpoints=tuple(_divide_endpoint(endpoint, part) for endpoint in settings.endpoints),
     )
 
 
-def _share_of_endpoint(endpoint: EndpointSettings, processes: int) -> EndpointSettings:
-    late, many = endpoint.late_binding, endpoint.multi_model
-    if late is not None:
-        late = replace(late, max_waiting=max(1, -(-late.max_waiting // processes)))
-    if many is not None:  # each process counts its own requests for a model
-        many = replace(many, hot_outstanding=max(1, -(-many.hot_outstanding // processes)))
+def _divide_endpoint(endpoint: EndpointSettings, part: Callable[[int], int]) -> EndpointSettings:
+    many = endpoint.multi_model
+    if many is not None:  # each child counts its own requests for a model
+        many = replace(many, hot_outstanding=part(many.hot_outstanding))
     variants = tuple(
         variant
         if variant.scaling is None
-        else replace(
-            variant, scaling=replace(variant.scaling, max_held=max(1, -(-variant.scaling.max_held // processes)))
-        )
+        else replace(variant, scaling=replace(variant.scaling, max_held=part(variant.scaling.max_held)))
         for variant in endpoint.variants
     )
-    return replace(endpoint, late_binding=late, multi_model=many, variants=variants)
+    return replace(endpoint, multi_model=many, variants=variants)
