@@ -43,8 +43,8 @@ from torchmoor.config.settings import (
 )
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.sessions import session_mac
 from torchmoor.run.app import Proxy
+from torchmoor.wire.session_ids import compose
 
 T = TypeVar("T")
 
@@ -64,10 +64,9 @@ def make_session_id(
 ) -> str:
     """An id as the handler of that instance would mint it."""
     expiry, key_id = "7fffffff", "k1"
-    mac = session_mac(
+    return compose(
         key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
-    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
 
 
 class Stage:

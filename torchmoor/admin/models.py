@@ -17,6 +17,7 @@ from torchmoor.errors import UnknownEndpoint, ValidationError
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.wire import operations
 
 STATUS_TIMEOUT_S = 2.0
 ACTION_TIMEOUT_S = 360.0  # an unload waits for the requests that use the model
@@ -81,7 +82,7 @@ class ModelsAdmin:
             return self._statuses
 
     async def _ask(self, instance: Instance) -> dict[str, Any] | None:
-        answer = await self._operations.ask(instance, "status", {}, timeout_s=STATUS_TIMEOUT_S)
+        answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
         status = read_status(answer)
         if status is None or not isinstance(status.get("models"), list):
             return None
@@ -105,7 +106,7 @@ class ModelsAdmin:
             return error_response(404, "No ready instance with many models matches; see GET /models.")
         body = {"action": action, "model": name}
         answers = await asyncio.gather(
-            *(self._operations.ask(each, "models", body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
+            *(self._operations.ask(each, operations.MODELS, body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
         )
         self._asked_at = -FRESH_S
         if action in _WHERE_HELD:

@@ -8,7 +8,6 @@ our handler is not asked, since another handler could take the operation for an 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,10 +27,11 @@ from torchmoor.errors import ValidationError
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire import operations
+from torchmoor.wire.error_codes import INVALID_REQUEST
+from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
 
-ACTIONS = ("close", "pin", "unpin")
 DEFAULT_PAGE = 100
-MAX_PAGE = 1000
 FRESH_S = 1.0
 LIST_TIMEOUT_S = 3.0
 ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
@@ -39,8 +39,6 @@ MAX_QUESTIONS = 32  # at once
 # The fields of a session that are shown; all others of an instance's answer are dropped.
 NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
 TRUTHS = ("is_running", "is_pinned")
-_HASH = re.compile("[0-9a-f]{16}")
-_PART = re.compile("[0-9a-f]{0,16}")
 
 
 class SessionsAdmin:
@@ -60,15 +58,15 @@ class SessionsAdmin:
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Add the routes."""
         router.add_get("/sessions", self._show)
-        router.add_post("/sessions/{hash}/{action:" + "|".join(ACTIONS) + "}", self._act)
+        router.add_post("/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}", self._act)
 
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
         after, prefix = query.get("after", ""), query.get("session", "")
-        if not _PART.fullmatch(after) or not _PART.fullmatch(prefix):
+        if not SESSION_HASH_PREFIX.fullmatch(after) or not SESSION_HASH_PREFIX.fullmatch(prefix):
             return error_response(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
         try:
-            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
+            limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
             instances = self._choose(query)
         except ValidationError as error:
             return error_response(error.status, error.message)
@@ -114,7 +112,7 @@ class SessionsAdmin:
         if self._statuses.find(instance.name) is None:
             return None
         async with self._free:
-            return await self._operations.ask(instance, "sessions", body, timeout_s=timeout_s)
+            return await self._operations.ask(instance, operations.SESSIONS, body, timeout_s=timeout_s)
 
     def _choose(self, query: Mapping[str, str]) -> list[Instance]:
         """Return the instances that the query selects. Raises ValidationError."""
@@ -134,7 +132,7 @@ class SessionsAdmin:
         if refusal is not None:
             return refusal
         session, action = request.match_info["hash"], request.match_info["action"]
-        if not _HASH.fullmatch(session):
+        if not SESSION_HASH.fullmatch(session):
             return error_response(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
         try:
             instances = self._choose(request.query)
@@ -156,8 +154,8 @@ class SessionsAdmin:
 
 
 def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
-    """Return a session's row; None if the instance's record is malformed."""
-    if not isinstance(given, dict) or not _HASH.fullmatch(str(given.get("session"))):
+    """A session as an instance tells it; None if that is not in our words."""
+    if not isinstance(given, dict) or not SESSION_HASH.fullmatch(str(given.get("session"))):
         return None
     return {
         "session": given["session"],
@@ -173,7 +171,7 @@ def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
 def _result(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any]:
     """Return an instance's result of an action. Status None: unknown; 404: it does not hold the session."""
     row: dict[str, Any] = {"instance": instance.name, "status": None}
-    if answer is None or (answer.status != 200 and not answer.code) or answer.code == "InvalidRequest":
+    if answer is None or (answer.status != 200 and not answer.code) or answer.code == INVALID_REQUEST:
         return row
     row["status"] = answer.status
     content = read_object(answer) or {}

@@ -30,6 +30,7 @@ from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry, Scale, Variant
+from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
 
@@ -360,7 +361,7 @@ class Autoscaler:
         now = self._clock()
         if member.stays_until is not None and now < member.stays_until:
             return True
-        answer = await self._operations.ask(instance, "status", {}, timeout_s=ASK_TIMEOUT_S)
+        answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=ASK_TIMEOUT_S)
         num_open = None if answer is None else read_open_sessions(answer)
         if num_open == 0:
             member.stays_until = None

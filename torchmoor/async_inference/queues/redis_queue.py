@@ -31,6 +31,7 @@ from torchmoor.async_inference.request import (
 )
 from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
+from torchmoor.wire.store_urls import RedisAddress
 
 logger = logging.getLogger(__name__)
 
@@ -158,17 +159,15 @@ class RedisQueue(Queue):
             ) from exc
 
 
-def connect(
-    *, host: str, port: int, db: int, username: str | None, password: str | None, tls: bool, limits: AsyncQueueSettings
-) -> redis.Redis:
+def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
     """A client whose every wait has an end. Connects with the first command, not now."""
     pool: Any = redis.BlockingConnectionPool(
-        connection_class=redis.SSLConnection if tls else redis.Connection,
-        host=host,
-        port=port,
-        db=db,
-        username=username,
-        password=password,
+        connection_class=redis.SSLConnection if address.tls else redis.Connection,
+        host=address.host,
+        port=address.port,
+        db=address.db,
+        username=address.username,
+        password=address.password,
         protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
         socket_connect_timeout=limits.connect_timeout_s,
         socket_timeout=limits.timeout_s,

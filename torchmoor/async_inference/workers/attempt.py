@@ -34,12 +34,11 @@ from torchmoor.async_inference.workers.instance_client import (
 )
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = frozenset(
-    ("Overloaded", "OutOfMemory", "OutOfDisk", "JournalUnavailable", "SourceUnavailable", "LoadStopped", "ModelLoading")
-)
+NO_ROOM = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = frozenset((500, 503, 507))  # TorchServe's own, for a queue that is full and a worker that died
 MAX_ERROR_BYTES = 65_536
 TIMEOUT_GRACE_S = 1.0  # an instance gets it on top, so that it is not the one who says that the time is over
@@ -137,12 +136,12 @@ class Attempt:
         fields = {
             "Content-Type": content_type,
             "Accept": request.accept,
-            "X-Amzn-SageMaker-Custom-Attributes": request.custom_attributes,
-            "X-Amzn-SageMaker-Inference-Id": request.inference_id,
-            "X-Torchmoor-Endpoint": request.endpoint,
-            "X-Torchmoor-Request-Id": self._request_id,
-            "X-Torchmoor-Timeout-Ms": str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
-            "X-Torchmoor-Principal": request.principal,
+            headers.CUSTOM_ATTRIBUTES: request.custom_attributes,
+            headers.INFERENCE_ID: request.inference_id,
+            headers.ENDPOINT: request.endpoint,
+            headers.REQUEST_ID: self._request_id,
+            headers.TIMEOUT_MS: str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
+            headers.PRINCIPAL: request.principal,
             # The same in every attempt, so that what a handler has recorded of one is not done again by the next.
             "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
         }

@@ -17,8 +17,9 @@ from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice
-from torchmoor.proxy.routing.sessions import SessionId, find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
 from torchmoor.proxy.routing.strategy import Strategy
+from torchmoor.wire.session_ids import SessionId
 
 SESSION = "session"
 SESSION_FAILOVER = "session-failover"

@@ -95,7 +95,7 @@ def test_room_is_what_the_handler_says() -> None:
 
     with_instances(told, work, settings=SETTINGS)
 
-    assert told.headers["X-Torchmoor-Operation"] == "status"
+    assert told.headers["x-torchmoor-operation"] == "status"
 
 
 @pytest.mark.parametrize(
