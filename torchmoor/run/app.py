@@ -11,7 +11,8 @@ from types import TracebackType
 
 from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.server import AdminServer
-from torchmoor.config.settings import Credentials, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.status import StatusPoller
