@@ -61,6 +61,8 @@ class HandlerGroup(BaseModel):
 
 
 class ModelSettings(HandlerGroup, title="model"):
+    """The checkpoint, and how it is loaded."""
+
     path: str = Field(
         "model",
         min_length=1,
@@ -100,6 +102,8 @@ class ModelSettings(HandlerGroup, title="model"):
 
 
 class ChatSessionSettings(HandlerGroup, title="session"):
+    """Sessions: their memory, their number and their time to live."""
+
     kv_bytes: Size = Field(
         0, description="Device memory for keys and values, allocated at the start; 0: by kv_tokens or device_fraction."
     )
@@ -140,6 +144,8 @@ class ChatSessionSettings(HandlerGroup, title="session"):
 
 
 class IntakeSettings(HandlerGroup, title="intake"):
+    """Images: where they may come from, and how large they may be."""
+
     max_bytes: Count = Field(20 * MIB, description="Of an encoded image.")
     max_pixels: Count = Field(50_000_000, description="Of an image, checked before it is decoded.")
     max_aspect_ratio: Positive = Field(
@@ -176,6 +182,8 @@ class RequestSettings(HandlerGroup, title="request"):
 
 
 class EngineSettings(HandlerGroup, title="engine"):
+    """The batch of each step, and the length of prompts and answers."""
+
     max_rows: Count = Field(32, description="Sequences in one step.")
     prefill_chunk: Count = Field(512, description="Prompt tokens in one step, beside the decoding rows.")
     max_stretch: Number = Field(
@@ -205,6 +213,8 @@ class EngineSettings(HandlerGroup, title="engine"):
 
 
 class PumpSettings(HandlerGroup, title="pump"):
+    """Requests and answers between TorchServe and the service."""
+
     max_in_flight: Count = Field(
         112, description="Must stay below the archive's batchSize, or further requests wait unseen in TorchServe."
     )
@@ -221,6 +231,8 @@ class PumpSettings(HandlerGroup, title="pump"):
 
 
 class JournalSettings(HandlerGroup, title="journal"):
+    """The journal from which another worker continues a session."""
+
     url: str = Field(
         "off",
         repr=False,  # it may contain a password

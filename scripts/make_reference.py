@@ -1,29 +1,29 @@
-"""Writes docs/configuration.md from the settings classes themselves: every group, key, default and comment.
+"""Writes docs/configuration.md from the settings classes, and the metrics in docs/runtime-api.md from their table.
 
 python scripts/make_reference.py            writes it
 python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
 """
 
 import argparse
-import ast
 import inspect
 import sys
-import textwrap
-import tokenize
-from dataclasses import MISSING, Field, fields
-from io import StringIO
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.file import GROUPS
-from torchmoor.config.instances import InstanceSettings
-from torchmoor.config.scaling import LaunchSettings
-from torchmoor.config.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.group import allowed_range
+from torchmoor.config.instances import DiscoverySettings, InstanceSettings
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.settings import GROUPS
+from torchmoor.metrics.table import METRICS
 
+TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+METRICS_PAGE = PAGE.with_name("runtime-api.md")
+METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
+METRICS_END = "<!-- end of metrics -->\n"
 
 INTRODUCTION = """# Configuration reference
 
@@ -68,69 +68,17 @@ def make_page() -> str:
     return "\n".join(parts)
 
 
-def make_group(title: str, kind: type) -> str:
-    """One settings class as a table."""
-    if issubclass(kind, BaseModel):
-        return make_model_group(title, kind)
-    comments = read_comments(kind)
-    lines = [f"### {title}", ""]
-    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
-        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
-    lines += ["| key | default | |", "|---|---|---|"]
-    for field in fields(kind):
-        default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
-        comment = comments.get(field.name, "").replace("|", r"\|")
-        lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
-    return "\n".join([*lines, ""])
-
-
-def make_model_group(title: str, kind: type[BaseModel]) -> str:
+def make_group(title: str, kind: type[BaseModel]) -> str:
     """Return one settings model as a table."""
-    lines = [f"### {title}", ""]
-    if kind.__doc__ and "__doc__" in vars(kind):
-        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
-    lines += ["| key | default | |", "|---|---|---|"]
+    lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
     for name, field in kind.model_fields.items():
         default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
+        limits = allowed_range(field)
         text = (field.description or "").replace("|", r"\|")
+        if limits and limits != "positive":
+            text = f"{text} Allowed: {limits}.".lstrip()
         lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
-
-
-def read_comments(kind: type) -> dict[str, str]:
-    """What is written beside each field: behind it and below, or, if nothing is behind it, above."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    texts = {
-        token.start[0]: token.string.lstrip("# ").rstrip()
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    comments: dict[str, str] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        first, last = node.lineno, node.end_lineno or node.lineno
-        own = [number for number in range(first, last + 1) if number in texts]
-        if own:
-            while last + 1 in texts and source.splitlines()[last].lstrip().startswith("#"):
-                last += 1
-                own.append(last)
-        else:
-            while first - 1 in texts and source.splitlines()[first - 2].lstrip().startswith("#"):
-                first -= 1
-                own.insert(0, first)
-        comments[node.target.id] = " ".join(texts.pop(number) for number in own)
-    return comments
-
-
-def _has_no_default(field: "Field[object]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _default_of(field: "Field[object]") -> object:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _show(value: object) -> str:
@@ -147,15 +95,27 @@ def _show(value: object) -> str:
     return str(value)
 
 
+def make_metrics_page() -> str:
+    """Return docs/runtime-api.md with its table of the proxy's metrics up to date."""
+    before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
+    lines = ["| metric | type | labels | unit | what |", "|---|---|---|---|---|"]
+    for each in METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.type.value} | {labels} | {each.unit} | {each.help} |")
+    table = "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+    return f"{before}{METRICS_BEGIN}{table}\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
-    page = make_page()
-    if not parser.parse_args().check:
-        PAGE.write_text(page)
-    elif not PAGE.is_file() or PAGE.read_text() != page:
-        print(f"{PAGE} is not what the settings say; run python scripts/make_reference.py", file=sys.stderr)
-        return 1
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    is_check = parser.parse_args().check
+    for path, page in ((PAGE, make_page()), (METRICS_PAGE, make_metrics_page())):
+        if not is_check:
+            path.write_text(page)
+        elif not path.is_file() or path.read_text() != page:
+            print(f"{path} is out of date; run python scripts/make_reference.py", file=sys.stderr)
+            return 1
     return 0
 
 

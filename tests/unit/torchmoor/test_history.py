@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
-from torchmoor.config.settings import VariantSettings
-from torchmoor.metrics.invocations import BUCKETS, Histogram, InvocationMetrics
+from torchmoor.config.routing import VariantSettings
+from torchmoor.metrics.histogram import BUCKETS, Histogram
+from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.registry import Variant
 
 
