@@ -14,14 +14,10 @@ from typing import cast
 import uvloop
 from routing_simulation import Run, service_time
 
-from torchmoor.config.settings import (
-    EndpointSettings,
-    HealthSettings,
-    LateBindingSettings,
-    ListenSettings,
-    ProxySettings,
-    VariantSettings,
-)
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy

@@ -13,7 +13,7 @@ from random import Random
 from routing_simulation import Run, service_time
 
 from handlers.chat.sessions.session_id import SessionIds
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry

@@ -28,7 +28,9 @@ from typing import Any
 import httptools
 
 from tests.fuzz.llhttp import CUT, Answers, Requests
-from torchmoor.config.settings import EndpointSettings, LimitSettings, ProxySettings, VariantSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.http.client import ClientConnection
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.http.upstream import UpstreamConnection

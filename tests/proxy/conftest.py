@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import http.client
 import socket
 import threading
@@ -21,26 +20,17 @@ from botocore.config import Config
 
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
+from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
+from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.config.settings import (
-    AccessSettings,
-    ChatPageSettings,
-    ContainerSettings,
-    Credentials,
-    EndpointSettings,
-    HealthSettings,
-    LateBindingSettings,
-    LimitSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ObserveSettings,
-    ProxySettings,
-    RecoverySettings,
-    SessionSettings,
-    TimeoutSettings,
-    VariantSettings,
-)
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -336,11 +326,6 @@ def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
             break
         data += piece
     return bytes(data)
-
-
-def replace(settings: T, **changes: Any) -> T:
-    """A settings group with some values changed."""
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 
 @pytest.fixture

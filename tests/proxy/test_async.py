@@ -19,8 +19,9 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
+from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
 
 MakeStage = Callable[..., Stage]

@@ -22,7 +22,8 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
 from tests.waiting import wait_until
-from torchmoor.config.settings import ChatPageSettings, Credentials
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.proxy.http import eventstream
 
 SMALL_PHONE = (360, 740)

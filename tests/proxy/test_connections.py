@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from torchmoor.config.settings import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -392,7 +392,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
     """The one too many gets a 503 and is closed."""
-    stage = make_stage(limits=replace(LimitSettings(), max_connections=1))
+    stage = make_stage(limits=LimitSettings(max_connections=1))
 
     with stage.socket() as first, stage.socket() as second:
         answer = read_answer(second, to_end=True)

@@ -18,8 +18,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, refusing
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.registry import Scale
 
 pytestmark = pytest.mark.browser

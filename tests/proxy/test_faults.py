@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
-from torchmoor.config.settings import HealthSettings, RecoverySettings, TimeoutSettings
+from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.limits import TimeoutSettings
 from torchmoor.fleet.worker_status import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -295,7 +296,7 @@ def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: C
 
 def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Stage]) -> None:
     """Its probes stay good; the status operation, which it has answered before, says otherwise."""
-    stage = make_stage(health=replace(OFTEN, worker_timeout_s=0.2))
+    stage = make_stage(health=OFTEN.replace(worker_timeout_s=0.2))
     status = answering(body=b'{"instance": "a", "sessions": {}}')
     seen: list[Received] = []
 

@@ -20,8 +20,10 @@ from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import Progress
 from torchmoor.clients.signing import Login, Signer
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)

@@ -11,9 +11,13 @@ from contextlib import closing
 
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.routing import VariantSettings as Variant
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, SessionSettings
-from torchmoor.config.settings import VariantSettings as Variant
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy

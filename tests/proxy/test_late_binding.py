@@ -10,7 +10,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering, refusing
-from torchmoor.config.settings import LateBindingSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.routing import LateBindingSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 LATE = LateBindingSettings(max_waiting=8, max_wait_s=20)

@@ -18,7 +18,10 @@ from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.fake_many import FakeMany
 from tests.proxy.processes import Holding, read, read_any, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
-from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy

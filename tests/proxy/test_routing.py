@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
-from torchmoor.config.settings import (
-    AccessKey,
-    Credentials,
-    KvAwareSettings,
-    LimitSettings,
-    PrefixAwareSettings,
-    VariantSettings,
-)
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import KvAwareSettings, PrefixAwareSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 PREFIX_AWARE = VariantSettings(
@@ -323,7 +318,7 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
 
 def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
     """Even to a variant of weight 0; an unknown one is the client's error."""
-    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     client = stage.client()
 
     answers = [client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="green") for _ in range(5)]
@@ -370,7 +365,7 @@ def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage
 
 def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[..., Stage]) -> None:
     """A model's name in the path is a variant's model; the container's dialect goes by weights."""
-    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     connection = stage.http()
 
     for path, fake in (("/predictions/llava-next", stage.b), ("/predictions/llava", stage.a)):
@@ -387,7 +382,7 @@ def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[.
 
 def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
     """By their own last word, less what was sent there since; without it, by load."""
-    stage = make_stage(health=replace(NO_PROBES, status_interval_s=3600))
+    stage = make_stage(health=NO_PROBES.replace(status_interval_s=3600))
     a, b = stage.instance("a"), stage.instance("b")
     for fake, room in ((stage.a, 5), (stage.b, 7)):
         fake.on_status = answering(body=json.dumps({"sessions": {"open": 0, "max": room}}).encode())

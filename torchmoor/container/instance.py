@@ -13,7 +13,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from torchmoor.config.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import SidePort

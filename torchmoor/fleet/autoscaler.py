@@ -22,8 +22,8 @@ from enum import Enum
 from time import monotonic
 from typing import Protocol
 
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import ALL_TRAFFIC
 from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.launcher import Launch
 from torchmoor.fleet.scaling import Scaling, decide, explain

@@ -12,9 +12,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Protocol
 
+from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
-from torchmoor.proxy.instances.instance import INSTANCE_NAME, Instance
+from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.wire import operations
 

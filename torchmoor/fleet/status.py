@@ -17,7 +17,7 @@ from time import thread_time
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from torchmoor.config.settings import HealthSettings
+from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry

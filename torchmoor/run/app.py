@@ -16,7 +16,8 @@ from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.server import AdminServer
 from torchmoor.admin.sessions import SessionsAdmin
-from torchmoor.config.settings import Credentials, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.scraper import MetricsScraper

@@ -12,11 +12,11 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torchmoor.config.file import Configuration, read_file
+from torchmoor.config.file import read_file
+from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
@@ -31,6 +31,7 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.many import read_container
 from torchmoor.run.reload import Reloader
+from torchmoor.run.static_instances import make_registry
 from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
 
 
@@ -121,23 +122,15 @@ def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     listen = configuration.proxy.listen
     check_exposure(listen, credentials, is_open=is_open)
     if processes is not None:
-        listen = replace(listen, processes=processes)
+        listen = listen.replace(processes=processes)
     container = read_container(os.environ, configuration.proxy.container)
     is_scaled = any(variant.scaling for endpoint in configuration.proxy.endpoints for variant in endpoint.variants)
     if is_scaled and not configuration.proxy.sessions.keys:
         raise ConfigError(
             f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
         )
-    proxy = replace(configuration.proxy, credentials=credentials, listen=listen, container=container)
-    return replace(configuration, proxy=proxy)
-
-
-def make_registry(configuration: Configuration) -> Registry:
-    """The endpoints, with the instances that are named for them."""
-    registry = Registry(configuration.proxy.endpoints)
-    for instance in configuration.make_instances():
-        registry.add(instance)
-    return registry
+    proxy = configuration.proxy.replace(credentials=credentials, listen=listen, container=container)
+    return configuration.replace(proxy=proxy)
 
 
 def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[str], None]) -> str:

@@ -18,17 +18,13 @@ from pathlib import Path
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, RoutingStrategy, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import (
-    ChatPageSettings,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    ObserveSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, TorchServeSettings
@@ -61,7 +57,7 @@ class UpOptions:
     model_store: Path
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
-    strategy: str
+    strategy: RoutingStrategy
     capacity: int  # requests that an instance is sent at a time
     is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]

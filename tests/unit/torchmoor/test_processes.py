@@ -10,19 +10,14 @@ from typing import Any
 
 import pytest
 
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ContainerSettings
 from torchmoor.config.file import parse
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import (
-    ContainerSettings,
-    Credentials,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.status import Status
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -99,7 +94,7 @@ def test_limits_that_are_for_all_processes_are_divided() -> None:
     many = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
     )
-    limits, part = SETTINGS.limits, divide(replace(SETTINGS, endpoints=(*SETTINGS.endpoints, many)), 4)
+    limits, part = SETTINGS.limits, divide(SETTINGS.replace(endpoints=(*SETTINGS.endpoints, many)), 4)
 
     assert part.limits.max_connections == limits.max_connections // 4
     assert part.limits.max_waiting_bytes == limits.max_waiting_bytes // 4
@@ -224,7 +219,7 @@ def test_one_process_is_the_default() -> None:
 def test_late_binding_needs_one_process() -> None:
     """Each process would have a queue of its own; the error names the endpoint and both ways out."""
     endpoint = replace(SETTINGS.endpoints[0], name="late", late_binding=LateBindingSettings())
-    settings = replace(SETTINGS, endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
+    settings = SETTINGS.replace(endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
 
     with pytest.raises(ConfigError, match=r"set listen\.processes .* to 1, or turn late binding off for late"):
         Proxy(settings, Registry(settings.endpoints))
@@ -235,8 +230,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
     endpoint = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
     )
-    settings = replace(
-        SETTINGS,
+    settings = SETTINGS.replace(
         endpoints=(endpoint,),
         listen=ListenSettings(processes=2),
         container=ContainerSettings(serves_models=True),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from torchmoor.config.settings import VariantSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.routing_request import Applicant

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from random import Random
 from time import monotonic
 
-from torchmoor.config.settings import LateBindingSettings, RecoverySettings
+from torchmoor.config.health import RecoverySettings
+from torchmoor.config.routing import LateBindingSettings
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.chooser import SERVING, SESSION, SESSION_FAILOVER, Chooser

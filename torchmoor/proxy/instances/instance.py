@@ -6,16 +6,14 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from torchmoor.config.settings import ALL_TRAFFIC, RecoverySettings
+from torchmoor.config.health import RecoverySettings
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
-
-INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
 
 class InstanceState(Enum):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from torchmoor.config.settings import Credentials
+from torchmoor.config.access import Credentials
 from torchmoor.errors import LaunchError
 from torchmoor.run.data_plane import SUBREQUEST_GRACE_S
 from torchmoor.run.processes.link import Assignment, Link, Message, to_text
@@ -74,7 +74,7 @@ class ChildProcess:
 
     def take_credentials(self, credentials: Credentials) -> None:
         """Have this child and its successors check requests with these credentials."""
-        settings = replace(self._assignment.settings, credentials=credentials)
+        settings = self._assignment.settings.replace(credentials=credentials)
         self._assignment = replace(self._assignment, settings=settings)
         self.send("credentials", credentials=to_text(credentials))
 

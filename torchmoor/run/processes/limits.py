@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from torchmoor.config.settings import EndpointSettings, ProxySettings
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.settings import ProxySettings
 
 
 def divide(settings: ProxySettings, processes: int) -> ProxySettings:
@@ -19,18 +19,15 @@ def divide(settings: ProxySettings, processes: int) -> ProxySettings:
         return max(least, -(-total // processes))
 
     limits, access, observe = settings.limits, settings.access, settings.observe
-    return replace(
-        settings,
-        limits=replace(
-            limits,
+    return settings.replace(
+        limits=limits.replace(
             max_connections=part(limits.max_connections),
             max_replay_total_bytes=part(limits.max_replay_total_bytes),
             max_waiting_bytes=part(limits.max_waiting_bytes, limits.max_body_bytes),
         ),
-        recovery=replace(settings.recovery, retry_burst=part(settings.recovery.retry_burst)),
-        access=replace(access, max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
-        observe=replace(
-            observe,
+        recovery=settings.recovery.replace(retry_burst=part(settings.recovery.retry_burst)),
+        access=access.replace(max_unverified_bytes=part(access.max_unverified_bytes, access.max_signed_body_bytes)),
+        observe=observe.replace(
             access_log_buffer_bytes=part(observe.access_log_buffer_bytes),
             max_decisions=part(observe.max_decisions),
             max_decisions_per_s=part(observe.max_decisions_per_s),
@@ -42,11 +39,11 @@ def divide(settings: ProxySettings, processes: int) -> ProxySettings:
 def _divide_endpoint(endpoint: EndpointSettings, part: Callable[[int], int]) -> EndpointSettings:
     many = endpoint.multi_model
     if many is not None:  # each child counts its own requests for a model
-        many = replace(many, hot_outstanding=part(many.hot_outstanding))
+        many = many.replace(hot_outstanding=part(many.hot_outstanding))
     variants = tuple(
         variant
         if variant.scaling is None
-        else replace(variant, scaling=replace(variant.scaling, max_held=part(variant.scaling.max_held)))
+        else variant.replace(scaling=variant.scaling.replace(max_held=part(variant.scaling.max_held)))
         for variant in endpoint.variants
     )
-    return replace(endpoint, multi_model=many, variants=variants)
+    return endpoint.replace(multi_model=many, variants=variants)

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from torchmoor.config.settings import Credentials, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.status import Status
 from torchmoor.proxy.access.tls import make_tls
