@@ -38,6 +38,17 @@ class Message:
         return {"role": self.role, "content": content}
 
 
+def question_message(text: str, num_images: int) -> dict[str, Any]:
+    """Make a session's question for the chat template, its images first."""
+    images = [{"type": "image"} for _ in range(num_images)]
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def answer_message(text: str) -> dict[str, Any]:
+    """Make a session's answer for the chat template."""
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
 def images_of(parts: Sequence[Part]) -> tuple[ImageReference, ...]:
     """The images among the parts, in order."""
     return tuple(part.reference for part in parts if isinstance(part, ImagePart))

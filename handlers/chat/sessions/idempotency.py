@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class Openings:
+class IdempotencyCache:
     """The last openings of this worker, at most max_remembered. Any thread.
 
     is_open: whether a session of that id is still there.

@@ -10,11 +10,12 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from handlers.chat.messages import answer_message, question_message
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions.idempotency import Openings
-from handlers.chat.sessions.store import Session, SessionStore
+from handlers.chat.sessions.idempotency import IdempotencyCache
+from handlers.chat.sessions.session import Session
+from handlers.chat.sessions.store import SessionStore
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
 from handlers.journal.event import Event
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
@@ -37,7 +38,7 @@ class SessionRecorder:
         self._store = store
         self._images = images
         self._max_replays = max_replays
-        self.openings = Openings(store.holds, store.settings.max_sessions)
+        self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
         """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
@@ -188,25 +189,9 @@ class SessionRecorder:
             self._journal.sweep(expired_before)
 
 
-def question_message(text: str, num_images: int) -> dict[str, Any]:
-    """A user's message as the model's template wants it: its images first."""
-    return {
-        "role": "user",
-        "content": [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": text}],
-    }
-
-
-def answer_message(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
-
-
 def _name(*parts: str) -> str:
     """One name of several texts, in which none can pass for another's end."""
     return json.dumps(parts)
-
-
-def digests(images: Sequence[Image]) -> tuple[str, ...]:
-    return tuple(image.digest for image in images)
 
 
 @contextmanager

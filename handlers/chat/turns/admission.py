@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Room:
+class Admission:
     """All methods may be called from any thread. Whoever waits is called back, by then counted as using memory."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Room:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Room {self._num_using} using, {len(self._waiting)} waiting>"
+        return f"<Admission {self._num_using} using, {len(self._waiting)} waiting>"
 
     def enter(self) -> None:
         """One more uses memory."""

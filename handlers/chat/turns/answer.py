@@ -8,7 +8,7 @@ from handlers.reply import Reply
 from torchmoor.wire import headers as wire
 
 
-class Answer:
+class AnswerWriter:
     """Streamed or kept until it is whole, in its dialect's form.
 
     receipt: response headers that say what the answer cost; they go out with the first byte.

@@ -8,8 +8,9 @@ import torch
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.sessions.session import Session, sharing_scope
 from handlers.chat.sessions.session_id import SessionIds
-from handlers.chat.sessions.store import Session, SessionStore, sharing_scope
+from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
