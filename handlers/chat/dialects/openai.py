@@ -8,7 +8,7 @@ from handlers.chat.checks import is_bool, is_unicode, names
 from handlers.chat.commands import Generate
 from handlers.chat.forms import JSON, Summary, Token, encode
 from handlers.chat.messages import ImagePart, Message, Part, TextPart
-from handlers.chat.parameters import Parameters, check_parameter
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
 from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
 from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
@@ -16,18 +16,6 @@ from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-# Their names here; those below the line are no part of OpenAI's protocol, but its other servers know them.
-_PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    # ---
-    "top_k": "top_k",
-    "repetition_penalty": "repetition_penalty",
-}
 
 # Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
@@ -46,7 +34,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
 }
-_FIELDS = {"messages", "model", "stream", "stream_options", "stop", "logprobs"}
+_FIELDS = {"messages", "model", "stream", "stream_options", "logprobs"}
 _IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
 _MESSAGE_FIELDS = {"role", "content", "name"}
 
@@ -78,7 +66,7 @@ def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     for name, (is_neutral, wanted) in _NEUTRAL.items():
         if name in given and not is_neutral(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
-    unknown = set(given) - _FIELDS - _IGNORED - set(_NEUTRAL) - set(_PARAMETERS)
+    unknown = set(given) - _FIELDS - _IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
     if unknown:
         raise InvalidRequest(
             f"chat completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS]
@@ -120,14 +108,12 @@ def _has_usage(given: dict[str, Any], is_streaming: bool) -> bool:
 
 def _parameters(given: dict[str, Any]) -> Parameters:
     values: dict[str, Any] = {}
-    for name, target in _PARAMETERS.items():  # max_completion_tokens comes later than the older max_tokens, and wins
-        if name in given:
-            values[target] = check_parameter(target, given[name], f"'{name}'")
-            if target == "max_new_tokens":
-                values["length_field"] = name
-    stop = given.get("stop")
-    if stop is not None:
-        values["stop"] = check_parameter("stop", [stop] if isinstance(stop, str) else stop, "'stop'")
+    for called, name in OPENAI_NAMES.items():
+        if called in given:
+            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
+            values[name] = check_parameter(name, value, f"'{called}'")
+            if name == "max_new_tokens":
+                values["length_field"] = called
     return Parameters(**values)
 
 

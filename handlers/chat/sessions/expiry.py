@@ -63,6 +63,9 @@ class Tombstones:
         self._settings = settings
         self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._tombstones)
+
     def add(self, sid: SessionId, error: type[SessionGone], now: float) -> SessionGone:
         """Remember that a session ended. Return the error that its requests get."""
         forget_at = now + self._settings.tombstone_s
