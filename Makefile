@@ -51,10 +51,12 @@ demo: setup  ## two TorchServe instances, the proxy, and boto3 talking to a pict
 	@$(BIN)/python scripts/build_archives.py --only llava
 	$(BIN)/python scripts/demo.py
 
-check: setup  ## ruff and mypy
+check: setup  ## ruff, mypy, import contracts and wording
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_prose.py
 
 # Torch has one thread in each: the processes are as many as the cores.
 PYTEST_WORKERS ?= 2

@@ -19,7 +19,7 @@ from report import median
 
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 
 NUM_WAITING = 5_000
 NUM_A_ROUND = 200

@@ -104,7 +104,7 @@ GOALS: tuple[Goal, ...] = (
         Goal(
             benchmark="routing",
             ratio=f"p99_gain_kept_{number}",
-            means=f"part of the gain in P99 that {number} proxy processes keep",
+            means=f"part of least outstanding's gain in P99 that {number} proxy processes keep",
             least=0.85,
         )
         for number in (2, 4)

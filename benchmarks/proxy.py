@@ -61,7 +61,7 @@ from proxy_load import (  # noqa: E402
 from proxy_server import ENDPOINT, KEY, KEY_ID  # noqa: E402
 from report import median, parse_options, print_report  # noqa: E402
 
-from torchmoor.proxy.routing.sessions import session_mac  # noqa: E402
+from torchmoor.wire.session_ids import compose  # noqa: E402
 
 NUM_BACKENDS = 4
 NUM_SESSIONS = 64
@@ -78,10 +78,9 @@ def make_sessions() -> list[str]:
     for number in range(NUM_SESSIONS):
         instance = f"{ENDPOINT}-{number % NUM_BACKENDS}"
         nonce, expiry = f"abcdefghijklmn{number // 8 + 2}{number % 8 + 2}", "7fffffff"
-        mac = session_mac(
-            KEY, endpoint=ENDPOINT, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=KEY_ID
+        sessions.append(
+            compose(KEY, endpoint=ENDPOINT, principal="", nonce=nonce, expiry=expiry, instance=instance, key_id=KEY_ID)
         )
-        sessions.append(f"ts-seq-{nonce}-{expiry}-{instance}-{KEY_ID}{mac}")
     return sessions
 
 

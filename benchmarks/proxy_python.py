@@ -83,12 +83,14 @@ class Stage:
         settings = settings_of(port=0)
         registry = registry_of(settings, [1, 2, 3, 4])
         proxy = Proxy(settings, registry)
-        self._clients = [ClientConnection(proxy.server) for _ in range(NUM_CLIENTS)]
+        self._clients = [ClientConnection(proxy.data.server) for _ in range(NUM_CLIENTS)]
         self._upstreams: list[UpstreamConnection] = []
         known = KnownAnswers()
         for instance in registry.instances():
             for _ in range(NUM_CLIENTS):
-                made = UpstreamConnection(instance, proxy.sweeper, known, max_header_bytes=65_536, idle_timeout_s=60)
+                made = UpstreamConnection(
+                    instance, proxy.data.sweeper, known, max_header_bytes=65_536, idle_timeout_s=60
+                )
                 self._upstreams.append(made)
                 instance.idle.append(made)
         for connection in (*self._clients, *self._upstreams):

@@ -16,15 +16,12 @@ sys.path.insert(0, str(ROOT))
 import uvloop  # noqa: E402
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web  # noqa: E402
 
-from torchmoor.config.settings import (  # noqa: E402
-    MIB,
-    EndpointSettings,
-    LimitSettings,
-    ListenSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.group import MIB  # noqa: E402
+from torchmoor.config.limits import LimitSettings  # noqa: E402
+from torchmoor.config.listen import ListenSettings  # noqa: E402
+from torchmoor.config.routing import EndpointSettings, VariantSettings  # noqa: E402
+from torchmoor.config.sessions import SessionSettings  # noqa: E402
+from torchmoor.config.settings import ProxySettings  # noqa: E402
 from torchmoor.proxy.instances.instance import Instance, InstanceState  # noqa: E402
 from torchmoor.proxy.instances.registry import Registry  # noqa: E402
 from torchmoor.run.app import Proxy  # noqa: E402

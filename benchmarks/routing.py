@@ -13,9 +13,9 @@ Beside them what a simulation says of random, least outstanding, and one central
 5 ms shows what is left where service is about as short as the machine's own noise. Then, simulated with this project's
 own strategies: 1,000 instances, and the time to choose.
 
-Then the same in 2 and 4 proxy processes, which know each other's counts or (apart) do not. There each request comes
-on a connection of its own: any process may get it. `p99_gain_kept_2` and `_4` are what is left of late_binding's gain
-in P99 over random in one process, in the row where the least is left.
+Then least outstanding in 2 and 4 proxy processes, each with its own counts. There each request comes on a connection of
+its own: any process may get it. `p99_gain_kept_2` and `_4` are the part of least outstanding's gain in P99 over random
+that is kept, in the row where the least is kept.
 
 P99 is that of all rounds together: random's pile-ups are so rare that a round alone does not show their share. Beside
 it the least and the most of the rounds' own cuts, against random in the same round. `p99_cut_*` and
@@ -30,7 +30,7 @@ from typing import Any
 
 from report import median, parse_options, print_report
 from routing_simulation import Run, simulate, time_to_choose
-from routing_stage import ARMS, FLEETS, Results, Row, ask, stage, undisturbed
+from routing_stage import ARMS, PROCESSES, Results, Row, ask, stage, undisturbed
 
 PUBLISHED = [Row(users, instances, 0.1) for users, instances in ((20, 5), (40, 10), (60, 15), (80, 20))]
 SHORT = Row(20, 5, 0.005)
@@ -40,7 +40,7 @@ PROCESS_SHARE = 0.4  # of that time for each arm of several processes
 LARGE = (4000, 1000)  # users, instances; simulated
 
 Simulated = dict[tuple[int, int], dict[str, Run]]
-Processes = dict[Row, dict[tuple[str, str], list[Run]]]  # by arm and the fleet's name
+Processes = dict[Row, dict[tuple[str, int], list[Run]]]  # by arm and number of processes
 
 
 def main() -> None:
@@ -53,15 +53,14 @@ def main() -> None:
             for rows in (PUBLISHED, [SHORT]):
                 for arm in ARMS:
                     share = 0.25 if rows == [SHORT] else 1.0  # as many requests in less time
-                    runs = ask(ports["1"], rows, arm, seed=round_number, duration_s=share * duration_s)
+                    runs = ask(ports[1], rows, arm, seed=round_number, duration_s=share * duration_s)
                     for row, run in runs.items():
                         measured[row][arm].append(run)
-            for arm in ARMS:
-                for fleet in ("1",) if arm == "random" else FLEETS:
-                    share_s = PROCESS_SHARE * duration_s
-                    runs = ask(ports[fleet], PUBLISHED, arm, seed=round_number, duration_s=share_s, is_roaming=True)
-                    for row, run in runs.items():
-                        processes[row].setdefault((arm, fleet), []).append(run)
+            for arm, number in ("random", 1), *((ARMS[1], number) for number in PROCESSES):
+                share_s = PROCESS_SHARE * duration_s
+                runs = ask(ports[number], PUBLISHED, arm, seed=round_number, duration_s=share_s, is_roaming=True)
+                for row, run in runs.items():
+                    processes[row].setdefault((arm, number), []).append(run)
             print(f"round {round_number + 1} of {options.rounds}", flush=True)
     num_requests = 30_000 if options.quick else 200_000
     simulated: Simulated = {
@@ -139,23 +138,21 @@ def _row(name: str, arm: str, runs: Sequence[Run], baselines: Sequence[Run], *, 
 def rows_of_processes(processes: Processes) -> list[dict[str, Any]]:
     """One row for each arm and number of processes."""
     return [
-        _row(f"{row.users}/{row.instances} roaming", f"{arm}, {fleet}", runs, arms["random", "1"], unit_s=1.0)
+        _row(f"{row.users}/{row.instances} roaming", f"{arm}, {number}", runs, arms["random", 1], unit_s=1.0)
         for row, arms in processes.items()
-        for (arm, fleet), runs in arms.items()
+        for (arm, number), runs in arms.items()
     ]
 
 
 def gains_kept(processes: Processes) -> dict[str, float]:
-    """What several processes keep of one process's gain in P99 over random; the least of all rows."""
+    """Return the part of one process's gain in P99 over random that several keep, in the worst row."""
     kept: dict[str, list[float]] = {}
     for arms in processes.values():
         p99 = {key: together(runs).percentile(0.99) for key, runs in arms.items()}
-        worst = p99["random", "1"]
-        for arm in ARMS[1:]:
-            prefix = "" if arm == "late_binding" else f"{arm}_"
-            for fleet in list(FLEETS)[1:]:
-                key = f"p99_gain_kept_{prefix}{'_'.join(reversed(fleet.split()))}"
-                kept.setdefault(key, []).append((worst - p99[arm, fleet]) / (worst - p99[arm, "1"]))
+        gain = p99["random", 1] - p99[ARMS[1], 1]
+        for number in PROCESSES[1:]:
+            share = (p99["random", 1] - p99[ARMS[1], number]) / gain
+            kept.setdefault(f"p99_gain_kept_{number}", []).append(share)
     return {key: min(shares) for key, shares in kept.items()}
 
 

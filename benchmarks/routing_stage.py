@@ -14,21 +14,16 @@ from typing import cast
 import uvloop
 from routing_simulation import Run, service_time
 
-from torchmoor.config.settings import (
-    EndpointSettings,
-    HealthSettings,
-    LateBindingSettings,
-    ListenSettings,
-    ProxySettings,
-    VariantSettings,
-)
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
-from torchmoor.run.processes.fleet import ReplicaFleet
 
 ARMS = ("random", "least_outstanding", "late_binding")
-FLEETS = {"1": (1, True), "2": (2, True), "4": (4, True), "2 apart": (2, False), "4 apart": (4, False)}
+PROCESSES = (1, 2, 4)
 UNBOUNDED = 10_000  # the instance's own queue takes what the router sends
 WARM_UP_S = 2.0
 
@@ -103,11 +98,8 @@ def serve_instances(num_instances: int, pipe: Connection) -> None:
     uvloop.run(serve())
 
 
-def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, uses_counts: bool, pipe: Connection) -> None:
-    """The proxy: an endpoint for each row and arm, a row's over the same instances; tells its port.
-
-    uses_counts: whether its processes know each other's counts.
-    """
+def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, pipe: Connection) -> None:
+    """Run the proxy and send its port. Each row and arm has an endpoint, all of a row over the same instances."""
 
     async def serve() -> None:
         endpoints, instances = [], []
@@ -115,7 +107,7 @@ def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, uses_
         for row in rows:
             own = ports[taken : taken + row.instances]
             taken += row.instances
-            for arm in ARMS:
+            for arm in ARMS if processes == 1 else ARMS[:2]:  # late binding needs one process
                 is_late = arm == "late_binding"
                 name = row.endpoint(arm)
                 strategy = "RANDOM" if arm == "random" else "LEAST_OUTSTANDING_REQUESTS"
@@ -146,8 +138,7 @@ def serve_proxy(rows: Sequence[Row], ports: Sequence[int], processes: int, uses_
         registry = Registry(settings.endpoints)
         for instance in instances:
             registry.add(instance)
-        fleet = ReplicaFleet(settings, registry, uses_counts=uses_counts)
-        async with Proxy(settings, registry, rng=Random(5)) if processes == 1 else fleet as proxy:
+        async with Proxy(settings, registry, rng=Random(5)) as proxy:
             pipe.send(proxy.port)
             await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
 
@@ -174,8 +165,8 @@ def undisturbed() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def stage(rows: Sequence[Row]) -> Iterator[dict[str, int]]:
-    """Instances for these rows, and proxies before them; the ports of these, by the names in FLEETS."""
+def stage(rows: Sequence[Row]) -> Iterator[dict[int, int]]:
+    """Start instances for these rows and a proxy for each number of PROCESSES; yield the proxies' ports by it."""
     context = get_context("spawn")
     with contextlib.ExitStack() as stack:
 
@@ -191,10 +182,10 @@ def stage(rows: Sequence[Row]) -> Iterator[dict[str, int]]:
 
         ports = start(serve_instances, sum(row.instances for row in rows))
         found = {}
-        for name, how in FLEETS.items():
-            port = start(serve_proxy, list(rows), ports, *how)
+        for number in PROCESSES:
+            port = start(serve_proxy, list(rows), ports, number)
             assert isinstance(port, int)
-            found[name] = port
+            found[number] = port
         yield found
 
 

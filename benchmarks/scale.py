@@ -36,7 +36,7 @@ from scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
 
 from handlers.chat.sessions.session_id import SessionIds
 from torchmoor.proxy.instances.instance import InstanceState
-from torchmoor.proxy.routing.sessions import verify
+from torchmoor.wire.session_ids import verify
 
 LARGE = Plan(num_instances=1_000, num_sessions=1_000_000)
 SMALL = Plan(num_instances=100, num_sessions=30_000, room=450, slots=24, num_lost=5, status_interval_s=5.0)

@@ -13,13 +13,13 @@ from random import Random
 from routing_simulation import Run, service_time
 
 from handlers.chat.sessions.session_id import SessionIds
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.dispatch.chooser import Chooser
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.instances.slow_start import share_after
-from torchmoor.proxy.routing.sessions import SessionId, verify
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT
+from torchmoor.wire.session_ids import SessionId, verify
 
 ENDPOINT = "llava"
 KEYS = {"k0": bytes(range(32))}

@@ -25,15 +25,13 @@ from handlers.errors import HandlerError, InternalError, InvalidRequest, Overloa
 from handlers.reply import Pieces, Reply, Whole
 from handlers.requests import Incoming
 from handlers.settings import PumpSettings
+from torchmoor.wire import headers as wire
+from torchmoor.wire import operations
+from torchmoor.wire.operations import MAX_CANCELLED
 
 logger = logging.getLogger(__name__)
 
-OPERATION = "x-torchmoor-operation"
-REQUEST_ID = "x-torchmoor-request-id"
-INFERENCE_ID = "x-amzn-sagemaker-inference-id"
 MAX_ID = 64  # characters of an id that are kept
-TIMEOUT_MS = "x-torchmoor-timeout-ms"
-MAX_CANCELLED = 1000  # ids in one cancel operation
 MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they came
 EARLY_S = 10.0  # and for how long: two connections of the proxy may overtake each other, but not by more
 JSON = {"Content-Type": "application/json"}
@@ -118,17 +116,17 @@ class Pump:
         reply = self._replies[request_id] = Reply(self._wake)
         try:
             incoming = read_row(rows[index], context.get_all_request_header(index))
-            reply.request_id = _id(incoming.headers.get(REQUEST_ID, ""))
-            reply.inference_id = _id(incoming.headers.get(INFERENCE_ID, ""))
-            operation = incoming.headers.get(OPERATION)
+            reply.request_id = _id(incoming.headers.get(wire.REQUEST_ID, ""))
+            reply.inference_id = _id(incoming.headers.get(wire.INFERENCE_ID, ""))
+            operation = incoming.headers.get(wire.OPERATION)
             self._num_operations += bool(operation)
-            if operation == "cancel":
+            if operation == operations.CANCEL:
                 num_cancelled = self._cancel_all(read_cancelled(incoming.body))
-                reply.finish(JSON, json.dumps({"cancelled": num_cancelled}).encode())
+                reply.finish(JSON, json.dumps({operations.NUM_CANCELLED: num_cancelled}).encode())
                 return
-            if operation == "in-flight":
+            if operation == operations.IN_FLIGHT:
                 num_in_flight = len(self._replies) - self._num_operations
-                reply.finish(JSON, json.dumps({"in_flight": num_in_flight}).encode())
+                reply.finish(JSON, json.dumps({operations.NUM_IN_FLIGHT: num_in_flight}).encode())
                 return
             if is_full and not operation:
                 limit = self._settings.max_in_flight
@@ -225,11 +223,11 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:
     """How long the proxy will wait for the answer. Raises InvalidRequest."""
-    text = headers.get(TIMEOUT_MS)
+    text = headers.get(wire.TIMEOUT_MS)
     if text is None:
         return math.inf
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 12):
-        raise InvalidRequest(f"{TIMEOUT_MS} must be a whole number of milliseconds")
+        raise InvalidRequest(f"{wire.TIMEOUT_MS} must be a whole number of milliseconds")
     return int(text) / 1000
 
 
@@ -240,7 +238,7 @@ def read_cancelled(body: Any) -> set[str]:
             body = json.loads(body)
         except (ValueError, RecursionError) as exc:
             raise InvalidRequest("the body of a cancel operation must be JSON") from exc
-    ids = body.get("request_ids") if isinstance(body, dict) else None
+    ids = body.get(operations.REQUEST_IDS) if isinstance(body, dict) else None
     if not isinstance(ids, list) or not all(isinstance(i, str) and i for i in ids) or len(ids) > MAX_CANCELLED:
         raise InvalidRequest(f"a cancel operation needs 'request_ids', a list of at most {MAX_CANCELLED} ids")
     return set(ids)

@@ -17,6 +17,8 @@ Each class has a status; its name is the code on the wire. Only the adapter turn
 
 import json
 
+from torchmoor.wire import headers
+
 
 class HandlerError(Exception):
     """Base of all errors that are answered to a client; the message is for that client."""
@@ -39,10 +41,10 @@ class HandlerError(Exception):
 
     def headers(self) -> dict[str, str]:
         """The response headers that go with the error."""
-        headers = {"Content-Type": "application/json", "X-Torchmoor-Error": self.code}
+        fields = {"Content-Type": "application/json", headers.ERROR: self.code}
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(self.retry_after_s)
-        return headers
+            fields["Retry-After"] = str(self.retry_after_s)
+        return fields
 
     def body(self) -> bytes:
         """The JSON body, {"error": {"code", "message", "type", "param"}}: one that OpenAI's clients read, too."""

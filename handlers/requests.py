@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handlers.errors import UnsupportedMedia
+from torchmoor.wire import headers as wire
 
 MAX_INVOCATION_ID = 128
 
@@ -27,12 +28,12 @@ class Incoming:
     @property
     def caller(self) -> "Caller":
         headers = self.headers
-        return Caller(headers.get("x-torchmoor-endpoint", ""), headers.get("x-torchmoor-principal", ""))
+        return Caller(headers.get(wire.ENDPOINT, ""), headers.get(wire.PRINCIPAL, ""))
 
     @property
     def invocation_id(self) -> str:
         """The client's id of the request, the same on a retry; empty if the client sent none."""
-        return self.headers.get("amz-sdk-invocation-id", "")[:MAX_INVOCATION_ID]
+        return self.headers.get(wire.INVOCATION_ID, "")[:MAX_INVOCATION_ID]
 
 
 @dataclass(frozen=True, slots=True)

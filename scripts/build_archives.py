@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT / "torchmoor" / "wire"  # what handlers and proxy share
 NOT_SERVED = {"samples", "README.md"}  # what a checkpoint's folder has beside the checkpoint
 
 
@@ -47,9 +48,10 @@ ARCHIVES = (
 
 def contents(archive: Archive, checkpoint: Path | None) -> dict[str, Path]:
     """The files that keep their folders inside the archive, by their names there."""
+    sources = [*(ROOT / "handlers").rglob("*"), ROOT / "torchmoor" / "__init__.py", *SHARED.rglob("*")]
     code = {
-        f"handlers/{path.relative_to(ROOT / 'handlers').as_posix()}": path
-        for path in (ROOT / "handlers").rglob("*")
+        path.relative_to(ROOT).as_posix(): path
+        for path in sources
         if path.is_file() and not {"__pycache__", "configs"} & set(path.parts) and path != archive.entry_file
     }
     given = [] if checkpoint is None else checkpoint.iterdir()
@@ -63,7 +65,7 @@ def is_current(archive: Archive, files: dict[str, Path], target: Path) -> bool:
     try:
         built = target.stat().st_mtime
         with zipfile.ZipFile(target) as packed:
-            names = {name for name in packed.namelist() if name.startswith(("handlers/", "model/"))}
+            names = {name for name in packed.namelist() if name.startswith(("handlers/", "torchmoor/", "model/"))}
     except (OSError, zipfile.BadZipFile):
         return False
     return names == files.keys() and all(path.stat().st_mtime < built for path in sources)

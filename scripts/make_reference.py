@@ -15,12 +15,13 @@ from io import StringIO
 from pathlib import Path
 
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.file import GROUPS
-from torchmoor.config.instances import InstanceSettings
-from torchmoor.config.scaling import LaunchSettings
-from torchmoor.config.settings import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.group import SettingsGroup, allowed_range
+from torchmoor.config.instances import DiscoverySettings, InstanceSettings
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
+from torchmoor.config.settings import GROUPS
 
+TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 
 INTRODUCTION = """# Configuration reference
@@ -66,15 +67,30 @@ def make_page() -> str:
 
 def make_group(title: str, kind: type) -> str:
     """One settings class as a table."""
+    if issubclass(kind, SettingsGroup):
+        return make_model_group(title, kind)
     comments = read_comments(kind)
     lines = [f"### {title}", ""]
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
         lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
-    lines += ["| key | default | |", "|---|---|---|"]
+    lines += TABLE
     for field in fields(kind):
         default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
         comment = comments.get(field.name, "").replace("|", r"\|")
         lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
+    return "\n".join([*lines, ""])
+
+
+def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
+    """Return one settings model as a table."""
+    lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
+    for name, field in kind.model_fields.items():
+        default = "must be given" if field.is_required() else f"`{_show(field.default)}`"
+        limits = allowed_range(field)
+        text = (field.description or "").replace("|", r"\|")
+        if limits and limits != "positive":
+            text += f" Allowed: {limits}."
+        lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
 
 

@@ -24,8 +24,7 @@ import yaml
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from torchmoor.config.scaling import ScalingSettings, TargetTracking
-from torchmoor.config.scaling_file import (
+from torchmoor.config.autoscaling import (
     DIMENSION,
     NAMESPACE,
     STEP_METRIC,
@@ -33,6 +32,7 @@ from torchmoor.config.scaling_file import (
     read_autoscaling,
     resource_of,
 )
+from torchmoor.config.scaling import ScalingSettings, TargetTracking
 from torchmoor.errors import ConfigError
 
 AUTOSCALING, CLOUDWATCH = "application-autoscaling", "cloudwatch"

@@ -94,3 +94,12 @@ def open_tab(
         context.close()
     if tab.complaints:
         pytest.fail(f"the page complained: {tab.complaints}")
+
+
+def submit_question(page: Page) -> None:
+    """Press Enter on the chat page once it is idle: while a turn runs, the page ignores Enter and shows Stop, not Ask.
+
+    An answer's text can be complete before the page has read the end of the stream.
+    """
+    expect(page.locator("#ask")).to_be_visible()
+    page.keyboard.press("Enter")

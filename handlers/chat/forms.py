@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from handlers.errors import BadImage, BadInput, HandlerError, NoRoom
+from torchmoor.wire.marked_text import ERROR_MARK
 
 JSON = "application/json"
-ERROR_SEPARATOR = b"\x1e"  # in a plain text stream, what follows it is not text but an error's JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SessionForm:
         return token.text.encode()
 
     def error(self, error: HandlerError) -> bytes:
-        return ERROR_SEPARATOR + error.body()
+        return ERROR_MARK + error.body()
 
     def whole(self, summary: Summary) -> bytes:
         body: dict[str, object] = {"response_text": self.text_before + summary.text}

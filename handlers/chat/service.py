@@ -29,7 +29,7 @@ from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.pictures.store import ImageStore
 from handlers.chat.sessions.operation import describe, get_session, list_sessions
 from handlers.chat.sessions.recorder import SessionRecorder, digests
-from handlers.chat.sessions.session_id import SessionId, SessionIds
+from handlers.chat.sessions.session_id import SessionIds
 from handlers.chat.sessions.store import Session, SessionStore, sharing_scope
 from handlers.chat.turns.admission import Room
 from handlers.chat.turns.completion import Completion
@@ -44,6 +44,9 @@ from handlers.models.text import TextModel
 from handlers.reply import Reply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings
+from torchmoor.wire import headers as wire
+from torchmoor.wire import operations
+from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
 JSON = {"Content-Type": "application/json"}
@@ -184,19 +187,19 @@ class ChatService:
         if session is not None:
             self.store.close(session)
         self._counters.add("sessions_closed")
-        reply.finish({**JSON, "X-Amzn-SageMaker-Closed-Session-Id": command.session_id}, b'{"success": true}')
+        reply.finish({**JSON, wire.CLOSED_SESSION_ID: command.session_id}, b'{"success": true}')
 
     def _act_on(self, command: ActOnSession, reply: Reply) -> None:
         """What an operator wants done to a session that this worker holds. It is closed as its client would."""
         session = get_session(self.store, command.session)
         match command.action:
-            case "close":
+            case operations.CLOSE:
                 self._recorder.close(session.id.text)
                 self.store.close(session)
                 self._counters.add("sessions_closed")
-            case "pin":
+            case operations.PIN:
                 self.store.pin(session)
-            case "unpin":
+            case operations.UNPIN:
                 self.store.unpin(session)
         reply.finish(JSON, json.dumps(describe(self.store, session)).encode())
 
@@ -243,7 +246,7 @@ class ChatService:
             assert again is not None
             sid = again
         stamp = _stamp(sid)
-        headers = {"X-Amzn-SageMaker-Session-Id": stamp, "X-Amzn-SageMaker-New-Session-Id": stamp}
+        headers = {wire.SESSION_ID: stamp, wire.NEW_SESSION_ID: stamp}
         reply.finish({**JSON, **headers}, json.dumps({"session_id": sid.text}).encode())
 
     def _discard(self, session: Session) -> None:

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torchmoor.wire.marked_text import ERROR_MARK
+
+_ERROR_MARK = ERROR_MARK.decode()
+
 REPLACEMENT = "\ufffd"
 
 
@@ -51,7 +55,7 @@ class Detokenizer:
         if self.is_stopped:
             return ""
         searched_from = max(0, len(self._text) - self._hold)
-        self._text += new.replace("\x1e", "")  # the separator before an error at the end of a plain stream
+        self._text += new.replace(_ERROR_MARK, "")  # what precedes an error at the end of a plain stream
         found = [(at + len(s), at) for s in self._stop if (at := self._text.find(s, searched_from)) >= 0]
         if found:  # the one that was complete first, so that the borders of tokens make no difference
             self.is_stopped = True

@@ -16,6 +16,7 @@ from redis.retry import Retry
 from handlers.journal.event import CLOSE, Event, image_hash
 from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
 from handlers.settings import JournalSettings
+from torchmoor.wire.store_urls import RedisAddress
 
 # KEYS: events, closed. ARGV: number, event, expiry.
 _APPEND = """
@@ -125,17 +126,15 @@ class RedisJournal:
         return expiry(session_id) + self._keep_s
 
 
-def connect(
-    *, host: str, port: int, db: int, username: str | None, password: str | None, tls: bool, limits: JournalSettings
-) -> "redis.Redis":
+def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
     """A client whose every wait has an end. Connects with the first command, not now."""
     pool = redis.ConnectionPool(
-        connection_class=redis.SSLConnection if tls else redis.Connection,
-        host=host,
-        port=port,
-        db=db,
-        username=username,
-        password=password,
+        connection_class=redis.SSLConnection if address.tls else redis.Connection,
+        host=address.host,
+        port=address.port,
+        db=address.db,
+        username=address.username,
+        password=address.password,
         protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
         socket_connect_timeout=limits.connect_timeout_s,
         socket_timeout=limits.timeout_s,

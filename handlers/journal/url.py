@@ -8,10 +8,9 @@ from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import Journal
 from handlers.settings import JournalSettings
+from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, read_redis_address
 
 FORMS = "off, file:///a/directory, redis://user:password@host:port/db, rediss://..., valkey://... or s3://bucket/prefix"
-_REDIS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # the scheme: whether by TLS
-REDIS_PORT = 6379
 
 
 def open_journal(settings: JournalSettings, tombstone_s: int) -> Journal | None:
@@ -28,16 +27,16 @@ def open_journal(settings: JournalSettings, tombstone_s: int) -> Journal | None:
 def _open(settings: JournalSettings, tombstone_s: int) -> Journal:
     try:
         parts = urlsplit(settings.url)
-        port = parts.port
+        _ = parts.port
     except ValueError:  # its text has a part of the URL
         raise ConfigError(f"handler.journal.url cannot be read; it must be {FORMS}") from None
     if parts.query or parts.fragment:
         raise ConfigError(f"handler.journal.url must not have a ? or #; in a password write %3F and %23: {FORMS}")
-    if parts.scheme == "file":
+    if parts.scheme == DIRECTORY_SCHEME:
         return _open_directory(parts, settings)
-    if parts.scheme in _REDIS:
-        return _open_redis(parts, port or REDIS_PORT, settings, tombstone_s)
-    if parts.scheme == "s3":
+    if parts.scheme in REDIS_SCHEMES:
+        return _open_redis(parts, settings, tombstone_s)
+    if parts.scheme == S3_SCHEME:
         return _open_s3(parts, settings)
     raise ConfigError(f"handler.journal.url must be {FORMS}")
 
@@ -51,22 +50,13 @@ def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
         raise ConfigError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
 
 
-def _open_redis(parts: SplitResult, port: int, settings: JournalSettings, tombstone_s: int) -> Journal:
+def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int) -> Journal:
     from handlers.journal import redis  # a worker without such a journal does without its library
 
-    db = parts.path.removeprefix("/") or "0"
-    if not parts.hostname or not db.isascii() or not db.isdigit():
+    address = read_redis_address(parts)
+    if address is None:
         raise ConfigError(f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0")
-    client = redis.connect(
-        host=parts.hostname,
-        port=port,
-        db=int(db),
-        username=unquote(parts.username) if parts.username else None,
-        password=unquote(parts.password) if parts.password else None,
-        tls=_REDIS[parts.scheme],
-        limits=settings,
-    )
-    return redis.RedisJournal(client, tombstone_s, settings.claim_s)
+    return redis.RedisJournal(redis.connect(address, settings), tombstone_s, settings.claim_s)
 
 
 def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:

@@ -12,11 +12,11 @@ from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
 from handlers.reply import Reply
 from handlers.requests import Incoming
+from torchmoor.wire import headers as wire
+from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
 
-OPERATION = "x-torchmoor-operation"
-TARGET_MODEL = "x-amzn-sagemaker-target-model"
 ACTIONS = ("load", "unload", "pin", "unpin", "prewarm")
 JSON = {"Content-Type": "application/json"}
 OUTCOMES = ("answered", "refused", "failed", "cancelled")
@@ -46,10 +46,10 @@ class ManyService:
     def start(self, incoming: Incoming, reply: Reply) -> None:
         """Answer a request; every outcome, errors too, goes through `reply`."""
         try:
-            operation = incoming.headers.get(OPERATION)
-            if operation == "status":
+            operation = incoming.headers.get(wire.OPERATION)
+            if operation == operations.STATUS:
                 reply.finish(JSON, json.dumps(self.status()).encode())
-            elif operation == "models":
+            elif operation == operations.MODELS:
                 self._manage(read_body(incoming), reply)
             elif operation:
                 raise InvalidRequest(f"there is no operation {operation[:40]!r}; there are status, models and cancel")
@@ -62,7 +62,7 @@ class ManyService:
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _ask(self, incoming: Incoming, reply: Reply) -> None:
-        name = incoming.headers.get(TARGET_MODEL)
+        name = incoming.headers.get(wire.TARGET_MODEL)
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
         visit = _Visit(incoming, reply, self._counters)
@@ -141,8 +141,8 @@ class _Visit:
 
     def begin(self, lease: Lease) -> None:
         """The model is there. Any thread of the registry's, or the pump's."""
-        self._reply.receipts["X-Torchmoor-Model-Cache"] = lease.found
-        self._reply.receipts["X-Torchmoor-Model-Load-Ms"] = str(round(lease.load_s * 1000))
+        self._reply.receipts[wire.MODEL_CACHE] = lease.found
+        self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
         try:
             lease.model.start(self._incoming, self._reply)

@@ -1,5 +1,6 @@
 """A causal language model as the engine sees it: render, embed, forward, logits."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from handlers.models.attention import RAGGED, PackedBatch, PackedStep
 from handlers.models.chat_template import ChatTemplate
-from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears
+from handlers.models.packed_linear import PackedLinear, can_pack, pack_linears, rows_are_independent
+
+logger = logging.getLogger(__name__)
 
 
 class TextModel:
@@ -47,6 +50,8 @@ class TextModel:
         pack_linears(self.decoder)
         if type(head) is torch.nn.Linear:
             self.model.set_output_embeddings(PackedLinear(head))
+        if not rows_are_independent():
+            logger.info("On this processor, answers in small batches may differ from others by float32's rounding.")
 
     def _find_eos(self) -> frozenset[int]:
         """Every id that ends an answer, by the generation config and by the tokenizer."""

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from scripts.sagemaker_deploy.errors import SettingsError
+from torchmoor.config.autoscaling import read_autoscaling, resource_of
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.scaling_file import read_autoscaling, resource_of
 from torchmoor.errors import ConfigError
 
 VARIANT = "AllTraffic"

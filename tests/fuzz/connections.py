@@ -28,7 +28,9 @@ from typing import Any
 import httptools
 
 from tests.fuzz.llhttp import CUT, Answers, Requests
-from torchmoor.config.settings import EndpointSettings, LimitSettings, ProxySettings, VariantSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.http.client import ClientConnection
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.http.upstream import UpstreamConnection
@@ -208,15 +210,15 @@ class Stage:
         self.proxy = Proxy(SETTINGS, self.registry, rng=Random(7))
 
     def take_client(self) -> Transport:
-        return Transport(Client(self.proxy.server))
+        return Transport(Client(self.proxy.data.server))
 
     def check_clean(self) -> None:
         """No lease, connection, task or kept byte."""
         assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
-        assert self.proxy.budget.used_bytes == 0
-        assert self.proxy.errands.num_running == 0
-        assert not self.proxy.server.connections
-        self.proxy.gateway.dispatchers()[0].variant.pool.check_integrity()
+        assert self.proxy.data.budget.used_bytes == 0
+        assert self.proxy.data.errands.num_running == 0
+        assert not self.proxy.data.server.connections
+        self.proxy.data.gateway.dispatchers()[0].variant.pool.check_integrity()
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -283,7 +285,7 @@ async def play(data: bytes) -> None:
     for transport in (client, other):
         transport.lose()
     await turn(12)  # what the client no longer waits for is cancelled
-    await stage.proxy.errands.stop(grace_s=0)
+    await stage.proxy.data.errands.stop(grace_s=0)
     for end in stage.ends:
         end.lose()
     await turn()

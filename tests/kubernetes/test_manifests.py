@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.manifests import NAMESPACE, ROOT, Overlay, Workload
-from torchmoor.config.discovery import DiscoverySettings
+from torchmoor.config.instances import DiscoverySettings
 
 # Kinds of operators that a cluster may have or not: held against their published schemas when they were written
 # (docs/kubernetes.md says how), and here against what they refer to.

@@ -26,7 +26,8 @@ from tests.servers import find_valkey, free_ports, missing, wait_for_server
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.cli.main import main
-from torchmoor.config.settings import AsyncQueueSettings, SessionSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
+from torchmoor.config.sessions import SessionSettings
 from torchmoor.proxy.access.credentials import read_credentials
 
 pytestmark = pytest.mark.redis

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import signal
 import sys
-from base64 import b32encode
 from pathlib import Path
 
 from tests.proxy.fake_instance import FakeInstance, Received, Wire, answering
-from torchmoor.proxy.routing.sessions import session_mac
+from torchmoor.wire.session_ids import mint as mint_id
 
 KEY = b"a key of the tests of networks"
 TURN_S = 0.03
@@ -59,9 +57,7 @@ async def main(name: str, port: int, journal: Path) -> None:
 
 def mint(name: str) -> str:
     """A session id as the handler of that instance would."""
-    nonce, expiry, key_id = b32encode(secrets.token_bytes(10)).decode().lower(), "7fffffff", "k1"
-    mac = session_mac(KEY, endpoint="llava", principal="", nonce=nonce, expiry=expiry, instance=name, key_id=key_id)
-    return f"ts-seq-{nonce}-{expiry}-{name}-{key_id}{mac}"
+    return mint_id({"k1": KEY}, instance=name, expires_at=0x7FFFFFFF, endpoint="llava").text
 
 
 async def stream(wire: Wire) -> None:

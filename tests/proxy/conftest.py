@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import http.client
 import socket
 import threading
@@ -21,30 +20,21 @@ from botocore.config import Config
 
 from tests.proxy.fake_instance import FakeInstance
 from tests.waiting import DEADLINE_S
+from torchmoor.config.access import AccessSettings, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.dialects import ChatPageSettings, ContainerSettings
+from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.listen import ListenSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.config.settings import (
-    AccessSettings,
-    ChatPageSettings,
-    ContainerSettings,
-    Credentials,
-    EndpointSettings,
-    HealthSettings,
-    LateBindingSettings,
-    LimitSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ObserveSettings,
-    ProxySettings,
-    RecoverySettings,
-    SessionSettings,
-    TimeoutSettings,
-    VariantSettings,
-)
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.proxy.routing.sessions import session_mac
 from torchmoor.run.app import Proxy
+from torchmoor.wire.session_ids import compose
 
 T = TypeVar("T")
 
@@ -64,10 +54,9 @@ def make_session_id(
 ) -> str:
     """An id as the handler of that instance would mint it."""
     expiry, key_id = "7fffffff", "k1"
-    mac = session_mac(
+    return compose(
         key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
-    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
 
 
 class Stage:
@@ -238,25 +227,25 @@ class Stage:
 
     def check_clean(self) -> None:
         """No exchange, lease, kept byte or task is left, and every pooled connection can be used."""
-        server = self.proxy.server
+        server = self.proxy.data.server
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
         self.until(lambda: self._extra_tasks() == [], f"no task left but {self._extra_tasks()}")
-        assert self.proxy.budget.used_bytes == 0
-        assert self.proxy.gate is None or self.proxy.gate.num_held_bytes == 0
+        assert self.proxy.data.budget.used_bytes == 0
+        assert self.proxy.data.gate is None or self.proxy.data.gate.num_held_bytes == 0
         for instance in self.registry.instances():
             for connection in instance.idle:
                 assert connection.is_usable
                 assert connection.exchange is None
             assert len(set(map(id, instance.idle))) == len(instance.idle)
-        for dispatcher in self.proxy.gateway.dispatchers():
+        for dispatcher in self.proxy.data.gateway.dispatchers():
             dispatcher.variant.pool.check_integrity()
             assert dispatcher.num_waiting == 0
             models = dispatcher.variant.models
             if models is not None:
                 models.check_integrity()
                 assert models.num_outstanding == 0
-        assert self.proxy.gateway.waiting_bytes.used_bytes == 0
+        assert self.proxy.data.gateway.waiting_bytes.used_bytes == 0
         assert self.faults == []
 
     def _extra_tasks(self) -> list[str]:
@@ -337,11 +326,6 @@ def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
             break
         data += piece
     return bytes(data)
-
-
-def replace(settings: T, **changes: Any) -> T:
-    """A settings group with some values changed."""
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as Signer
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import LISTEN, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import answering
-from torchmoor.config.settings import AccessKey, AccessSettings, Credentials
+from torchmoor.config.access import AccessKey, AccessSettings, Credentials
 from torchmoor.proxy.access.gate import principal_of
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -341,7 +341,7 @@ def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None
     request = signed(stage, b"x" * 1000)
     lines = [f"POST {PATH} HTTP/1.1", f"Host: 127.0.0.1:{stage.proxy.port}", "Content-Length: 1000"]
     lines += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() != "content-length"]
-    gate = stage.proxy.gate
+    gate = stage.proxy.data.gate
     assert gate is not None
 
     with stage.socket() as slow:
@@ -424,7 +424,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, P
 def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:
     """Whole answers, streams and long bodies; nothing older than TLS 1.2, nothing but HTTP/1.1."""
     certificate, key = certificates[0]
-    listen = replace(LISTEN, tls_certificate=str(certificate), tls_key=str(key))
+    listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
     stage = make_stage(credentials=CREDENTIALS, listen=listen)
     client = stage.client(secret=SECRET, verify=str(certificate))
 
@@ -448,7 +448,7 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     """Its token must not cross a network in clear; the data plane has its own certificate, or none."""
     certificate, key = map(str, certificates[0])
     stage = make_stage(
-        listen=replace(LISTEN, admin_tls_certificate=certificate, admin_tls_key=key),
+        listen=LISTEN.replace(admin_tls_certificate=certificate, admin_tls_key=key),
         credentials=Credentials(admin_token="admin-token-0123456789"),
     )
     bearer = {"Authorization": "Bearer admin-token-0123456789"}
@@ -466,7 +466,7 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
     certificate.write_bytes(certificates[0][0].read_bytes())
     key.touch(0o600)
     key.write_bytes(certificates[0][1].read_bytes())
-    stage = make_stage(listen=replace(LISTEN, tls_certificate=str(certificate), tls_key=str(key)))
+    stage = make_stage(listen=LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key)))
 
     def shown() -> str:
         pem = ssl.get_server_certificate(("127.0.0.1", stage.proxy.port), timeout=60)

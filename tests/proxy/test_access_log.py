@@ -14,7 +14,11 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
-from torchmoor.config.settings import ContainerSettings, Credentials, LimitSettings, MultiModelSettings, ObserveSettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.http.eventstream import payload_part
 
 NEW_ID = make_session_id("a", nonce="qrstuvwxyzabcdef")

@@ -19,8 +19,9 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import FakeInstance, Gate, Received, Wire, answering, refusing
 from tests.waiting import wait_until
 from torchmoor.cli.main import main
+from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.asynchronous import AsyncEndpointSettings
-from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, MultiModelSettings
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings
 from torchmoor.errors import ConfigError
 
 MakeStage = Callable[..., Stage]
@@ -203,7 +204,7 @@ def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> Non
     others = [submit(stage, Body=b"other") for _ in range(3)]
     real_time = threading.Thread(target=lambda: client.invoke_endpoint(EndpointName="llava", Body=b"live"))
     real_time.start()
-    [dispatcher] = stage.proxy.gateway.dispatchers()
+    [dispatcher] = stage.proxy.data.gateway.dispatchers()
     stage.until(lambda: dispatcher.num_waiting == 1, "the client waits")
 
     gate.open()
@@ -228,7 +229,7 @@ def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeSt
     answers = [submit(stage, Body=b"{}") for _ in range(10)]
 
     wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
-    metrics = stage.proxy.async_inference.endpoints["llava"].metrics  # type: ignore[union-attr]
+    metrics = stage.proxy.data.async_inference.endpoints["llava"].metrics  # type: ignore[union-attr]
     stage.until(lambda: (metrics.num_running, metrics.num_waiting) == (4, 6), "the others wait")
     assert stage.outstanding() == 4
     gate.open()

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from tests.proxy.fake_instance import FakeInstance, Received, Wire
-from tests.proxy.replicas import Served, serving
+from tests.proxy.processes import Served, serving
 from tests.waiting import wait_until
 
 NUM_REQUESTS = 200

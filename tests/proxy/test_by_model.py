@@ -10,11 +10,12 @@ import openai
 import pytest
 import requests
 
-from tests.proxy.conftest import Stage, replace
+from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
 from tests.proxy.test_access import CREDENTIALS, TOKEN, signed
 from tests.proxy.test_openai import MESSAGES, behave, call, chunk, client
-from torchmoor.config.settings import LateBindingSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.routing import LateBindingSettings
 
 PATH = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -82,7 +83,7 @@ def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
 
 def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stage]) -> None:
     """Before it, it is found however long the body is; beyond it, the error says what to do."""
-    stage = make_stage(limits=replace(LimitSettings(), max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
+    stage = make_stage(limits=LimitSettings(max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
     pad = "x" * 3_000_000
     first = json.dumps({"model": "talks", "pad": pad}).encode()
 
@@ -98,15 +99,15 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
 @pytest.mark.parametrize("framing", [b"Content-Length: 44", b"Transfer-Encoding: chunked"])
 def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: bytes) -> None:
     """While one body is awaited there is no room for another; when its client leaves there is again."""
-    limits = replace(LimitSettings(), max_unrouted_body_bytes=50, max_waiting_bytes=60)
+    limits = LimitSettings(max_unrouted_body_bytes=50, max_waiting_bytes=60)
     stage = make_stage(limits=limits, **TWO)
     body = b'{"model": "sees", "pad": "xxxxxxxxxxxxxxxxx"}'
 
     with stage.socket() as slow:
         slow.sendall(HEAD + framing + b"\r\n\r\n")
-        stage.until(lambda: stage.proxy.gateway.waiting_bytes.used_bytes >= 44, "the first is held")
+        stage.until(lambda: stage.proxy.data.gateway.waiting_bytes.used_bytes >= 44, "the first is held")
         refused, headers, _ = call(stage, PATH, body)
-    stage.until(lambda: stage.proxy.gateway.waiting_bytes.used_bytes == 0, "the first is forgotten")
+    stage.until(lambda: stage.proxy.data.gateway.waiting_bytes.used_bytes == 0, "the first is forgotten")
     served, _, _ = call(stage, PATH, body)
 
     assert (refused, headers["retry-after"], served) == (503, "1", 200)
@@ -114,7 +115,7 @@ def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: byte
 
 def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_stage: Callable[..., Stage]) -> None:
     """The refusal waits for the signature, and the gate keeps none of the body's bytes."""
-    limits = replace(LimitSettings(), max_waiting_bytes=10)
+    limits = LimitSettings(max_waiting_bytes=10)
     stage = make_stage(limits=limits, credentials=CREDENTIALS, **TWO)
 
     good = signed(stage, b'{"model": "sees"}', path=PATH)
@@ -128,7 +129,7 @@ def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_st
 
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
     """413, announced or not, before and after the endpoint is known."""
-    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=40), **TWO)
+    stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=40), **TWO)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
     announced, _, _ = call(stage, PATH, bytes(41))
@@ -185,7 +186,7 @@ def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stag
     first.request("POST", PATH, b'{"model": "sees"}')
     gate.wait_reached()
     second.request("POST", PATH, b'{"model": "sees"}')
-    stage.until(lambda: sum(d.num_waiting for d in stage.proxy.gateway.dispatchers()) == 1, "the second waits")
+    stage.until(lambda: sum(d.num_waiting for d in stage.proxy.data.gateway.dispatchers()) == 1, "the second waits")
 
     other, _, _ = call(stage, PATH, b'{"model": "talks"}')
     gate.open()

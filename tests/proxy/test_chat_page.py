@@ -17,12 +17,13 @@ from botocore.eventstream import EventStreamBuffer
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser import DESKTOP, Tab, open_tab, run_chromium
+from tests.browser import DESKTOP, Tab, open_tab, run_chromium, submit_question
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_chat import RECEIPT, FakeChat, lines
 from tests.proxy.fake_instance import Gate, Received, Wire, refusing, streaming
 from tests.waiting import wait_until
-from torchmoor.config.settings import ChatPageSettings, Credentials
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.proxy.http import eventstream
 
 SMALL_PHONE = (360, 740)
@@ -64,11 +65,11 @@ def picture_file(name: str, size: tuple[int, int] = (64, 48), form: str = "PNG")
 
 
 def ask(page: Page, question: str) -> Locator:
-    """Types it; returns the new turn."""
+    """Type the question and press Enter once the page is idle; return the new turn."""
     wait_ready(page)
     turns = page.locator(".turn").count()
     page.get_by_role("textbox", name="Your question").fill(question)
-    page.keyboard.press("Enter")
+    submit_question(page)
     turn = page.locator(".turn").nth(turns)
     expect(turn).to_be_visible()
     return turn
@@ -482,7 +483,7 @@ def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: B
         expect(page.locator("#composer-notice")).to_contain_text("not taken: this is not an image")
         expect(page.get_by_role("textbox", name="Your question")).to_have_value("What is it?")
         page.get_by_role("button", name="Remove odd.png").click()
-        page.keyboard.press("Enter")
+        submit_question(page)
 
         expect(page.locator(".turn .text")).to_have_text("The circle is red.")
         assert "images" not in chat.bodies[1]
@@ -577,7 +578,7 @@ def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
     page.keyboard.type("And more?")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("Two lines.")
-    page.keyboard.press("Enter")
+    submit_question(page)
     expect(page.locator(".turn .text")).to_have_text(["The circle is red."] * 2)
     assert chat.asked()[-1] == "And more?\nTwo lines."
     tab_to("Skip")

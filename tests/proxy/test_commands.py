@@ -15,7 +15,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
 from tests.proxy.fake_many import FakeMany
 from torchmoor.cli.main import main
-from torchmoor.config.settings import AccessKey, Credentials, MultiModelSettings
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 MakeStage = Callable[..., Stage]

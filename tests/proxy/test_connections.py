@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from torchmoor.config.settings import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 
 POST = b"POST /endpoints/llava/invocations HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -121,11 +121,11 @@ def test_client_that_leaves_while_connecting_costs_nothing(make_stage: Callable[
         stage.instance(name).host = "192.0.2.1"
     sock = stage.socket()
     sock.sendall(POST)
-    stage.until(lambda: stage.proxy.gateway.dispatchers()[0].metrics.invocations == 1, "the request taken")
+    stage.until(lambda: stage.proxy.data.gateway.dispatchers()[0].metrics.invocations == 1, "the request taken")
 
     sock.close()
 
-    stage.until(lambda: not stage.proxy.server.connections, "the client's connection forgotten")
+    stage.until(lambda: not stage.proxy.data.server.connections, "the client's connection forgotten")
 
 
 def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
@@ -144,7 +144,7 @@ def test_slow_reader_holds_the_instance_back(stage: Stage) -> None:
     sock = stage.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     sock.sendall(POST.replace(b"Host: x", b"Host: x\r\nConnection: close"))
-    stage.until(lambda: any(c.is_write_paused for c in stage.proxy.server.connections), "back-pressure")
+    stage.until(lambda: any(c.is_write_paused for c in stage.proxy.data.server.connections), "back-pressure")
     assert progress[0] < num_pieces
 
     answer = read_answer(sock, to_end=True)
@@ -200,7 +200,7 @@ def test_slow_instance_holds_the_upload_back(stage: Stage) -> None:
     with stage.socket() as sock:
         thread = threading.Thread(target=upload)
         thread.start()
-        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.server.connections), "back-pressure")
+        stage.until(lambda: any(c._is_reading_paused for c in stage.proxy.data.server.connections), "back-pressure")
         assert not sent.is_set()
 
         gate.open()
@@ -277,7 +277,7 @@ def test_connection_that_nobody_takes_is_closed(make_stage: Callable[..., Stage]
     """A client may leave in the moment in which its connection to the instance is made."""
     stage = make_stage(timeouts=TimeoutSettings(pool_idle_timeout_s=0.05, sweep_interval_s=0.02))
 
-    stage.run(stage.proxy.server.means.connector.connect(stage.instance("a")))
+    stage.run(stage.proxy.data.server.means.connector.connect(stage.instance("a")))
 
     stage.until(lambda: stage.a.num_open == 0, "the connection closed")
 
@@ -392,7 +392,7 @@ def test_answer_before_the_body_has_ended_reaches_the_client(stage: Stage) -> No
 
 def test_too_many_connections_are_refused(make_stage: Callable[..., Stage]) -> None:
     """The one too many gets a 503 and is closed."""
-    stage = make_stage(limits=replace(LimitSettings(), max_connections=1))
+    stage = make_stage(limits=LimitSettings(max_connections=1))
 
     with stage.socket() as first, stage.socket() as second:
         answer = read_answer(second, to_end=True)

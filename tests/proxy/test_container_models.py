@@ -13,7 +13,8 @@ from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_instance import Gate
 from tests.proxy.fake_many import FakeFleet, FakeMany
 from tests.waiting import wait_until
-from torchmoor.config.settings import ContainerSettings, MultiModelSettings
+from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 NAME = "8d2f0a1c9be94b0f"  # opaque, as the platform makes them

@@ -16,7 +16,8 @@ from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import Received, Wire, answering, streaming
 from tests.proxy.fake_many import FakeFleet
 from tests.waiting import wait_until
-from torchmoor.config.settings import Credentials, MultiModelSettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry
 

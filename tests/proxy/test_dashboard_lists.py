@@ -18,8 +18,8 @@ from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, refusing
 from tests.proxy.fake_many import FakeFleet
 from tests.proxy.fake_sessions import FakeHolders, make_session
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import LateBindingSettings, MultiModelSettings, VariantSettings
 from torchmoor.proxy.instances.registry import Scale
 
 pytestmark = pytest.mark.browser
@@ -268,7 +268,7 @@ def test_overview_says_what_waits_where_and_what_the_autoscaler_wants(
         headers = {"X-Amzn-SageMaker-Session-Id": make_session_id("a")} if number == 3 else {}
         connections[-1].request("POST", "/endpoints/llava/invocations", b"{}", headers)
         stage.until(lambda: stage.outstanding() == min(2, number + 1), "it is at an instance, or waits")  # noqa: B023
-    [dispatcher] = stage.proxy.gateway.dispatchers()
+    [dispatcher] = stage.proxy.data.gateway.dispatchers()
     stage.until(lambda: dispatcher.num_waiting == 2, "two wait")
 
     async def decide() -> None:

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering, refusing
 from tests.waiting import wait_until
-from torchmoor.config.settings import ObserveSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 

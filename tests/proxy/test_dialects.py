@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.config.settings import HealthSettings, LimitSettings, TimeoutSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
@@ -146,7 +147,7 @@ def test_unknown_model_is_not_found(stage: Stage, path: str) -> None:
 
 def test_body_limit_is_its_own(make_stage: Callable[..., Stage]) -> None:
     """413, announced or not."""
-    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=1000))
+    stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=1000))
 
     assert post(stage, "/invocations", bytes(1001))[0] == 413
     with stage.socket() as sock:

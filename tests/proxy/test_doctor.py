@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
-from torchmoor.config.settings import Credentials
+from torchmoor.config.access import Credentials
 from torchmoor.doctor.finding import Finding, Patient
 from torchmoor.doctor.run import CHECKS
 

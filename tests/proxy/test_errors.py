@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id, replace
+from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire, answering, refusing
-from torchmoor.config.settings import TimeoutSettings
+from torchmoor.config.limits import TimeoutSettings
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
 
@@ -273,7 +273,7 @@ def test_fault_of_the_proxy_tells_an_id_and_nothing_else(
     def fail(*arguments: object) -> None:
         raise RuntimeError("a private detail")
 
-    monkeypatch.setattr(stage.proxy.gateway, "get_session", fail)
+    monkeypatch.setattr(stage.proxy.data.gateway, "get_session", fail)
 
     error = refusal(stage)
 
@@ -293,9 +293,9 @@ def test_asynchronous_request_to_an_endpoint_without_is_refused_clearly(stage: S
 
 def test_replay_needs_the_body_to_be_kept(make_stage: Callable[..., Stage]) -> None:
     """A body above the limit for kept bodies is not sent twice: the client hears of the first refusal."""
-    from torchmoor.config.settings import LimitSettings
+    from torchmoor.config.limits import LimitSettings
 
-    stage = make_stage(limits=replace(LimitSettings(), max_replay_body_bytes=1000))
+    stage = make_stage(limits=LimitSettings(max_replay_body_bytes=1000))
     stage.a.behave = stage.b.behave = refusing(429, "Overloaded", "full")
 
     error = refusal(stage, Body=bytes(1001))

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Behaviour, FakeInstance, Received, Wire, answering, refusing
-from torchmoor.config.settings import HealthSettings, RecoverySettings, TimeoutSettings
+from torchmoor.config.health import HealthSettings, RecoverySettings
+from torchmoor.config.limits import TimeoutSettings
 from torchmoor.fleet.worker_status import MAX_TRIES
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -192,14 +193,14 @@ def test_retries_have_a_budget(make_stage: Callable[..., Stage]) -> None:
         assert read_answer(invoke(stage)).startswith(b"HTTP/1.1 503")
         assert len(stage.a.received + stage.b.received) == num_asked
 
-    metrics = stage.proxy.gateway.dispatchers()[0].metrics
+    metrics = stage.proxy.data.gateway.dispatchers()[0].metrics
     assert (metrics.retries, metrics.retries_refused) == (1, 2)
 
 
 def test_refused_connections_cost_no_budget(make_stage: Callable[..., Stage]) -> None:
     """Nothing was sent, so nothing is done twice."""
     stage = make_stage(are_journaled=True, recovery=RecoverySettings(retry_burst=1, retry_fraction=0.001))
-    stage.proxy.gateway.dispatchers()[0].retries.try_take(0)
+    stage.proxy.data.gateway.dispatchers()[0].retries.try_take(0)
     stage.run(stage.a.stop())
 
     assert instance_of(read_answer(invoke(stage, session=make_session_id("a")))) == "b"
@@ -295,7 +296,7 @@ def test_instance_that_is_down_can_be_drained_before_it_comes_back(make_stage: C
 
 def test_worker_that_hangs_is_found_and_comes_back(make_stage: Callable[..., Stage]) -> None:
     """Its probes stay good; the status operation, which it has answered before, says otherwise."""
-    stage = make_stage(health=replace(OFTEN, worker_timeout_s=0.2))
+    stage = make_stage(health=OFTEN.replace(worker_timeout_s=0.2))
     status = answering(body=b'{"instance": "a", "sessions": {}}')
     seen: list[Received] = []
 

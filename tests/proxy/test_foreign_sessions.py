@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.proxy.conftest import Stage, make_session_id, replace
+from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import LateBindingSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 SESSION_ID = "X-Amzn-SageMaker-Session-Id"
@@ -145,11 +147,11 @@ def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., 
 
 def test_sessions_that_are_remembered_are_bounded(make_stage: Callable[..., Stage]) -> None:
     """The one that was used the longest ago is forgotten."""
-    stage = start(make_stage, limits=replace(LimitSettings(), max_foreign_sessions=2))
+    stage = start(make_stage, limits=LimitSettings(max_foreign_sessions=2))
     (first, home), (second, _) = open_session(stage), open_session(stage)
     assert send(stage, first) == (200, home)
 
     third, _ = open_session(stage)
 
     assert [send(stage, session)[0] for session in (first, second, third)] == [200, 400, 200]
-    assert len(stage.proxy.gateway._foreign) == 2
+    assert len(stage.proxy.data.gateway._foreign) == 2

@@ -20,8 +20,10 @@ from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
 from torchmoor.cli.waiting_notice import Progress
 from torchmoor.clients.signing import Login, Signer
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import AccessKey, Credentials, LateBindingSettings, LimitSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)
@@ -276,7 +278,7 @@ def test_several_variants_at_zero(make_stage: Callable[..., Stage]) -> None:
         VariantSettings(name="green", model="llava", scaling=LONG),
     )
     stage = make_stage(variants=variants, names=("a",), homes={"a": "blue"})
-    blue, green = stage.proxy.gateway.dispatchers()
+    blue, green = stage.proxy.data.gateway.dispatchers()
 
     async def drain(is_drained: bool) -> None:
         (stage.registry.drain if is_drained else stage.registry.resume)("a")

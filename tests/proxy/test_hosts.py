@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.conftest import make_session_id
-from tests.proxy.replicas import Holding, Served, serving, write_config
+from tests.proxy.processes import Holding, Served, serving, write_config
 from tests.waiting import wait_until
 
 NAMES = ("a", "b", "c")

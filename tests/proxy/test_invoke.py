@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import Stage, make_session_id, replace
+from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, streaming
-from torchmoor.config.settings import LimitSettings
+from torchmoor.config.limits import LimitSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
@@ -175,7 +175,7 @@ def test_unknown_endpoint_is_named_as_the_service_names_it(stage: Stage) -> None
 
 def test_body_over_the_limit_is_a_validation_error_that_boto3_sees(make_stage: Callable[..., Stage]) -> None:
     """The refusal is readable although the client is still sending."""
-    stage = make_stage(limits=replace(LimitSettings(), max_body_bytes=100_000))
+    stage = make_stage(limits=LimitSettings(max_body_bytes=100_000))
 
     for num_bytes in (100_001, 20_000_000):
         error = refusal(stage, Body=bytes(num_bytes))

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.proxy.conftest import NO_PROBES, Stage, replace
+from tests.proxy.conftest import NO_PROBES, Stage
 from tests.proxy.fake_instance import Gate, streaming
 from tests.proxy.fake_many import FakeFleet, FakeMany
-from torchmoor.config.settings import MultiModelSettings, TimeoutSettings
+from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 MODELS = {f"m{number}.tar.gz" for number in range(20)}
 # Asked often, so that tests need not wait; and as often while something is loading.
-ASKING = replace(NO_PROBES, status_interval_s=0.02, busy_status_interval_s=0.02, max_status_per_s=1000)
+ASKING = NO_PROBES.replace(status_interval_s=0.02, busy_status_interval_s=0.02, max_status_per_s=1000)
 
 MakeStage = Callable[..., Stage]
 

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import answering
-from torchmoor.config.settings import VariantSettings
+from torchmoor.config.routing import VariantSettings
 
 OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
 ONLY_WHOLE = ("TargetModel", "EnableExplanations")  # which the streamed operation's shape does not have

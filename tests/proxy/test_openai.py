@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.proxy.conftest import Stage, read_answer, replace
+from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Received, Wire, answering, refusing, streaming
-from torchmoor.config.settings import LimitSettings, TimeoutSettings
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 BASES = ("/v1", "/endpoints/llava/openai/v1")
@@ -207,7 +207,7 @@ def test_target_model_is_refused_where_there_is_one(stage: Stage) -> None:
 
 def test_body_limit(make_stage: Callable[..., Stage]) -> None:
     """413, announced or not."""
-    stage = make_stage(limits=replace(LimitSettings(), max_passthrough_body_bytes=10))
+    stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=10))
 
     announced, _, answer = complete(stage)
     with stage.socket() as sock:

@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer, replace
+from tests.proxy.conftest import NO_PROBES, Stage, make_session_id, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing
-from torchmoor.config.settings import (
-    AccessKey,
-    Credentials,
-    KvAwareSettings,
-    LimitSettings,
-    PrefixAwareSettings,
-    VariantSettings,
-)
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.routing import KvAwareSettings, PrefixAwareSettings, VariantSettings
 from torchmoor.proxy.instances.instance import InstanceState
 
 PREFIX_AWARE = VariantSettings(
@@ -119,7 +114,7 @@ def test_request_is_sent_on_as_soon_as_its_prefix_has_come(make_stage: Callable[
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}{framing}\r\n\r\n".encode() + piece(b"a" * 1000))
-        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
+        stage.until(lambda: len(stage.proxy.data.server.connections) == 1, "the connection")
         stage.run(settle())
         assert stage.outstanding() == 0
         sock.sendall(piece(b"b" * 1000))
@@ -163,8 +158,8 @@ def test_client_that_leaves_before_its_prefix_has_come_was_never_sent(make_stage
 
     with stage.socket() as sock:
         sock.sendall(f"{INVOKE}Content-Length: 5000\r\n\r\nabc".encode())
-        stage.until(lambda: len(stage.proxy.server.connections) == 1, "the connection")
-    stage.until(lambda: not stage.proxy.server.connections, "the connection gone")
+        stage.until(lambda: len(stage.proxy.data.server.connections) == 1, "the connection")
+    stage.until(lambda: not stage.proxy.data.server.connections, "the connection gone")
 
     assert stage.a.received == stage.b.received == []
 
@@ -256,7 +251,7 @@ def test_answer_that_shows_an_evicted_prompt_corrects_the_view(make_stage: Calla
     home = ask(client, older)[0]
     other = ask(client, b"r" * 300)[0]
     assert home != other
-    index = stage.proxy.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
+    index = stage.proxy.data.gateway.dispatchers()[0]._kv.index  # type: ignore[union-attr]
     num_before = len(index._blocks[home])
     stage.registry.set_state(other, InstanceState.DRAINING)
     assert ask(client, asked)[0] == home
@@ -317,13 +312,13 @@ def test_traffic_is_split_by_weight_and_each_variant_serves_its_own_model(make_s
     assert 48 < counts["blue", "a"] < 72
     assert {request.path for request in stage.a.received} == {"/predictions/llava"}
     assert {request.path for request in stage.b.received} == {"/predictions/llava-next"}
-    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.gateway.dispatchers()}
+    invocations = {d.variant.name: d.metrics.invocations for d in stage.proxy.data.gateway.dispatchers()}
     assert invocations == {"blue": counts["blue", "a"], "green": counts["green", "b"]}
 
 
 def test_target_variant_goes_before_weights(make_stage: Callable[..., Stage]) -> None:
     """Even to a variant of weight 0; an unknown one is the client's error."""
-    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     client = stage.client()
 
     answers = [client.invoke_endpoint(EndpointName="llava", Body=b"{}", TargetVariant="green") for _ in range(5)]
@@ -370,7 +365,7 @@ def test_session_of_a_forgotten_instance_goes_where_all_proxies_agree(make_stage
 
 def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[..., Stage]) -> None:
     """A model's name in the path is a variant's model; the container's dialect goes by weights."""
-    stage = make_stage(variants=(BLUE, replace(GREEN, weight=0)), homes=HOMES)
+    stage = make_stage(variants=(BLUE, GREEN.replace(weight=0)), homes=HOMES)
     connection = stage.http()
 
     for path, fake in (("/predictions/llava-next", stage.b), ("/predictions/llava", stage.a)):
@@ -387,7 +382,7 @@ def test_torchserve_path_chooses_the_variant_of_its_model(make_stage: Callable[.
 
 def test_new_session_goes_to_the_instance_with_the_most_room(make_stage: Callable[..., Stage]) -> None:
     """By their own last word, less what was sent there since; without it, by load."""
-    stage = make_stage(health=replace(NO_PROBES, status_interval_s=3600))
+    stage = make_stage(health=NO_PROBES.replace(status_interval_s=3600))
     a, b = stage.instance("a"), stage.instance("b")
     for fake, room in ((stage.a, 5), (stage.b, 7)):
         fake.on_status = answering(body=json.dumps({"sessions": {"open": 0, "max": room}}).encode())
@@ -537,6 +532,6 @@ def test_openings_that_are_remembered_are_bounded(
         open_session(stage, invocation_id)
         open_session(journaled, invocation_id)
 
-    (dispatcher,), (other,) = stage.proxy.gateway.dispatchers(), journaled.proxy.gateway.dispatchers()
+    (dispatcher,), (other,) = stage.proxy.data.gateway.dispatchers(), journaled.proxy.data.gateway.dispatchers()
     assert list(dispatcher._openings) == [b" one", b" three"]
     assert not other._openings

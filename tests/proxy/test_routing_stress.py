@@ -11,14 +11,8 @@ import pytest
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Received, Wire
-from torchmoor.config.settings import (
-    KvAwareSettings,
-    LateBindingSettings,
-    LimitSettings,
-    PrefixAwareSettings,
-    TimeoutSettings,
-    VariantSettings,
-)
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, PrefixAwareSettings, VariantSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 NUM_CLIENTS = 24

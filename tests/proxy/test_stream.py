@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ConnectionClosedError, EventStrea
 
 from tests.proxy.conftest import Stage, make_session_id
 from tests.proxy.fake_instance import Behaviour, Gate, Received, Wire, answering, streaming
-from torchmoor.config.settings import TimeoutSettings
+from torchmoor.config.limits import TimeoutSettings
 
 
 def invoke(stage: Stage, **arguments: object) -> dict[str, object]:
@@ -172,7 +172,7 @@ def test_death_in_mid_stream_is_a_model_stream_error(stage: Stage) -> None:
     assert caught.value.response["Error"]["Code"] == "ModelStreamError"
     assert "StreamBroken" in caught.value.response["Error"]["Message"]
     assert len(stage.a.received + stage.b.received) == 1
-    assert stage.proxy.gateway.dispatchers()[0].metrics.mid_stream_errors == 1
+    assert stage.proxy.data.gateway.dispatchers()[0].metrics.mid_stream_errors == 1
 
 
 def test_silence_in_mid_stream_is_a_model_stream_error(make_stage: Callable[..., Stage]) -> None:

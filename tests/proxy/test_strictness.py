@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.proxy.conftest import Stage, read_answer, replace
+from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
-from torchmoor.config.settings import LimitSettings
+from torchmoor.config.limits import LimitSettings
 
 LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\n"
@@ -135,7 +135,7 @@ def test_trailers_of_a_request_are_dropped(stage: Stage) -> None:
 
 def test_chunked_body_over_the_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
     """The limit holds for bodies whose length nobody announced."""
-    stage = make_stage(limits=replace(LimitSettings(), max_body_bytes=1000))
+    stage = make_stage(limits=LimitSettings(max_body_bytes=1000))
 
     with stage.socket() as sock:
         sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
@@ -159,7 +159,7 @@ def test_chunk_extensions_are_dropped(stage: Stage) -> None:
 
 def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     """Slowloris: 408 and the end, however the bytes drip."""
-    stage = make_stage(limits=replace(LimitSettings(), header_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(header_timeout_s=0.1))
 
     with stage.socket() as sock:
         sock.sendall(b"POST /endpo")
@@ -170,7 +170,7 @@ def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
     """A connection that never says anything ends without an answer."""
-    stage = make_stage(limits=replace(LimitSettings(), header_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(header_timeout_s=0.1))
 
     with stage.socket() as sock:
         assert sock.recv(1) == b""
@@ -178,7 +178,7 @@ def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
 
 def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     """The instance's connection closes too: it never takes half a body for a whole one."""
-    stage = make_stage(limits=replace(LimitSettings(), body_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(body_timeout_s=0.1))
 
     with stage.socket() as sock:
         sock.sendall(HEAD + b"Content-Length: 10\r\n\r\nhalf")
@@ -190,7 +190,7 @@ def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stage]) -> None:
     """keep_alive_timeout_s."""
-    stage = make_stage(limits=replace(LimitSettings(), keep_alive_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(keep_alive_timeout_s=0.1))
 
     with stage.socket() as sock:
         sock.sendall(GOOD)
@@ -297,7 +297,7 @@ def test_reset_in_every_phase_leaves_nothing_behind(stage: Stage) -> None:
     for cut in range(0, len(GOOD), 5):
         with stage.socket() as sock:
             sock.sendall(GOOD[:cut])
-    stage.until(lambda: not stage.proxy.server.connections, "all connections forgotten")
+    stage.until(lambda: not stage.proxy.data.server.connections, "all connections forgotten")
 
 
 FRAGMENTS = [

@@ -19,9 +19,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from tests.proxy.conftest import Stage
 from tests.proxy.fake_instance import answering, refusing, streaming
-from tests.proxy.replicas import Holding, serving, write_config
+from tests.proxy.processes import Holding, serving, write_config
 from tests.waiting import wait_until
-from torchmoor.config.settings import ObserveSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.observe.observing import observing
 

@@ -20,7 +20,7 @@ import requests
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import PHONE, Tab, open_tab, run_chromium
+from tests.browser import PHONE, Tab, open_tab, run_chromium, submit_question
 from tests.torchserve.conftest import Fleet
 from tests.torchserve.drawings import draw
 from tests.torchserve.test_failover import find_jvm
@@ -72,10 +72,10 @@ def picture(name: str, data: bytes) -> dict[str, Any]:
 
 
 def ask(page: Page, question: str) -> Locator:
-    """Types it; returns the new turn."""
+    """Type the question and press Enter once the page is idle; return the new turn."""
     turns = page.locator(".turn").count()
     page.get_by_role("textbox", name="Your question").fill(question)
-    page.keyboard.press("Enter")
+    submit_question(page)
     turn = page.locator(".turn").nth(turns)
     expect(turn).to_be_visible()
     return turn
@@ -184,11 +184,11 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Pat
     expect(ask(page, "What shape is this?").locator(".text")).to_have_text("It is a triangle.")
     page.set_input_files("#file", picture("wide.png", encoded(Image.new("RGB", (1600, 8), "red"))))
     page.get_by_role("textbox", name="Your question").fill("What color is the circle?")
-    page.keyboard.press("Enter")
+    submit_question(page)
     expect(page.locator("#composer-notice")).to_contain_text("The pictures were not taken")
     page.get_by_role("button", name="Remove wide.png").click()
     page.set_input_files("#file", picture("circle.png", draw("circle", "red")))
-    page.keyboard.press("Enter")
+    submit_question(page)
     expect(turns.last.locator(".text")).to_have_text("The circle is red.")
 
     page.locator(".switch", has_text="What color is the circle?").last.click()

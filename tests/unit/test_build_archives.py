@@ -41,9 +41,20 @@ def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
 
     assert result.returncode == 0, result.stderr
     found = names(models.parent / "store" / "llava.mar")
-    assert {"chat_entry.py", "chat.yaml", "handlers/start.py", "model/config.json", "model/model.safetensors"} <= found
+    assert {
+        "chat_entry.py",
+        "chat.yaml",
+        "handlers/start.py",
+        "torchmoor/__init__.py",
+        "torchmoor/wire/headers.py",
+        "model/config.json",
+        "model/model.safetensors",
+    } <= found
     assert not [name for name in found if "samples" in name or "README" in name or "__pycache__" in name]
     assert "handlers/chat_entry.py" not in found
+    assert not [
+        name for name in found if name.startswith("torchmoor/") and "__init__" not in name and "wire" not in name
+    ]
     assert {path.name for path in (models.parent / "store").iterdir()} == {"llava.mar", "many.mar"}
     assert not [name for name in names(models.parent / "store" / "many.mar") if name.startswith("model/")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from handlers.settings import HandlerSettings
 from scripts.make_reference import PAGE, make_group, make_page
-from torchmoor.config.file import GROUPS
+from torchmoor.config.settings import GROUPS
 
 
 @dataclass

@@ -11,8 +11,8 @@ import boto3
 import pytest
 
 from scripts.register_autoscaling import main, register
+from torchmoor.config.autoscaling import read_autoscaling, resource_of
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.scaling_file import read_autoscaling, resource_of
 
 RESOURCE = "endpoint/llava/variant/AllTraffic"
 

@@ -19,6 +19,7 @@ from torchmoor.metrics.models import ModelMetricsCollector
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Endpoint, Registry
+from torchmoor.wire import operations
 
 STATUS_TIMEOUT_S = 2.0
 ACTION_TIMEOUT_S = 360.0  # an unload waits for the requests that use the model
@@ -86,7 +87,7 @@ class ModelsAdmin:
             return self._told
 
     async def _ask(self, instance: Instance) -> dict[str, Any] | None:
-        answer = await self._operations.ask(instance, "status", {}, timeout_s=STATUS_TIMEOUT_S)
+        answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=STATUS_TIMEOUT_S)
         status = _content(answer) if answer is not None and answer.status == 200 else None
         if status is None or not isinstance(status.get("models"), list):
             return None
@@ -112,7 +113,7 @@ class ModelsAdmin:
             return _error(404, "There is no ready instance with many models that is meant; see GET /models.")
         body = {"action": action, "model": name}
         answers = await asyncio.gather(
-            *(self._operations.ask(each, "models", body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
+            *(self._operations.ask(each, operations.MODELS, body, timeout_s=ACTION_TIMEOUT_S) for each in instances)
         )
         self._told_at = -FRESH_S
         if action in _WHERE_HELD:

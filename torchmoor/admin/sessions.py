@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,10 +22,11 @@ from torchmoor.errors import ValidationError
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire import operations
+from torchmoor.wire.error_codes import INVALID_REQUEST
+from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
 
-ACTIONS = ("close", "pin", "unpin")
 DEFAULT_PAGE = 100
-MAX_PAGE = 1000
 FRESH_S = 1.0
 LIST_TIMEOUT_S = 3.0
 ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
@@ -34,8 +34,6 @@ MAX_QUESTIONS = 32  # at once
 # What is passed on of a session, and nothing else that an instance may say.
 NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
 TRUTHS = ("is_running", "is_pinned")
-_HASH = re.compile("[0-9a-f]{16}")
-_PART = re.compile("[0-9a-f]{0,16}")
 
 
 class SessionsAdmin:
@@ -54,17 +52,17 @@ class SessionsAdmin:
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Serve here."""
         router.add_get("/sessions", self._show)
-        router.add_post("/sessions/{hash}/{action:" + "|".join(ACTIONS) + "}", self._act)
+        router.add_post("/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}", self._act)
 
     # What is where
 
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
         after, prefix = query.get("after", ""), query.get("session", "")
-        if not _PART.fullmatch(after) or not _PART.fullmatch(prefix):
+        if not SESSION_HASH_PREFIX.fullmatch(after) or not SESSION_HASH_PREFIX.fullmatch(prefix):
             return _error(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
         try:
-            limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
+            limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
             instances = self._choose(query)
         except ValidationError as error:
             return _error(error.status, error.message)
@@ -110,7 +108,7 @@ class SessionsAdmin:
         if self._statuses.find(instance.name) is None:
             return None
         async with self._free:
-            return await self._operations.ask(instance, "sessions", body, timeout_s=timeout_s)
+            return await self._operations.ask(instance, operations.SESSIONS, body, timeout_s=timeout_s)
 
     def _choose(self, query: Mapping[str, str]) -> list[Instance]:
         """The instances that are meant. Raises ValidationError."""
@@ -132,7 +130,7 @@ class SessionsAdmin:
         if origin is not None:
             return _error(403, f"A page of {origin} may not do this.")
         session, action = request.match_info["hash"], request.match_info["action"]
-        if not _HASH.fullmatch(session):
+        if not SESSION_HASH.fullmatch(session):
             return _error(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
         try:
             instances = self._choose(request.query)
@@ -155,7 +153,7 @@ class SessionsAdmin:
 
 def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
     """A session as an instance tells it; None if that is not in our words."""
-    if not isinstance(given, dict) or not _HASH.fullmatch(str(given.get("session"))):
+    if not isinstance(given, dict) or not SESSION_HASH.fullmatch(str(given.get("session"))):
         return None
     return {
         "session": given["session"],
@@ -171,7 +169,7 @@ def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
 def _result(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any]:
     """What became of an action at an instance; a status of None if it cannot tell, 404 if it holds no such session."""
     row: dict[str, Any] = {"instance": instance.name, "status": None}
-    if answer is None or (answer.status != 200 and not answer.code) or answer.code == "InvalidRequest":
+    if answer is None or (answer.status != 200 and not answer.code) or answer.code == INVALID_REQUEST:
         return row
     row["status"] = answer.status
     content = _content(answer) or {}

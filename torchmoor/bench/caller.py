@@ -17,8 +17,9 @@ from torchmoor.clients.errors import StreamError
 from torchmoor.clients.receipts import read_receipt
 from torchmoor.clients.signing import Signer
 from torchmoor.clients.streams import StreamReader
+from torchmoor.wire import headers as wire
 
-SESSION = "X-Amzn-SageMaker-Session-Id"
+SESSION = wire.SESSION_ID
 ERROR_TYPE = "x-amzn-ErrorType"
 
 
@@ -83,7 +84,7 @@ class Caller:
             async with self._post("invocations", body, {SESSION: "NEW_SESSION"}) as answer:
                 await _check(answer)
                 await answer.read()
-                opened: str = answer.headers["X-Amzn-SageMaker-New-Session-Id"]
+                opened: str = answer.headers[wire.NEW_SESSION_ID]
                 return opened.partition(";")[0]
         except (Refused, aiohttp.ClientError, TimeoutError, OSError, KeyError) as error:
             take(Sample(began, monotonic(), error=f"opening: {_kind(error)}", was_asked=False))
@@ -130,7 +131,7 @@ class Caller:
         return sample
 
     async def _stream(self, body: Mapping[str, Any], headers: Mapping[str, str], sample: Sample) -> None:
-        asked = {**headers, "X-Amzn-SageMaker-Accept": "text/event-stream"}
+        asked = {**headers, wire.ACCEPT: "text/event-stream"}
         async with self._post("invocations-response-stream", body, asked) as answer:
             await _check(answer)
             sample.receipt = read_receipt(answer.headers)

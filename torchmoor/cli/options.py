@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import click
 
 from torchmoor.clients.admin import AdminClient
-from torchmoor.config.settings import Credentials
+from torchmoor.config.access import Credentials
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.credentials import ADMIN_TOKEN, CLIENT_TOKEN, KEYS_FILE, read_credentials
 

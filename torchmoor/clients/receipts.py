@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
+from torchmoor.wire import headers as wire
+
 FIELDS = {
-    "x-torchmoor-instance": "instance",
-    "x-amzn-invoked-production-variant": "variant",
-    "x-amzn-sagemaker-invoked-routing-reason": "routing_reason",
+    wire.INSTANCE: "instance",
+    wire.INVOKED_VARIANT: "variant",
+    wire.INVOKED_ROUTING_REASON: "routing_reason",
     "x-amzn-requestid": "request_id",
-    "x-torchmoor-cache-tier": "cache_tier",
-    "x-torchmoor-context-tokens": "context_tokens",
-    "x-torchmoor-prefill-tokens": "prefill_tokens",
-    "x-torchmoor-generated-tokens": "generated_tokens",
-    "x-torchmoor-queue-ms": "queue_ms",
-    "x-torchmoor-ttft-ms": "ttft_ms",
-    "x-torchmoor-rebuilt-events": "rebuilt_events",
-    "x-torchmoor-dropped-turns": "dropped_turns",
+    wire.CACHE_TIER: "cache_tier",
+    wire.CONTEXT_TOKENS: "context_tokens",
+    wire.PREFILL_TOKENS: "prefill_tokens",
+    wire.GENERATED_TOKENS: "generated_tokens",
+    wire.QUEUE_MS: "queue_ms",
+    wire.TTFT_MS: "ttft_ms",
+    wire.REBUILT_EVENTS: "rebuilt_events",
+    wire.DROPPED_TURNS: "dropped_turns",
 }
 NAMES = frozenset(("instance", "variant", "routing_reason", "request_id", "cache_tier"))  # a variant may be called 1
 MAX_DIGITS = 18

@@ -1,48 +1,76 @@
-"""What asynchronous inference is told: of each endpoint as SageMaker has it, and of this proxy's own."""
+"""Settings of asynchronous inference: of an endpoint, of its workers, and of the queue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from typing import Annotated, Self
 
-from torchmoor.errors import ConfigError
+from pydantic import Field, model_validator
+
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup, refusal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncEndpointSettings:
-    """An endpoint's AsyncInferenceConfig. A path that is "" follows from async_inference.output_root."""
+class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
+    """An endpoint's AsyncInferenceConfig. An empty path follows from async_inference.output_root.
+
+    max_concurrent_per_instance: None for half of an instance's capacity; the rest is for synchronous requests.
+    """
 
     output_path: str = ""
     failure_path: str = ""
-    success_topic: str = ""  # an SNS topic's ARN
-    error_topic: str = ""
+    success_topic: str = Field("", description="An SNS topic's ARN.")
+    error_topic: str = Field("", description="An SNS topic's ARN.")
     include_response_in: tuple[str, ...] = ()
-    max_concurrent_per_instance: int | None = None  # None: half of an instance's capacity; the rest is for clients
-
-    def __post_init__(self) -> None:
-        most = self.max_concurrent_per_instance
-        if most is not None and not 1 <= most <= 1000:
-            raise ConfigError(f"MaxConcurrentInvocationsPerInstance must be from 1 to 1000, not {most}")
+    max_concurrent_per_instance: Annotated[int, Field(ge=1, le=1000)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncInferenceSettings:
-    """The group async_inference: where requests and results are kept, and how often things are tried."""
+class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
+    """Where asynchronous requests and results are kept, and how often an attempt is repeated."""
 
-    queue: str = ""  # sqlite:///a/file.db, redis://host:port/db or rediss://...
-    output_root: str = ""  # file:///a/directory or s3://bucket/prefix; for endpoints without an S3OutputPath
-    lease_s: float = 15.0  # a request whose worker has not been heard of for so long is taken by another
-    poll_interval_s: float = 0.5  # how late a request may be noticed that another process has queued
-    max_attempts: int = 5  # at instances that fail or are lost meanwhile; then the request has failed
-    min_backoff_s: float = 1.0  # before an attempt is repeated; doubled each time
-    max_backoff_s: float = 60.0
-    max_inline_bytes: int = 128_000  # of a result that is kept in the queue until it is published
-    max_publishing: int = 64  # results of an endpoint on their way to their place, beside the requests that run
-    max_submitting: int = 1024  # requests that are being written to the queue; with more, clients are told to wait
+    queue: str = Field("", description="sqlite:///a/file.db, redis://host:port/db or rediss://...")
+    output_root: str = Field(
+        "", description="file:///a/directory or s3://bucket/prefix, for endpoints without an S3OutputPath."
+    )
+    lease_s: Positive = Field(
+        15.0, description="Another worker takes a request whose worker has not renewed its lease for this time."
+    )
+    poll_interval_s: Positive = Field(
+        0.5, description="How late a request that another process has queued may be noticed."
+    )
+    max_attempts: Count = Field(
+        5, description="Attempts at instances that fail or are lost; after that the request has failed."
+    )
+    min_backoff_s: Positive = Field(1.0, description="Wait before the second attempt; doubled each time.")
+    max_backoff_s: Positive = Field(60.0, description="Longest wait before an attempt.")
+    max_inline_bytes: Count = Field(128_000, description="A result up to this size stays in the queue until published.")
+    max_publishing: Count = Field(
+        64, description="Results of an endpoint that are being stored, beside the requests that run."
+    )
+    max_submitting: Count = Field(
+        1024, description="Requests that are being written to the queue; beyond it clients must wait."
+    )
 
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, (int, float)) and value <= 0:
-                raise ConfigError(f"async_inference.{item.name} must be positive, not {value}")
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
         if self.max_backoff_s < self.min_backoff_s:
-            raise ConfigError(f"async_inference.max_backoff_s must be min_backoff_s or more, not {self.max_backoff_s}")
+            raise refusal("max_backoff_s", f"must be min_backoff_s or more, not {self.max_backoff_s}")
+        return self
+
+
+class AsyncQueueSettings(SettingsGroup, title="async_queue"):
+    """How much the queue of asynchronous requests holds, for how long, and how long an operation may take."""
+
+    max_pending: Count = Field(
+        100_000, description="Requests of one endpoint that have not ended; beyond it they are refused with 503."
+    )
+    max_pending_bytes: Count = Field(1024 * MIB, description="Inline bodies of one endpoint's pending requests.")
+    remember_s: Positive = Field(
+        86_400.0, description="How long an ended request is listed and its inference id stays taken."
+    )
+    max_remembered: Count = Field(
+        100_000, description="Ended requests over all endpoints; beyond it the oldest are forgotten sooner."
+    )
+    timeout_s: Positive = Field(
+        10.0, description="Timeout of one operation: SQLite's wait for another process, or Redis's answer."
+    )
+    connect_timeout_s: Positive = Field(2.0, description="Connecting to Redis.")
+    max_connections: Count = Field(16, description="Connections of one process to Redis.")

@@ -1,81 +1,103 @@
-"""The groups Instances and Discovery of the configuration file: which instances run, or where to ask for them."""
+"""Settings of the instances that run already, and of the DNS names that lead to instances."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TypeVar
+import re
+from ipaddress import ip_address
+from typing import Literal, Self
 
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.groups import read_group, read_list, read_mapping
-from torchmoor.config.settings import EndpointSettings
-from torchmoor.errors import ConfigError
-from torchmoor.proxy.instances.instance import INSTANCE_NAME
+from pydantic import Field, field_validator, model_validator
 
+from torchmoor.config.group import Count, OptionalPort, Port, Positive, SettingsGroup, Texts, refusal
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSettings:
-    """One entry of Instances: a TorchServe that runs already."""
-
-    name: str
-    port: int
-    host: str = "127.0.0.1"
-    endpoint: str = ""  # may be left out where there is one
-    variant: str = ""  # may be left out where the endpoint has one
-    management_port: int = 0  # 0: the instance is probed by /ping only, which says yes before its model is loaded
-    metrics_port: int = 0  # 0: its metrics are not shown
-    capacity: int = 64
-
-    def __post_init__(self) -> None:
-        if len(self.name) > 63 or not INSTANCE_NAME.fullmatch(self.name):
-            raise ConfigError(f"Instances: name {self.name!r} must be of a-z, 0-9 and single hyphens, 63 at most")
-        for key, least in (("port", 1), ("management_port", 0), ("metrics_port", 0)):
-            if not least <= getattr(self, key) <= 65_535:
-                raise ConfigError(f"Instances: {key} of {self.name} must be a port, not {getattr(self, key)}")
-        if self.capacity < 1:
-            raise ConfigError(f"Instances: capacity of {self.name} must be positive, not {self.capacity}")
+INSTANCE_NAME = re.compile(r"(?=.{1,63}$)[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
+DNS_PORT = 53
+_DNS_NAME = re.compile(
+    r"(?=.{3,254}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)+[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.?"
+)
 
 
-T = TypeVar("T", InstanceSettings, DiscoverySettings)
+def check_instance_name(name: str) -> str:
+    """Return a name that session ids can carry. Raises ValueError."""
+    if not INSTANCE_NAME.fullmatch(name):
+        raise ValueError(f"must be of a-z, 0-9 and single hyphens, 63 at most, not {name!r}")
+    return name
 
 
-def read_instances(content: object, endpoints: Sequence[EndpointSettings]) -> tuple[InstanceSettings, ...]:
-    """The group Instances. Raises ConfigError."""
-    found: dict[str, InstanceSettings] = {}
-    for number, entry in enumerate(read_list(content, "Instances")):
-        instance = _read_placed(InstanceSettings, entry, f"Instances[{number}]", endpoints)
-        if instance.name in found:
-            raise ConfigError(f"Instances[{number}].name {instance.name!r} is given twice")
-        found[instance.name] = instance
-    return tuple(found.values())
+class InstanceSettings(SettingsGroup, title="Instances"):
+    """A TorchServe that runs already."""
+
+    name: str = Field(description="Letters a-z, digits and single hyphens, 63 at most. Session ids carry it.")
+    port: Port = Field(description="TorchServe's inference port.")
+    host: str = Field("127.0.0.1", description="The instance's address.")
+    endpoint: str = Field("", description="May be left out where there is one endpoint.")
+    variant: str = Field("", description="May be left out where the endpoint has one variant.")
+    management_port: OptionalPort = Field(
+        0, description="0: the instance is probed by /ping only, which answers before its model is loaded."
+    )
+    metrics_port: OptionalPort = Field(0, description="0: the instance's metrics are not shown.")
+    capacity: Count = Field(64, description="Requests that the instance is sent at a time.")
+
+    _check_name = field_validator("name")(check_instance_name)
 
 
-def read_discovery(content: object, endpoints: Sequence[EndpointSettings]) -> tuple[DiscoverySettings, ...]:
-    """The group Discovery. Raises ConfigError."""
-    found: dict[str, DiscoverySettings] = {}
-    for number, entry in enumerate(read_list(content, "Discovery")):
-        settings = _read_placed(DiscoverySettings, entry, f"Discovery[{number}]", endpoints)
-        if settings.dns_name.rstrip(".") in found:
-            raise ConfigError(f"Discovery[{number}].dns_name {settings.dns_name!r} is given twice")
-        found[settings.dns_name.rstrip(".")] = settings
-    return tuple(found.values())
+class DiscoverySettings(SettingsGroup, title="Discovery"):
+    """A DNS name whose answers are the instances of a variant, how often it is asked, and what DNS does not say."""
+
+    dns_name: str = Field(description="The complete name, with or without a dot at its end. Search domains are unused.")
+    endpoint: str = Field("", description="May be left out where there is one endpoint.")
+    variant: str = Field("", description="May be left out where the endpoint has one variant.")
+    record: Literal["SRV", "A", "AAAA"] = Field(
+        "SRV", description="The record's type. A and AAAA records have addresses only, and need `port`."
+    )
+    port: OptionalPort = Field(0, description="The inference port, where the record does not have it.")
+    management_port: OptionalPort = Field(0, description="As in an entry of Instances.")
+    metrics_port: OptionalPort = Field(0, description="As in an entry of Instances.")
+    capacity: Count = Field(64, description="Requests that each instance is sent at a time.")
+    interval_s: Positive = Field(5.0, description="Longest time between questions; the answer's TTL may shorten it.")
+    min_interval_s: Positive = Field(1.0, description="Shortest time between questions.")
+    timeout_s: Positive = Field(2.0, description="Timeout of a question, over all servers and attempts.")
+    max_instances: Count = Field(1024, description="Instances taken from an answer; further ones are left out.")
+    nameservers: Texts = Field((), description="10.0.0.2, 10.0.0.2:5353, fd00::2, [fd00::2]:5353; none: the system's.")
+
+    @field_validator("dns_name")
+    @classmethod
+    def _check_dns_name(cls, name: str) -> str:
+        if not _DNS_NAME.fullmatch(name):
+            raise ValueError(
+                "must be a whole name in lower case, such as _inference._tcp.llava.default.svc.cluster.local, "
+                f"not {name!r}"
+            )
+        return name
+
+    @field_validator("nameservers")
+    @classmethod
+    def _check_nameservers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for server in servers:
+            parse_nameserver(server)
+        return servers
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.record == "SRV" and self.port:
+            raise refusal("port", f"must be left out, an SRV record has it, not {self.port}")
+        if self.record != "SRV" and not self.port:
+            raise refusal("port", "must be from 1 to 65535, not 0")
+        if self.interval_s < self.min_interval_s:
+            raise refusal("interval_s", f"must be min_interval_s or more, not {self.interval_s}")
+        return self
 
 
-def _read_placed(kind: type[T], entry: object, where: str, endpoints: Sequence[EndpointSettings]) -> T:
-    """A group with `endpoint` and `variant`, which may be left out where there is one."""
-    values = dict(read_mapping(entry, where, {item.name for item in fields(kind)}))
-    if len(endpoints) == 1:
-        values.setdefault("endpoint", endpoints[0].name)
-    variants = {endpoint.name: [variant.name for variant in endpoint.variants] for endpoint in endpoints}
-    scaled = {(e.name, variant.name) for e in endpoints for variant in e.variants if variant.scaling is not None}
-    name = values.get("endpoint")
-    if not isinstance(name, str) or name not in variants:
-        raise ConfigError(f"{where}.endpoint must be one of {', '.join(variants)}, not {name!r}")
-    if len(variants[name]) == 1:
-        values.setdefault("variant", variants[name][0])
-    if values.get("variant") not in variants[name]:
-        known = ", ".join(variants[name])
-        raise ConfigError(f"{where}.variant must be one of {known}, not {values.get('variant')!r}")
-    if (name, values["variant"]) in scaled:
-        raise ConfigError(f"{where}: variant {values['variant']} of {name} has Autoscaling, which starts its instances")
-    return read_group(kind, values, where)
+def parse_nameserver(text: str) -> tuple[str, int]:
+    """Return a name server's address and port. Raises ValueError."""
+    match = re.fullmatch(r"\[(?P<v6>[^\]]+)\](?::(?P<port6>\d{1,5}))?|(?P<v4>[\d.]+):(?P<port4>\d{1,5})", text)
+    found = match.groupdict() if match else {}
+    address = found.get("v6") or found.get("v4") or text
+    port = int(found.get("port6") or found.get("port4") or DNS_PORT)
+    try:
+        ip_address(address)
+    except ValueError as error:
+        raise ValueError(f"must be addresses, not {text!r}") from error
+    if not 1 <= port <= 65_535:
+        raise ValueError(f"must be addresses: {text!r} has no valid port")
+    return address, port

@@ -1,97 +1,78 @@
-"""How many instances a variant may have, and by which policies: frozen groups.
+"""Settings of how many instances a variant may have, and of the policies that decide it.
 
-The defaults are AWS's own example of an asynchronous endpoint that goes to zero. torchmoor.config.scaling_file
-reads them from Application Auto Scaling's own form.
+The defaults are AWS's own example of an asynchronous endpoint that goes to zero. torchmoor.config.autoscaling reads
+these settings in Application Auto Scaling's form, whose names are the fields' aliases.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated, Self
 
-from torchmoor.errors import ConfigError
+from pydantic import Field, model_validator
 
+from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
 
-def _require(name: str, value: float, least: float) -> None:
-    """Raise ConfigError unless the number is the least one or more, and not infinite."""
-    if not least <= value < float("inf"):
-        raise ConfigError(f"{name} must be {least:g} or more, not {value}")
+NotNegative = Annotated[float, Field(ge=0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetTracking:
-    """Keep ApproximateBacklogSizePerInstance near a target.
+class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=True, validate_by_alias=True):
+    """Keep ApproximateBacklogSizePerInstance near a target."""
 
-    scale_in_cooldown_s: an instance goes only if fewer have been enough for so long, without a break.
-    scale_out_cooldown_s: after instances were added none goes for so long, whatever the backlog is.
-    """
-
-    target: float = 5.0
-    scale_in_cooldown_s: float = 600.0
-    scale_out_cooldown_s: float = 300.0
-    can_scale_in: bool = True
-
-    def __post_init__(self) -> None:
-        _require("ScaleInCooldown", self.scale_in_cooldown_s, 0)
-        _require("ScaleOutCooldown", self.scale_out_cooldown_s, 0)
-        if not 0 < self.target < float("inf"):
-            raise ConfigError(f"TargetValue must be positive, not {self.target}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepScaling:
-    """When HasBacklogWithoutCapacity is 1, go from no instance to some. cooldown_s: then none goes for so long."""
-
-    num_instances: int = 1
-    cooldown_s: float = 300.0
-
-    def __post_init__(self) -> None:
-        _require("ScalingAdjustment", self.num_instances, 1)
-        _require("Cooldown", self.cooldown_s, 0)
+    target: Positive = Field(
+        5.0, alias="TargetValue", description="Requests per instance that wait or run; with more, instances are added."
+    )
+    scale_in_cooldown_s: NotNegative = Field(
+        600.0,
+        alias="ScaleInCooldown",
+        description="An instance is stopped after fewer instances have been enough for this time.",
+    )
+    scale_out_cooldown_s: NotNegative = Field(
+        300.0,
+        alias="ScaleOutCooldown",
+        description="No instance is stopped for this time after instances were added.",
+    )
+    can_scale_in: bool = Field(True, description="Instances may be stopped.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingSettings:
-    """The limits and policies of one variant.
+class StepScaling(SettingsGroup, title="StepScaling", validate_by_name=True, validate_by_alias=True):
+    """Start instances when HasBacklogWithoutCapacity is 1, which means that there is none."""
 
-    initial_count: instances at the start. max_hold_s: a request that finds no instance waits so long for one to start;
-    that is part of the time that the client gives the model. max_held: so many wait at a time.
-    """
+    num_instances: Count = Field(1, alias="ScalingAdjustment", description="Instances to start.")
+    cooldown_s: NotNegative = Field(
+        300.0, alias="Cooldown", description="No instance is stopped for this time afterwards."
+    )
 
-    min_capacity: int = 0
-    max_capacity: int = 1
-    initial_count: int = 0
-    tracking: TargetTracking | None = field(default_factory=TargetTracking)
-    step: StepScaling | None = field(default_factory=StepScaling)
-    max_hold_s: float = 55.0  # below the 60 s that the runtime API, and boto3 by default, give a request
-    max_held: int = 1024
 
-    def __post_init__(self) -> None:
-        _require("MinCapacity", self.min_capacity, 0)
-        _require("MaxCapacity", self.max_capacity, max(1, self.min_capacity))
-        _require("max_held", self.max_held, 1)
-        if not 0 < self.max_hold_s < float("inf"):
-            raise ConfigError(f"max_hold_s must be positive, not {self.max_hold_s}")
-        if not self.min_capacity <= self.initial_count <= self.max_capacity:
-            raise ConfigError(
-                f"InitialInstanceCount must be from MinCapacity ({self.min_capacity}) to MaxCapacity "
-                f"({self.max_capacity}), not {self.initial_count}"
+class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True, validate_by_alias=True):
+    """The limits and policies of one variant. A policy that is None is not applied."""
+
+    min_capacity: Annotated[int, Field(ge=0)] = Field(0, alias="MinCapacity")
+    max_capacity: Annotated[int, Field(ge=1)] = Field(1, alias="MaxCapacity")
+    initial_count: int = Field(0, alias="InitialInstanceCount", description="Instances at the start.")
+    tracking: TargetTracking | None = TargetTracking()
+    step: StepScaling | None = StepScaling()
+    # The default is below the 60 s that the runtime API, and boto3 by default, give a request.
+    max_hold_s: Positive = Field(
+        55.0,
+        description="How long a request that finds no instance waits for one to start. The wait is part of the time "
+        "that the client allows the model.",
+    )
+    max_held: Count = Field(1024, description="Requests that wait for an instance to start at a time.")
+
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
+        least, most = self.min_capacity, self.max_capacity
+        if most < least:
+            raise refusal("MaxCapacity", f"must be {least} or more, not {most}")
+        if not least <= self.initial_count <= most:
+            raise refusal(
+                "InitialInstanceCount",
+                f"must be from MinCapacity ({least}) to MaxCapacity ({most}), not {self.initial_count}",
             )
-        if self.min_capacity == 0 and self.step is None:
-            raise ConfigError(
-                "MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, because a backlog "
-                "per instance says nothing while there is no instance: nobody would ever start one"
+        if least == 0 and self.step is None:
+            raise refusal(
+                "ScalingPolicies",
+                "are not enough: MinCapacity 0 needs a StepScaling policy on HasBacklogWithoutCapacity, because a "
+                "backlog per instance starts no instance where there is none",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSettings:
-    """Instances that `torchmoor serve` starts on its own host: those of variants with Autoscaling."""
-
-    model_store: str = "model_store"  # where the variants' archives are, MODEL_NAME.mar
-    run_dir: str = ""  # where their folders and logs go while they run; "": a temporary directory
-    capacity: int = 100  # requests that an instance is sent at a time
-    start_timeout_s: float = 180.0  # how long it may take to load its model
-
-    def __post_init__(self) -> None:
-        _require("capacity", self.capacity, 1)
-        _require("start_timeout_s", self.start_timeout_s, 1)
+        return self

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_HEAP_MIB
-from torchmoor.proxy.instances.instance import INSTANCE_NAME
 
 MODEL_DIR = "/opt/ml/model"  # where SageMaker puts the model
 ARCHIVES = "/opt/torchmoor/dist/archives"  # those that the image brings

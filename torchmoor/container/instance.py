@@ -13,7 +13,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from torchmoor.config.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import SidePort
@@ -26,6 +27,7 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.up import SESSION_KEYS, find_gpus, stop_on_signals
+from torchmoor.wire.operations import IN_FLIGHT
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ async def drain(
 
 async def is_idle(instance: Instance, operations: Asker) -> bool:
     """True if the handler says that nothing runs. One that is not ours says nothing, so it gets all the time."""
-    answer = await operations.ask(instance, "in-flight", {}, timeout_s=ASK_TIMEOUT_S)
+    answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
     try:
         return answer is not None and answer.status == 200 and json.loads(answer.body) == {"in_flight": 0}
     except ValueError:

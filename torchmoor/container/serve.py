@@ -13,19 +13,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from torchmoor.config.settings import (
-    MIB,
-    ContainerSettings,
-    EndpointSettings,
-    LimitSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ObserveSettings,
-    ProxySettings,
-    SessionSettings,
-    TimeoutSettings,
-    VariantSettings,
-)
+from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.group import MIB
+from torchmoor.config.limits import LimitSettings, TimeoutSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
 from torchmoor.container.runtime_directory import Workplace, make_launcher_settings, make_session_keys
@@ -63,7 +58,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
         async with (
             Launcher(make_launcher_settings(told, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
-            HostFleet(settings, registry, launcher, proxy, launches, report) as fleet,
+            HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):
             stopping = stop_on_signals(launcher)
             report(f"listening on port {proxy.port}; starting {len(launches)} of {found.name}")

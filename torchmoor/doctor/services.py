@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
 from torchmoor.doctor.machine import nearest
+from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
 
 TIMEOUT_S = 5.0
 MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
-REDIS = ("redis", "rediss", "valkey", "valkeys")
 
 
 def check_journal(patient: Patient) -> Iterator[Finding]:
@@ -53,12 +53,12 @@ def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterat
     except ValueError:
         yield problem(check, "its URL cannot be read", "percent-encode what is special in user name and password")
         return
-    if parts.scheme in ("file", "sqlite"):
+    if parts.scheme in (DIRECTORY_SCHEME, SQLITE_SCHEME):
         path = Path(unquote(parts.path))
-        yield _check_folder(check, shown, path.parent if parts.scheme == "sqlite" else path)
-    elif parts.scheme in REDIS:
+        yield _check_folder(check, shown, path.parent if parts.scheme == SQLITE_SCHEME else path)
+    elif parts.scheme in REDIS_SCHEMES:
         yield _check_redis(check, shown, url)
-    elif parts.scheme == "s3":
+    elif parts.scheme == S3_SCHEME:
         yield from _check_s3(check, shown, parts.netloc, endpoint_url)
     else:
         yield problem(

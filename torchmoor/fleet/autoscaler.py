@@ -22,14 +22,15 @@ from enum import Enum
 from time import monotonic
 from typing import Protocol
 
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import ALL_TRAFFIC
 from torchmoor.errors import LaunchError, TorchmoorError
 from torchmoor.fleet.launcher import Launch
 from torchmoor.fleet.scaling import Scaling, decide, explain
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer
 from torchmoor.proxy.instances.registry import Registry, Scale, Variant
+from torchmoor.wire import operations
 
 logger = logging.getLogger(__name__)
 
@@ -360,7 +361,7 @@ class Autoscaler:
         now = self._clock()
         if member.stays_until is not None and now < member.stays_until:
             return True
-        answer = await self._operations.ask(instance, "status", {}, timeout_s=ASK_TIMEOUT_S)
+        answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=ASK_TIMEOUT_S)
         num_open = None if answer is None else read_open_sessions(answer)
         if num_open == 0:
             member.stays_until = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmoor.proxy.instances.instance import INSTANCE_NAME
+from torchmoor.config.instances import INSTANCE_NAME
 
 ABSENCES_BEFORE_LEAVING = 2
 

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import aiohttp
 
-from torchmoor.config.settings import HealthSettings
+from torchmoor.config.health import HealthSettings
 from torchmoor.fleet.worker_status import WorkerStatus
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

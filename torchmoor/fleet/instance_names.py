@@ -12,10 +12,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Protocol
 
+from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
-from torchmoor.proxy.instances.instance import INSTANCE_NAME, Instance
+from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.wire import operations
 
 MAX_TRIES = 3  # of one that says something else
 MAX_QUESTIONS = 64  # at a time
@@ -67,7 +69,7 @@ class InstanceNames:
         return tuple(DnsTarget(name, port, tuple(at)) for name, at in found.items())
 
     async def _ask(self, host: str) -> None:
-        answer = await self._operations.ask(self._make(host), "status", {}, timeout_s=TIMEOUT_S)
+        answer = await self._operations.ask(self._make(host), operations.STATUS, {}, timeout_s=TIMEOUT_S)
         if answer is None:
             return
         said = _read(answer.body)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from torchmoor.config.settings import ALL_TRAFFIC
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
 from torchmoor.fleet.ports import USUAL, find_free_ports, is_free

@@ -17,11 +17,12 @@ from time import thread_time
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from torchmoor.config.settings import HealthSettings
+from torchmoor.config.health import HealthSettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.models import Placement, Report, Tier
+from torchmoor.wire.operations import STATUS
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class StatusPoller:
         if self._listener is not None:
             self._listener.on_asked(instance)
         try:
-            answer = await self._operations.ask(instance, "status", {}, timeout_s=self._settings.probe_timeout_s)
+            answer = await self._operations.ask(instance, STATUS, {}, timeout_s=self._settings.probe_timeout_s)
             if self._registry.find(instance.name) is not instance or not instance.is_ready:
                 return
             began = thread_time()  # and not the clock: a busy host would look like a long answer

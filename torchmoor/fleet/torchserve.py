@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchmoor.config.settings import ALL_TRAFFIC
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.proxy.access.credentials import SECRETS
 

@@ -12,10 +12,11 @@ import logging
 import aiohttp
 
 from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers, operations
 
 logger = logging.getLogger(__name__)
 
-HEADERS = {"X-Torchmoor-Operation": "status", "Content-Type": "application/json"}
+HEADERS = {headers.OPERATION: operations.STATUS, "Content-Type": "application/json"}
 READ_BYTES = 4096  # of an answer
 MAX_TRIES = 3  # of one that has never answered as a handler of ours does: its model has to work for each
 MARK = b'"instance"'  # the first key of a status of ours

@@ -1,4 +1,4 @@
-"""The front proxy: builds every part, hands each its collaborators, and stops them in reverse."""
+"""The front proxy: builds its parts, connects them, and stops them in reverse order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
-from typing import Any
 
 from torchmoor.admin.asynchronous import AsyncAdmin
 from torchmoor.admin.dashboard.page import Dashboard
@@ -17,24 +16,25 @@ from torchmoor.admin.metrics_page import MetricsPages
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.server import AdminServer
 from torchmoor.admin.sessions import SessionsAdmin
-from torchmoor.config.settings import Credentials, ListenSettings, ProxySettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
+from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
 from torchmoor.metrics.invocations import MetricsCollector
 from torchmoor.metrics.models import ModelMetricsCollector
-from torchmoor.proxy.api.metrics_operation import MetricsApi
-from torchmoor.proxy.dispatch.decisions import DecisionQuery
-from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.data_plane import DataPlane, check_replaceable, make_tls, reload_tls
+from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.processes.parent import ProcessGroup
 
 logger = logging.getLogger(__name__)
 
 
-class Proxy(DataPlane):
-    """Both planes in one process, for as long as the context lasts.
+class Proxy:
+    """The data plane, in one process or several, and the admin plane; they run while the context lasts.
 
     async with Proxy(settings, registry) as proxy:
         ...  # proxy.port, proxy.admin_port
@@ -48,11 +48,19 @@ class Proxy(DataPlane):
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(settings, registry, self._suspect, rng=rng, wall=wall)
-        self.admin_port = settings.listen.admin_port
-        self.admin_tls = make_tls(settings.listen.admin_tls_certificate, settings.listen.admin_tls_key)
-        self.health = HealthChecker(registry, settings.health, self.recovery.tick)
-        self.status = StatusPoller(registry, settings.health, self.operations)
+        """rng, wall: for the data plane of one process. Raises ConfigError."""
+        listen = settings.listen
+        self.registry = registry
+        self.data: DataPlane | ProcessGroup
+        if listen.processes == 1:
+            self.data = DataPlane(settings, registry, self._suspect, rng=rng, wall=wall)
+            listener = None
+        else:
+            self.data = listener = ProcessGroup(settings, registry, self._suspect)
+        self.admin_port = listen.admin_port
+        self.health = HealthChecker(registry, settings.health, self.data.tick)
+        self.status = StatusPoller(registry, settings.health, self.data.operations, listener)
+        self._admin_tls = make_tls(listen.admin_tls_certificate, listen.admin_tls_key)
         self._settings = settings
         self._stack = AsyncExitStack()
 
@@ -62,43 +70,48 @@ class Proxy(DataPlane):
     async def __aenter__(self) -> Proxy:
         listen = self._settings.listen
         async with AsyncExitStack() as stack:
-            await self.start(stack)
+            await self.data.start(stack)
             await stack.enter_async_context(self.health)
             await stack.enter_async_context(self.status)
-            dispatchers = self.gateway.dispatchers()
-            log = None if self.observer is None else self.observer.log
-            collector = MetricsCollector(self.registry, dispatchers, self.num_denied, log)
-            scraper = await stack.enter_async_context(MetricsScraper(self.registry))
-            dashboard = await stack.enter_async_context(
-                Dashboard(self.registry, self.operations, dispatchers, self.refresh)
-            )
-            token = self._settings.credentials.admin_token
-            admin = AdminServer(
-                self.registry,
-                collector,
-                scraper,
-                ModelsAdmin(self.registry, self.operations, ModelMetricsCollector(dispatchers)),
-                SessionsAdmin(self.registry, self.operations, dashboard.statuses),
-                DecisionsAdmin(self.find_decisions),
-                dashboard,
-                listen.admin_host,
-                listen.admin_port,
-                async_admin=None if self.async_inference is None else AsyncAdmin(self.async_inference),
-                token=token,
-                tls=None if self.admin_tls is None else self.admin_tls.context,
-                refresh=self.refresh,
-                has_asked_all=self.health.has_asked_all,
-            )
-            await stack.enter_async_context(admin)
-            self.admin_port = admin.port
-            if self._settings.container.shows_metrics:
+            admin = await self._start_admin(stack)
+            if isinstance(self.data, DataPlane) and self._settings.container.shows_metrics:
                 pages = MetricsPages(admin.make_metrics_page)
                 stack.push_async_callback(pages.stop)
-                self.api.metrics = MetricsApi(self.gateway, pages.try_start)
-            await self.listen(stack, port=listen.port)
+                self.data.show_metrics(pages.try_start)
+            await self.data.listen(stack)
             self._stack = stack.pop_all()
-        logger.info("proxy ready host=%s port=%d admin_port=%d", listen.host, self.port, self.admin_port)
+        logger.info(
+            "proxy ready host=%s port=%d admin_port=%d processes=%d",
+            listen.host,
+            self.port,
+            self.admin_port,
+            listen.processes,
+        )
         return self
+
+    async def _start_admin(self, stack: AsyncExitStack) -> AdminServer:
+        data, registry, listen = self.data, self.registry, self._settings.listen
+        scraper = await stack.enter_async_context(MetricsScraper(registry))
+        dashboard = await stack.enter_async_context(Dashboard(registry, data.operations, data.traffic(), data.refresh))
+        admin = AdminServer(
+            registry,
+            MetricsCollector(registry, data.traffic(), data.num_denied, data.log_counts),
+            scraper,
+            ModelsAdmin(registry, data.operations, ModelMetricsCollector(data.traffic())),
+            SessionsAdmin(registry, data.operations, dashboard.statuses),
+            DecisionsAdmin(data.find_decisions),
+            dashboard,
+            listen.admin_host,
+            listen.admin_port,
+            async_admin=None if data.async_inference is None else AsyncAdmin(data.async_inference),
+            token=self._settings.credentials.admin_token,
+            tls=None if self._admin_tls is None else self._admin_tls.context,
+            refresh=data.refresh,
+            has_asked_all=self.health.has_asked_all,
+        )
+        await stack.enter_async_context(admin)
+        self.admin_port = admin.port
+        return admin
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,61 +119,41 @@ class Proxy(DataPlane):
         await self._stack.aclose()
         logger.info("proxy stopped")
 
-    # Front, for torchmoor.run.reload
-
     def reload_credentials(self, credentials: Credentials) -> None:
-        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
-        check_replaceable(self._settings.credentials, credentials)
-        self.take_credentials(credentials)
+        """Check new requests with these credentials. Raises ConfigError, and keeps the old, if that needs a restart."""
+        old = self._settings.credentials
+        if credentials.guards_data != old.guards_data or credentials.admin_token != old.admin_token:
+            raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")
+        self.data.take_credentials(credentials)
 
     def reload_tls(self) -> None:
-        """Take renewed certificates for the connections to come; if one is no good, the old one stays."""
-        super().reload_tls()
-        if self.admin_tls is not None:
-            reload_tls(self.admin_tls)
+        """Use renewed certificates for new connections; a certificate that cannot be used changes nothing."""
+        self.data.reload_tls()
+        if self._admin_tls is not None:
+            reload_tls(self._admin_tls)
 
     def on_hangup(self) -> None:
-        """SIGHUP, where no configuration is to be read again: certificates and the log."""
+        """Handle SIGHUP where there is no configuration file: reload certificates, reopen the log."""
         self.reload_tls()
-        self.reopen_log()
-        logger.warning("certificates and the access log's file are taken anew; any other change needs a restart")
+        self.data.reopen_log()
+        logger.warning("certificates are reloaded and the access log is reopened; any other change needs a restart")
 
-    def is_idle(self, instance: Instance) -> bool:
-        """True if an instance that drains has nothing to do any more."""
-        return not instance.outstanding
-
-    # Front, for torchmoor.fleet.autoscaler
-
-    async def refresh(self) -> None:
-        """All that is counted is counted in this process."""
-
-    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
-        """Those of this process, which are all."""
-        return self.gateway.decisions.describe(query)
-
-    def traffic(self) -> list[Dispatcher]:
-        """What the clients of each variant do."""
-        return self.gateway.dispatchers()
+    @property
+    def port(self) -> int:
+        """The data plane's port."""
+        return self.data.port
 
     @property
     def runtime_url(self) -> str:
-        """Where the data plane listens."""
-        return runtime_url(self._settings.listen, self.port)
+        """The data plane's address."""
+        listen = self._settings.listen
+        return _url("https" if listen.tls_certificate else "http", listen.host, self.port)
 
     @property
     def admin_url(self) -> str:
-        """Where the admin plane listens."""
-        return admin_url(self._settings.listen, self.admin_port)
-
-
-def runtime_url(listen: ListenSettings, port: int) -> str:
-    """The data plane's address."""
-    return _url("https" if listen.tls_certificate else "http", listen.host, port)
-
-
-def admin_url(listen: ListenSettings, port: int) -> str:
-    """The admin plane's address."""
-    return _url("https" if listen.admin_tls_certificate else "http", listen.admin_host, port)
+        """The admin plane's address."""
+        listen = self._settings.listen
+        return _url("https" if listen.admin_tls_certificate else "http", listen.admin_host, self.admin_port)
 
 
 def _url(scheme: str, host: str, port: int) -> str:

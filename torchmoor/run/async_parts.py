@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from torchmoor.async_inference.notifications.notifier import Notifier
@@ -46,7 +45,7 @@ def make_async_inference(
     parts = AsyncParts(
         queue=lambda: open_queue(settings.async_inference.queue, settings.async_queue),
         store=lambda: SchemeStore(objects),
-        results=lambda: SchemeStore(replace(objects, input_directories=objects.output_directories, input_prefixes=())),
+        results=lambda: SchemeStore(objects.replace(input_directories=objects.output_directories, input_prefixes=())),
         notifier=lambda: Notifier(settings.notices),
     )
     return AsyncInference(

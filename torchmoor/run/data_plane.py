@@ -1,24 +1,27 @@
-"""The data plane: all that stands between a client's connection and an instance's, in one process.
+"""The data plane of one process: everything between a client's connection and an instance's.
 
-Whether instances are ready is told it by others: by `app` in the same process, or by the parent of several.
+Other parts set the states of instances: the proxy in the same process, or the parent of several processes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
+from typing import Any
 
-from torchmoor.config.settings import Credentials, ProxySettings
-from torchmoor.errors import ConfigError
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import ProxySettings
+from torchmoor.metrics.invocations import LogCounts
 from torchmoor.proxy.access.gate import Gate
-from torchmoor.proxy.access.tls import Tls
+from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.api.application import Api
+from torchmoor.proxy.api.metrics_operation import MetricsApi, TryStart
 from torchmoor.proxy.dispatch.cancellation import Cancellations
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.client import ClientLimits
 from torchmoor.proxy.http.delivery import ExchangeMeans
@@ -34,13 +37,11 @@ from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import RequestObserver, observing
 from torchmoor.run.async_parts import make_async_inference
 
-logger = logging.getLogger(__name__)
-
-ERRAND_GRACE_S = 1.0
+SUBREQUEST_GRACE_S = 1.0
 
 
 class DataPlane:
-    """Listens from `listen` until the stack that it was given is closed."""
+    """Takes connections from `listen` on, until the stack that it is given is closed."""
 
     def __init__(
         self,
@@ -52,11 +53,10 @@ class DataPlane:
         wall: Callable[[], float] = time.time,
         has_async_workers: bool = True,
     ) -> None:
-        """suspect: told of an instance that seems to be dead. wall: seconds since 1970, which signatures are dated by.
+        """suspect: called with an instance that seems to be dead, so that it is probed at once.
 
-        has_async_workers: False if another process works for all.
-
-        Raises ConfigError if a certificate is no good.
+        wall: seconds since 1970, for signatures. has_async_workers: False if another process has them.
+        Raises ConfigError if a certificate cannot be used.
         """
         limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
         self.registry = registry
@@ -102,7 +102,7 @@ class DataPlane:
         registry.listen(self._on_change)
 
     def on_need(self, wake: Callable[[], None]) -> None:
-        """Have it called when a request waits for an instance to be started."""
+        """Register a callback for when a request waits for an instance to be started."""
         for dispatcher in self.gateway.dispatchers():
             dispatcher.on_held = wake
 
@@ -118,47 +118,80 @@ class DataPlane:
         """Requests refused for their credentials, by kind of error."""
         return {} if self.gate is None else self.gate.num_denied
 
+    @property
+    def log_counts(self) -> LogCounts | None:
+        """The access log's numbers; None without a log."""
+        return None if self.observer is None else self.observer.log
+
+    def traffic(self) -> list[Dispatcher]:
+        """Each variant's numbers."""
+        return self.gateway.dispatchers()
+
+    async def refresh(self) -> None:
+        """Do nothing: the numbers of one process are always up to date."""
+
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Return the last routing decisions."""
+        return self.gateway.decisions.describe(query)
+
+    def is_idle(self, instance: Instance) -> bool:
+        """True if an instance has nothing outstanding."""
+        return not instance.outstanding
+
+    def tick(self) -> None:
+        """Move breakers and shares on; call a few times per second."""
+        self.recovery.tick()
+
+    def show_metrics(self, try_start: TryStart) -> None:
+        """Serve the metrics page on the data plane too."""
+        self.api.metrics = MetricsApi(self.gateway, try_start)
+
     async def start(self, stack: AsyncExitStack) -> None:
-        """Everything but the listener; stops with the stack. Raises ConfigError if a log cannot be written."""
+        """Start everything but the listener. Raises ConfigError if a log cannot be written."""
         self.observer = self.gateway.observer = await stack.enter_async_context(observing(self._observe))
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)
-        stack.push_async_callback(self.errands.stop, grace_s=ERRAND_GRACE_S)
+        stack.push_async_callback(self.errands.stop, grace_s=SUBREQUEST_GRACE_S)
         await stack.enter_async_context(self.operations)
         if self.async_inference is not None:
             await stack.enter_async_context(self.async_inference)
 
-    async def listen(self, stack: AsyncExitStack, *, port: int, is_shared: bool = False) -> None:
-        """Take connections until the stack is closed; then what runs may end. is_shared: with other processes."""
+    async def listen(self, stack: AsyncExitStack, *, port: int | None = None, is_shared: bool = False) -> None:
+        """Take connections until the stack is closed; running requests may then end.
+
+        port: instead of the configured one. is_shared: other processes listen on it too.
+        """
         tls = None if self.tls is None else self.tls.context
-        self.port = await self.server.start(self._listen.host, port, tls, is_shared=is_shared)
+        self.port = await self.server.start(
+            self._listen.host, self._listen.port if port is None else port, tls, is_shared=is_shared
+        )
         stack.push_async_callback(self.server.stop, grace_s=self._stop_grace_s)
 
     def take_credentials(self, credentials: Credentials) -> None:
-        """Judge the requests to come by these."""
+        """Check new requests with these credentials."""
         if self.gate is not None:
             self.gate.take(credentials)
 
     def reload_tls(self) -> None:
-        """Read the certificate again, if there is one."""
+        """Use the renewed certificate for new connections."""
         if self.tls is not None:
             reload_tls(self.tls)
 
     def reopen_log(self) -> None:
-        """Go on in a new access log: the old one was moved away."""
+        """Open the access log again by its name: the old file was moved away."""
         if self.observer is not None and self.observer.log is not None:
             self.observer.log.reopen()
 
     def _on_change(self, instance: Instance) -> None:
-        """Of an instance that is down or gone nothing will come: what it was doing goes elsewhere, or ends.
+        """End what runs at an instance that is down or gone, or send it elsewhere.
 
-        Soon, and not now: an exchange may be what has found it out.
+        Not at once: an exchange may have caused this very call.
         """
         if instance.state is InstanceState.DOWN or self.registry.find(instance.name) is not instance:
-            asyncio.get_running_loop().call_soon(self._give_up, instance)
+            asyncio.get_running_loop().call_soon(self._end_exchanges, instance)
 
-    def _give_up(self, instance: Instance) -> None:
+    def _end_exchanges(self, instance: Instance) -> None:
         for connection in list(self.server.connections):
             if connection.exchange is not None:
                 connection.exchange.on_target_down(instance)
@@ -166,23 +199,3 @@ class DataPlane:
     def _close_idle(self) -> None:
         for instance in self.registry.instances():
             instance.close_idle()
-
-
-def make_tls(certificate: str, key: str) -> Tls | None:
-    """The two as connections use them; None without. Raises ConfigError if they are no good."""
-    return Tls(Path(certificate), Path(key)) if certificate else None
-
-
-def reload_tls(tls: Tls) -> None:
-    """Take a renewed certificate for the connections to come; if it is no good, the old one stays."""
-    try:
-        tls.reload()
-        logger.info("certificate read again")
-    except ConfigError as error:
-        logger.error("the old certificate stays in use: %s", error)
-
-
-def check_replaceable(old: Credentials, new: Credentials) -> None:
-    """Raise ConfigError if these cannot come in the place of those while requests run."""
-    if new.guards_data != old.guards_data or new.admin_token != old.admin_token:
-        raise ConfigError("the first or last key or token, and a change of the admin token, need a restart")

@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
 
-from torchmoor.config.settings import EndpointSettings, ProxySettings
+from torchmoor.config.instances import INSTANCE_NAME
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.autoscaler import Autoscaler, Front, Group, Pending
 from torchmoor.fleet.launcher import Launch, Launcher
-from torchmoor.proxy.instances.instance import INSTANCE_NAME
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry, name_stem
 

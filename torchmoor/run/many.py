@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from torchmoor.config.settings import ContainerSettings, MultiModelSettings
+from torchmoor.config.dialects import ContainerSettings
+from torchmoor.config.routing import MultiModelSettings
 from torchmoor.errors import ConfigError
 
 MANY = "many"  # the archive that serves many models, and so the endpoint
@@ -52,7 +53,7 @@ def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str])
 def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:
     """What the environment adds to the settings of a container."""
     settings = settings or ContainerSettings()
-    return replace(settings, serves_models=settings.serves_models or _is_multi_model(environ))
+    return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
 
 
 def _is_multi_model(environ: Mapping[str, str]) -> bool:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Protocol
 
-from torchmoor.config.file import Configuration
-from torchmoor.config.settings import Credentials
+from torchmoor.config.access import Credentials
+from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery
 from torchmoor.fleet.draining import Drainer
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.static_instances import make_instances
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,8 @@ class Reloader:
         logger.warning("configuration read again instances=%d discovery=%d", len(new.instances), len(new.discovery))
 
     def _check_fixed(self, new: Configuration) -> None:
-        old_proxy = replace(self._configuration.proxy, credentials=new.proxy.credentials)
-        changed = [
-            item.name for item in fields(old_proxy) if getattr(old_proxy, item.name) != getattr(new.proxy, item.name)
-        ]
+        old_proxy = self._configuration.proxy.replace(credentials=new.proxy.credentials)
+        changed = [name for name, value in old_proxy if value != getattr(new.proxy, name)]
         if changed:
             what = ", ".join("Endpoints" if name == "endpoints" else name for name in changed)
             raise ConfigError(f"a change of {what} needs a restart; instances, keys and the certificate do not")
@@ -83,7 +81,7 @@ class Reloader:
     def _apply(self, new: Configuration) -> None:
         before = {each.name: each for each in self._configuration.instances}
         wanted: dict[str, Instance] = {}
-        for settings, instance in zip(new.instances, new.make_instances(), strict=True):
+        for settings, instance in zip(new.instances, make_instances(new), strict=True):
             if before.get(settings.name) != settings or self._drainer.is_draining(settings.name):
                 wanted[settings.name] = instance
         for name in before.keys() - {each.name for each in new.instances}:

@@ -12,11 +12,11 @@ import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torchmoor.config.file import Configuration, read_file
+from torchmoor.config.file import read_file
+from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
@@ -27,10 +27,11 @@ from torchmoor.proxy.access.credentials import ASYNC_QUEUE, read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
+from torchmoor.run.app import Proxy
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
 from torchmoor.run.many import read_container
-from torchmoor.run.processes.fleet import make_front
 from torchmoor.run.reload import Reloader
+from torchmoor.run.static_instances import make_registry
 from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
 
 
@@ -59,16 +60,16 @@ async def run(
         launcher: Launcher | None = None
         if launches:
             launcher = await stack.enter_async_context(make_launcher(configuration, registry, launches, report))
-        proxy = make_front(settings, registry)
+        proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, processes=processes, is_open=is_open)
-        drainer = Drainer(registry, proxy)
+        drainer = Drainer(registry, proxy.data)
         stack.callback(drainer.stop)
         are_journaled = settings.sessions.are_journaled
         discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)
         await stack.enter_async_context(discovery)
         reloader = Reloader(configuration, read_again, registry, proxy, drainer, discovery)
-        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.reopen_log, reloader.reload)
+        loop.add_signal_handler(signal.SIGHUP, _in_turn, proxy.data.reopen_log, reloader.reload)
         where = {
             "ready": True,
             "runtime": proxy.runtime_url,
@@ -80,7 +81,7 @@ async def run(
         if launcher is not None:
             pending = find_pending(proxy)
             fleet = await stack.enter_async_context(
-                HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=pending)
+                HostFleet(settings, registry, launcher, proxy.data, launches, report, find_pending=pending)
             )
             starting = asyncio.create_task(fleet.start())
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -121,23 +122,15 @@ def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
     listen = configuration.proxy.listen
     check_exposure(listen, credentials, is_open=is_open)
     if processes is not None:
-        listen = replace(listen, processes=processes)
+        listen = listen.replace(processes=processes)
     container = read_container(os.environ, configuration.proxy.container)
     is_scaled = any(variant.scaling for endpoint in configuration.proxy.endpoints for variant in endpoint.variants)
     if is_scaled and not configuration.proxy.sessions.keys:
         raise ConfigError(
             f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
         )
-    proxy = replace(configuration.proxy, credentials=credentials, listen=listen, container=container)
-    return replace(configuration, proxy=proxy)
-
-
-def make_registry(configuration: Configuration) -> Registry:
-    """The endpoints, with the instances that are named for them."""
-    registry = Registry(configuration.proxy.endpoints)
-    for instance in configuration.make_instances():
-        registry.add(instance)
-    return registry
+    proxy = configuration.proxy.replace(credentials=credentials, listen=listen, container=container)
+    return configuration.replace(proxy=proxy)
 
 
 def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[str], None]) -> str:
@@ -148,7 +141,7 @@ def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[s
     """
     configuration = read(path, processes=processes, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
-    make_front(settings, registry)  # reads the certificates
+    Proxy(settings, registry)  # reads the certificates
     launches = plan_scaled(settings.endpoints, [])
     check_archives(Path(configuration.launch.model_store), launches)
     check_observing(settings.observe)

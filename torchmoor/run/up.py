@@ -18,17 +18,13 @@ from pathlib import Path
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, RoutingStrategy, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import (
-    ChatPageSettings,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    ObserveSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, TorchServeSettings
@@ -40,7 +36,6 @@ from torchmoor.run.app import Proxy
 from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.many import MANY, plan_many, read_container
-from torchmoor.run.processes.fleet import ReplicaFleet, make_front
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +57,7 @@ class UpOptions:
     model_store: Path
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
-    strategy: str
+    strategy: RoutingStrategy
     capacity: int  # requests that an instance is sent at a time
     is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]
@@ -131,8 +126,10 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
     async with (
         kept,
         Launcher(launcher_settings, registry, environment, report) as launcher,
-        make_front(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
-        HostFleet(settings, registry, launcher, proxy, launches, report, find_pending=find_pending(proxy)) as fleet,
+        Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
+        HostFleet(
+            settings, registry, launcher, proxy.data, launches, report, find_pending=find_pending(proxy)
+        ) as fleet,
     ):
         stopping = stop_on_signals(launcher)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, proxy.on_hangup)
@@ -149,9 +146,9 @@ async def run(options: UpOptions, report: Callable[[str], None], announce: Calla
         report("stopping")
 
 
-def find_pending(front: Proxy | ReplicaFleet) -> Callable[[str], Awaitable[Backlog]] | None:
+def find_pending(proxy: Proxy) -> Callable[[str], Awaitable[Backlog]] | None:
     """How many asynchronous requests of an endpoint wait and run, for the autoscaler."""
-    service = front.async_inference
+    service = proxy.data.async_inference
     return None if service is None else lambda endpoint: service.queue.backlog(endpoint)
 
 

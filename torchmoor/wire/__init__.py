@@ -1,1 +1,4 @@
-"""Definitions that handlers and proxy share. Standard library only."""
+"""Definitions that handlers and proxy share: names, codes and formats. Standard library only.
+
+Every archive carries a copy of this package, so it must not import anything else of torchmoor.
+"""

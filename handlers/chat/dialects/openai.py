@@ -12,6 +12,7 @@ from handlers.chat.parameters import Parameters, check_parameter
 from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
 from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
+from torchmoor.wire import headers as wire
 
 MAX_NAME_CHARS = 256
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -96,7 +97,7 @@ def _flag(given: dict[str, Any], name: str) -> bool:
 
 def _answer_id(incoming: Incoming) -> str:
     """From the proxy's id of the request, so that logs and answers can be brought together."""
-    return f"chatcmpl-{incoming.headers.get('x-torchmoor-request-id') or uuid.uuid4()}"
+    return f"chatcmpl-{incoming.headers.get(wire.REQUEST_ID) or uuid.uuid4()}"
 
 
 def _model(given: dict[str, Any], caller: Caller) -> str:

@@ -14,6 +14,8 @@ from handlers.chat.sessions.operation import parse_sessions_operation
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
+from torchmoor.wire import headers as wire
+from torchmoor.wire import operations
 
 
 def parse(
@@ -26,10 +28,10 @@ def parse(
     wall: seconds since 1970, which OpenAI's answers tell.
     """
     settings = settings or RequestSettings()
-    operation = incoming.headers.get("x-torchmoor-operation")
-    if operation == "status":
+    operation = incoming.headers.get(wire.OPERATION)
+    if operation == operations.STATUS:
         return Status()
-    if operation == "sessions":
+    if operation == operations.SESSIONS:
         return parse_sessions_operation(_json_object(incoming.body))
     if operation:
         raise InvalidRequest(f"there is no operation {names([operation])}")

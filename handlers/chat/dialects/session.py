@@ -9,9 +9,8 @@ from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters, parse_parameters
 from handlers.errors import InvalidRequest, SessionIdMismatch
 from handlers.requests import Incoming
-
-NEW_SESSION = "NEW_SESSION"
-SESSION_HEADER = "x-amzn-sagemaker-session-id"
+from torchmoor.wire import headers as wire
+from torchmoor.wire.headers import NEW_SESSION
 
 _TYPES = ("start_session", "add_images", "send_text_prompt", "close_session")
 _FIELDS = {
@@ -29,7 +28,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     One that says it is an image needs no NEW_SESSION: an asynchronous request has no such header, and what else could
     it mean?
     """
-    header_id = incoming.headers.get(SESSION_HEADER)
+    header_id = incoming.headers.get(wire.SESSION_ID)
     is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
     if header_id == NEW_SESSION or (is_declared and not header_id):
         return OpenSession(caller=incoming.caller, images=(image,), ttl_s=None, invocation_id=incoming.invocation_id)
@@ -41,7 +40,7 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
 
 def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
     """Raises InvalidRequest, SessionIdMismatch."""
-    header_id = incoming.headers.get(SESSION_HEADER)
+    header_id = incoming.headers.get(wire.SESSION_ID)
     kind = _kind(body)
     unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
     if unknown:
@@ -63,7 +62,7 @@ def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
 
 def refuse_session(incoming: Incoming, body: dict[str, Any]) -> None:
     """Raises InvalidRequest if a request of a dialect without sessions names one."""
-    if incoming.headers.get(SESSION_HEADER) or body.get("session_id"):
+    if incoming.headers.get(wire.SESSION_ID) or body.get("session_id"):
         raise InvalidRequest(
             "this kind of request belongs to no session; ask in a session with "
             '{"type": "send_text_prompt", "prompt_text": ...}'

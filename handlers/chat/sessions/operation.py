@@ -4,7 +4,6 @@ Sessions are named by a hash, since their ids are as good as credentials; an id 
 Only the proxy's admin plane sends operations: it takes the header that says so from what comes from outside.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,9 @@ from handlers.chat.commands import ActOnSession, ListSessions
 from handlers.chat.pictures.store import Tier
 from handlers.chat.sessions.store import Session, SessionStore
 from handlers.errors import InvalidRequest, SessionUnknown
+from torchmoor.wire.operations import MAX_SESSIONS, SESSION_ACTIONS
+from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
 
-ACTIONS = ("close", "pin", "unpin")
-MAX_PAGE = 1000
-_HASH = re.compile("[0-9a-f]{16}")
-_PART = re.compile("[0-9a-f]{0,16}")
 _TIERS = {Tier.FEATURES: "device", Tier.HOST: "host", Tier.JOURNAL: "journal"}
 
 
@@ -29,18 +26,18 @@ def parse_sessions_operation(body: Mapping[str, Any]) -> ListSessions | ActOnSes
     if "action" in body:
         _refuse_others(body, ("action", "session"))
         action, session = body["action"], body.get("session")
-        if action not in ACTIONS:
-            raise InvalidRequest(f"'action' must be one of {', '.join(ACTIONS)}", param="action")
-        if not isinstance(session, str) or not _HASH.fullmatch(session):
+        if action not in SESSION_ACTIONS:
+            raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param="action")
+        if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
             raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param="session")
         return ActOnSession(action, session)
     _refuse_others(body, ("after", "prefix", "limit"))
-    after, prefix, limit = body.get("after", ""), body.get("prefix", ""), body.get("limit", MAX_PAGE)
+    after, prefix, limit = body.get("after", ""), body.get("prefix", ""), body.get("limit", MAX_SESSIONS)
     for name, value in (("after", after), ("prefix", prefix)):
-        if not isinstance(value, str) or not _PART.fullmatch(value):
+        if not isinstance(value, str) or not SESSION_HASH_PREFIX.fullmatch(value):
             raise InvalidRequest(f"'{name}' must be at most 16 hexadecimal digits", param=name)
-    if type(limit) is not int or not 1 <= limit <= MAX_PAGE:
-        raise InvalidRequest(f"'limit' must be from 1 to {MAX_PAGE}", param="limit")
+    if type(limit) is not int or not 1 <= limit <= MAX_SESSIONS:
+        raise InvalidRequest(f"'limit' must be from 1 to {MAX_SESSIONS}", param="limit")
     return ListSessions(after=after, prefix=prefix, limit=limit)
 
 

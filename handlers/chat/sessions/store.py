@@ -8,7 +8,6 @@ its last turn is over, it holds nothing any more.
 All methods may be called from any thread.
 """
 
-import hashlib
 import json
 import logging
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from handlers.chat.pictures.store import Image, ImageStore, Tier
-from handlers.chat.sessions.session_id import SessionId, SessionIds
+from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.kv_cache import BlockPool, SequenceCache
 from handlers.errors import (
     InvalidRequest,
@@ -32,6 +31,8 @@ from handlers.errors import (
 )
 from handlers.journal.event import Event
 from handlers.settings import SessionSettings
+from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import SessionId
 
 if TYPE_CHECKING:
     from handlers.chat.turns.turn import Turn
@@ -66,7 +67,7 @@ class Session:
     hash: str = field(init=False)  # names it to operators, as in the proxy's access log: the id is a credential
 
     def __post_init__(self) -> None:
-        self.hash = hashlib.blake2b(self.id.text.encode(), digest_size=8).hexdigest()
+        self.hash = session_hash(self.id.text)
 
     def __repr__(self) -> str:
         state = "ended" if self.end else "pinned" if self.turn else "idle"

@@ -5,6 +5,7 @@ from handlers.engine.detokenizer import Detokenizer
 from handlers.engine.sequence import FinishReason, TokenEvent
 from handlers.models.text import TextModel
 from handlers.reply import Reply
+from torchmoor.wire import headers as wire
 
 
 class Answer:
@@ -58,13 +59,13 @@ class Answer:
         if self._is_streaming:
             self._write(token, summary)
         else:
-            num_tokens = {"X-Torchmoor-Generated-Tokens": str(summary.num_tokens)}
+            num_tokens = {wire.GENERATED_TOKENS: str(summary.num_tokens)}
             headers = {"Content-Type": self._form.whole_content_type, **self.receipt, **num_tokens}
             self._reply.finish(headers, self._form.whole(summary))
 
     def end_with(self, text: str) -> None:
         """An answer that was given before, and is known whole."""
-        self.receipt["X-Torchmoor-Cache-Tier"] = "answer"
+        self.receipt[wire.CACHE_TIER] = "answer"
         reason = FinishReason.EOS.value
         summary = Summary(text=text, finish_reason=reason, num_tokens=0, num_prompt_tokens=0, seed=None)
         self.end(Token(0, text, 0.0, False), summary)

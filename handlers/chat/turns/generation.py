@@ -39,6 +39,7 @@ from handlers.errors import (
 from handlers.models.text import TextModel
 from handlers.reply import Reply
 from handlers.settings import EngineSettings, SessionSettings
+from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
 
@@ -211,10 +212,10 @@ class Generation(ABC):
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
         self._answer.receipt |= {
-            "X-Torchmoor-Cache-Tier": _tier(kept, tiers),
-            "X-Torchmoor-Prefill-Tokens": str(len(keys) - kept),
-            "X-Torchmoor-Context-Tokens": str(len(keys)),
-            "X-Torchmoor-Queue-Ms": f"{(self._begun - self._received) * 1000:.1f}",
+            wire.CACHE_TIER: _tier(kept, tiers),
+            wire.PREFILL_TOKENS: str(len(keys) - kept),
+            wire.CONTEXT_TOKENS: str(len(keys)),
+            wire.QUEUE_MS: f"{(self._begun - self._received) * 1000:.1f}",
         }
         self._kept = kept
         params = self._parameters.sampling(max_new_tokens)
@@ -236,7 +237,7 @@ class Generation(ABC):
         if len(self._sequence.output) == 1:
             self._first_token_at = time.monotonic()
             ttft_s = self._first_token_at - self._received
-            self._answer.receipt["X-Torchmoor-Ttft-Ms"] = f"{ttft_s * 1000:.1f}"
+            self._answer.receipt[wire.TTFT_MS] = f"{ttft_s * 1000:.1f}"
             self._parts.counters.observe("ttft", ttft_s)
             self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
             self._parts.counters.add("tokens_reused", self._kept)

@@ -17,6 +17,7 @@ from handlers.errors import ContextTooLong, HandlerError, TurnConflict
 from handlers.journal.event import Event
 from handlers.models.text import TextModel
 from handlers.reply import Reply
+from torchmoor.wire import headers as wire
 
 DROP_STEP = 4  # turns dropped at once, so that not every later question computes the conversation anew
 
@@ -71,7 +72,7 @@ class Turn(Generation):
             num_caught_up = self._recorder.catch_up(session)
             self._raise_if_answered()
         if num_caught_up:
-            self._answer.receipt["X-Torchmoor-Rebuilt-Events"] = str(num_caught_up)
+            self._answer.receipt[wire.REBUILT_EVENTS] = str(num_caught_up)
         self._raise_if_stopped()
         if self._ask.images:
             self._take_in(self._parts.load_images(session.scope, self._ask.images, self._reply))
@@ -111,7 +112,7 @@ class Turn(Generation):
                 ids = model.render(self._messages, sizes)
             num_dropped = self._session.num_dropped + self._num_dropped
             if num_dropped:
-                self._answer.receipt["X-Torchmoor-Dropped-Turns"] = str(num_dropped)
+                self._answer.receipt[wire.DROPPED_TURNS] = str(num_dropped)
         return Prompt(ids, images)
 
     def _fetch(self, image: Image) -> bytes:

@@ -131,7 +131,7 @@ class Exchange:
     @property
     def error(self) -> str | None:
         """The error's code, which header and body must agree on."""
-        code = self.headers.get("X-Torchmoor-Error")
+        code = self.headers.get("x-torchmoor-error")
         if code is not None:
             assert self.json["error"]["code"] == code
         return code

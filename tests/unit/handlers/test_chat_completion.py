@@ -96,7 +96,7 @@ def test_raw_prompt_is_given_as_it_is(client: Any) -> None:
     found = client.call(raw(f"{BOS}{USER}{QUESTION}{END}{ASSISTANT}"))
 
     assert found.json == [{"generated_text": said(expected)}]
-    length = "X-Torchmoor-Context-Tokens"
+    length = "x-torchmoor-context-tokens"
     assert found.headers[length] == expected.headers[length]
 
 
@@ -155,7 +155,7 @@ def test_truncate_keeps_the_last_tokens_of_a_prompt(client: Any, reference: Any,
 
     expected = reference.complete(tiny_llava.tokenizer.decode(ids[3:]), [], NUM)
     assert generated(found) == expected
-    assert int(found.headers["X-Torchmoor-Context-Tokens"]) == kept
+    assert int(found.headers["x-torchmoor-context-tokens"]) == kept
 
 
 def test_full_text_has_the_prompt_as_it_was_sent(client: Any) -> None:
@@ -198,7 +198,7 @@ def test_streamed_inputs_are_the_whole_ones(make_client: Any, accept: str, setti
         assert lines[-1]["generated_text"] == text["generated_text"]
     is_events = accept == "text/event-stream"
     assert streamed.headers["Content-Type"] == ("text/event-stream" if is_events else "application/jsonlines")
-    assert "X-Torchmoor-Prefill-Tokens" in streamed.headers
+    assert "x-torchmoor-prefill-tokens" in streamed.headers
 
 
 def test_streamed_messages_are_the_whole_ones(client: Any, red: Any) -> None:
@@ -250,9 +250,9 @@ def test_conversation_sent_again_costs_what_is_new(client: Any, reference: Any, 
 
     messages = [question(QUESTION, 1), reply_of(text), question("what colour is it?")]
     assert said(again) == reference(messages, [red], NUM)
-    new = int(again.headers["X-Torchmoor-Context-Tokens"]) - int(first.headers["X-Torchmoor-Context-Tokens"])
-    assert int(again.headers["X-Torchmoor-Prefill-Tokens"]) <= new + 16  # a block that was not full
-    assert again.headers["X-Torchmoor-Cache-Tier"] == "kv"
+    new = int(again.headers["x-torchmoor-context-tokens"]) - int(first.headers["x-torchmoor-context-tokens"])
+    assert int(again.headers["x-torchmoor-prefill-tokens"]) <= new + 16  # a block that was not full
+    assert again.headers["x-torchmoor-cache-tier"] == "kv"
     assert settled(client)["images"]["encoded"] == 1
 
 
@@ -262,7 +262,7 @@ def test_completion_after_a_session_shares_with_it(client: Any, red: Any) -> Non
 
     shared = client.call(chat(user("what colour?", red))).headers
 
-    reused = int(shared["X-Torchmoor-Context-Tokens"]) - int(shared["X-Torchmoor-Prefill-Tokens"])
+    reused = int(shared["x-torchmoor-context-tokens"]) - int(shared["x-torchmoor-prefill-tokens"])
     assert reused == 48  # the whole blocks of the picture and what stands before it
     assert settled(client)["images"]["encoded"] == 1
 
@@ -274,10 +274,10 @@ def test_callers_share_nothing(client: Any, red: Any) -> None:
 
     found = client.call(chat(user("what is it?", red)), theirs)
 
-    assert found.headers["X-Torchmoor-Prefill-Tokens"] == found.headers["X-Torchmoor-Context-Tokens"]
+    assert found.headers["x-torchmoor-prefill-tokens"] == found.headers["x-torchmoor-context-tokens"]
     assert settled(client)["images"]["encoded"] == 2
     again = client.call(chat(user("what is it?", red)), mine)
-    assert int(again.headers["X-Torchmoor-Prefill-Tokens"]) <= 16
+    assert int(again.headers["x-torchmoor-prefill-tokens"]) <= 16
 
 
 def test_images_and_blocks_are_left_for_whoever_needs_them(make_client: Any, tiny_llava: Any, red: Any) -> None:
@@ -304,7 +304,7 @@ def test_session_on_a_picture_of_a_completion_outlives_its_features(
 
     found = client.ask(sid, "which colour?", **SHORT).wait()
 
-    assert found.headers["X-Torchmoor-Cache-Tier"] == "encoded"
+    assert found.headers["x-torchmoor-cache-tier"] == "encoded"
     assert found.json["response_text"] == reference([question("which colour?", 1)], [red], NUM)
 
 
@@ -445,7 +445,7 @@ def test_client_that_leaves_ends_its_completion(make_client: Any, endless_llava:
     left.reply.cancel()
 
     again = client.call(chat(user("what is it?", red))).headers
-    assert int(again["X-Torchmoor-Prefill-Tokens"]) <= 16
+    assert int(again["x-torchmoor-prefill-tokens"]) <= 16
     turns = settled(client)["turns"]
     assert (turns["cancelled"], turns["finished"], turns["in_progress"]) == (1, 1, 0)
     client.service.store.check_integrity()
@@ -584,7 +584,7 @@ def test_llama_2_prompt_and_its_messages_are_one(make_text_client: Any) -> None:
     by_prompt = client.call(raw("<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHello [/INST]", 6))
 
     assert by_prompt.json == [{"generated_text": said(by_messages)}]
-    length = "X-Torchmoor-Context-Tokens"
+    length = "x-torchmoor-context-tokens"
     assert by_prompt.headers[length] == by_messages.headers[length]
 
 
@@ -598,7 +598,7 @@ def test_sequence_begins_once(make_text_client: Any, prompt: str) -> None:
 
     answer = client.call(raw(prompt, 2))
 
-    assert int(answer.headers["X-Torchmoor-Context-Tokens"]) == expected
+    assert int(answer.headers["x-torchmoor-context-tokens"]) == expected
 
 
 def test_template_that_refuses_messages_is_a_clear_400(make_text_client: Any) -> None:

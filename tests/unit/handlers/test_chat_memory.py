@@ -41,16 +41,16 @@ def encoded(image: Image.Image, form: str, **options: Any) -> str:
 
 def tier(exchange: Any) -> str:
     assert exchange.status == 200, exchange.body
-    found: str = exchange.headers["X-Torchmoor-Cache-Tier"]
+    found: str = exchange.headers["x-torchmoor-cache-tier"]
     return found
 
 
 def prefilled(exchange: Any) -> int:
-    return int(exchange.headers["X-Torchmoor-Prefill-Tokens"])
+    return int(exchange.headers["x-torchmoor-prefill-tokens"])
 
 
 def num_tokens(exchange: Any) -> int:
-    return int(exchange.headers["X-Torchmoor-Context-Tokens"])
+    return int(exchange.headers["x-torchmoor-context-tokens"])
 
 
 @pytest.fixture
@@ -457,7 +457,7 @@ def test_long_conversation_goes_on_without_its_oldest_turns(
 
     for text in texts:
         answer = client.ask(sid, text, parameters={"max_new_tokens": 8}).wait()
-        num_dropped = int(answer.headers.get("X-Torchmoor-Dropped-Turns", 0))
+        num_dropped = int(answer.headers.get("x-torchmoor-dropped-turns", 0))
         dropped.append(num_dropped)
         kept = turns[num_dropped:]
         messages = [m for asked, said in kept for m in (question(asked), reply_of(said))] + [question(text)]
@@ -480,7 +480,7 @@ def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> No
 
     for i in range(30):
         answer = client.ask(session.id.text, "hello", **SHORT).wait()
-        num_dropped = int(answer.headers.get("X-Torchmoor-Dropped-Turns", 0))
+        num_dropped = int(answer.headers.get("x-torchmoor-dropped-turns", 0))
         assert len(session.messages) == 2 * (i + 1 - num_dropped) < 30
 
     assert num_dropped > 15
@@ -500,7 +500,7 @@ def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: 
     endless_llava.render = render
     answer = client.ask(session.id.text, "hello", **SHORT).wait()
 
-    assert 180 < int(answer.headers["X-Torchmoor-Dropped-Turns"]) < 200
+    assert 180 < int(answer.headers["x-torchmoor-dropped-turns"]) < 200
     assert len(rendered) < 12
 
 
@@ -533,7 +533,7 @@ def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: A
     sid = client.open()
     answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
     while answer.status == 200:
-        assert "X-Torchmoor-Dropped-Turns" not in answer.headers
+        assert "x-torchmoor-dropped-turns" not in answer.headers
         num_messages = len(client.service.store._sessions[sid].messages)
         answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
 

@@ -143,7 +143,7 @@ def test_another_worker_goes_on_with_the_same_answers(two_workers: Any, referenc
 
     moved = second.ask(sid, "what color is it?", **SHORT).wait()
 
-    assert moved.headers["X-Torchmoor-Rebuilt-Events"] == "3"
+    assert moved.headers["x-torchmoor-rebuilt-events"] == "3"
     messages = [
         question("what is it?", 1),
         reply_of(answers[0]),
@@ -162,7 +162,7 @@ def test_a_session_that_comes_home_catches_up(two_workers: Any, reference: Any, 
 
     home = first.ask(sid, "where is it?", **SHORT).wait()
 
-    assert home.headers["X-Torchmoor-Rebuilt-Events"] == "1"
+    assert home.headers["x-torchmoor-rebuilt-events"] == "1"
     messages = [
         question("what is it?", 1),
         reply_of(answers[0]),
@@ -231,7 +231,7 @@ def test_a_question_sent_again_while_it_runs_elsewhere_gets_the_one_answer(
     may_go_on.set()
 
     assert slow.wait().json == fast.json
-    assert slow.headers["X-Torchmoor-Cache-Tier"] == "answer"
+    assert slow.headers["x-torchmoor-cache-tier"] == "answer"
     assert [event.kind for event in journal.read(sid)] == ["open", "turn"]
 
 
@@ -259,7 +259,7 @@ def test_a_question_sent_again_is_answered_from_the_journal(two_workers: Any, re
 
     assert again.json == once.json
     assert streamed.body.decode() == once.json["response_text"]
-    assert again.headers["X-Torchmoor-Cache-Tier"] == "answer"
+    assert again.headers["x-torchmoor-cache-tier"] == "answer"
     assert second.call(None, {"x-torchmoor-operation": "status"}).json["tokens"]["generated"] == 0
 
 
@@ -457,7 +457,7 @@ def test_another_question_under_the_same_invocation_id_is_asked(
 
     other = two_workers[0].ask(sid, "what color?", headers=headers, **SHORT).wait()
 
-    assert other.headers["X-Torchmoor-Cache-Tier"] == "kv"
+    assert other.headers["x-torchmoor-cache-tier"] == "kv"
     assert [event.question for event in journal.read(sid)] == ["", "what is it?", "what color?"]
 
 
@@ -505,7 +505,7 @@ def test_each_of_the_last_turns_is_answered_again(
     again = {key: client.ask(sid, text, headers=invocation(key), **SHORT).wait() for key, text in asked.items()}
 
     assert {key: exchange.json["response_text"] for key, exchange in again.items()} == said
-    assert {exchange.headers["X-Torchmoor-Cache-Tier"] for exchange in again.values()} == {"answer"}
+    assert {exchange.headers["x-torchmoor-cache-tier"] for exchange in again.values()} == {"answer"}
     assert client.service.status()["turns"]["finished"] == 4
 
 
@@ -527,7 +527,7 @@ def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: D
         client.answer(sid, text, headers=invocation(text), **SHORT)
 
     tiers = [
-        client.ask(sid, text, headers=invocation(text), **SHORT).wait().headers["X-Torchmoor-Cache-Tier"]
+        client.ask(sid, text, headers=invocation(text), **SHORT).wait().headers["x-torchmoor-cache-tier"]
         for text in ("where?", "what?")
     ]
 

@@ -206,7 +206,7 @@ def test_turn_is_counted_with_its_times(client: Any, red: Any) -> None:
     assert all(0 <= queue <= ttft for queue, ttft in zip(times["queue"], times["ttft"], strict=True))
     assert 1 <= len(times["inter_token"]) <= 2
     headers = [answer.headers for answer in answers]
-    assert tokens["prefilled"] == sum(int(h["X-Torchmoor-Prefill-Tokens"]) for h in headers)
-    assert tokens["reused"] == sum(int(h["X-Torchmoor-Context-Tokens"]) for h in headers) - tokens["prefilled"] > 0
-    assert tokens["generated"] == sum(int(h["X-Torchmoor-Generated-Tokens"]) for h in headers)
-    assert all(float(h["X-Torchmoor-Queue-Ms"]) <= float(h["X-Torchmoor-Ttft-Ms"]) for h in headers)
+    assert tokens["prefilled"] == sum(int(h["x-torchmoor-prefill-tokens"]) for h in headers)
+    assert tokens["reused"] == sum(int(h["x-torchmoor-context-tokens"]) for h in headers) - tokens["prefilled"] > 0
+    assert tokens["generated"] == sum(int(h["x-torchmoor-generated-tokens"]) for h in headers)
+    assert all(float(h["x-torchmoor-queue-ms"]) <= float(h["x-torchmoor-ttft-ms"]) for h in headers)

@@ -211,11 +211,11 @@ def test_whole_answer_has_status_headers_and_body(front: FrontEnd, service: Fake
     front.send("a", {})
     front.step()
 
-    service.replies[0].finish({"Content-Type": "application/json", "X-Torchmoor-Prefill-Tokens": "7"}, b"answer", 201)
+    service.replies[0].finish({"Content-Type": "application/json", "x-torchmoor-prefill-tokens": "7"}, b"answer", 201)
     frame = front.step()["a"]
 
     assert (frame.status, frame.body, frame.next) == (201, b"answer", None)
-    assert frame.headers == {"Content-Type": "application/json", "X-Torchmoor-Prefill-Tokens": "7"}
+    assert frame.headers == {"Content-Type": "application/json", "x-torchmoor-prefill-tokens": "7"}
 
 
 def test_late_error_still_has_its_own_status(front: FrontEnd, service: FakeService) -> None:
@@ -228,7 +228,7 @@ def test_late_error_still_has_its_own_status(front: FrontEnd, service: FakeServi
     frame = front.step()["a"]
 
     assert frame.status == 415
-    assert frame.headers["X-Torchmoor-Error"] == front.error("a") == "NotAnImage"
+    assert frame.headers["x-torchmoor-error"] == front.error("a") == "NotAnImage"
 
 
 def test_stream_begins_with_its_headers_and_never_ends_in_the_same_step(front: FrontEnd, service: FakeService) -> None:
@@ -237,12 +237,12 @@ def test_stream_begins_with_its_headers_and_never_ends_in_the_same_step(front: F
     front.step()
     reply = service.replies[0]
 
-    reply.begin({**TEXT, "X-Torchmoor-Cache-Tier": "kv"}, encode_error)
+    reply.begin({**TEXT, "x-torchmoor-cache-tier": "kv"}, encode_error)
     reply.write(b"all of it", is_end=True)
     first, second = front.step()["a"], front.step()["a"]
 
     assert (first.status, first.body, first.next) == (200, b"all of it", "true")
-    assert first.headers["X-Torchmoor-Cache-Tier"] == "kv"
+    assert first.headers["x-torchmoor-cache-tier"] == "kv"
     assert (second.body, second.next) == (b"", "false")
     assert front.active == {}
 
@@ -756,7 +756,7 @@ def test_chat_service_behind_the_pump(client: Any) -> None:
     front.send("close", {"requestType": "CLOSE"}, X_Amzn_SageMaker_Session_Id=sid)
     front.run()
 
-    assert front.over["open"].headers["X-Amzn-SageMaker-New-Session-Id"].startswith(sid)
+    assert front.over["open"].headers["x-amzn-sagemaker-new-session-id"].startswith(sid)
     assert set(json.loads(front.bodies["whole"])) == {"response_text"}
     assert front.heads["stream"].headers["Content-Type"] == TEXT["Content-Type"]
     assert front.over["error"].status == 400

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import wait_until
-from torchmoor.config.settings import ObserveSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.observe.access_log import PIPE_BYTES, AccessLog, render
 from torchmoor.proxy.observe.record import Record
@@ -151,7 +151,7 @@ def test_pipe_gets_no_more_at_once_than_it_takes_whole(tmp_path: Path, monkeypat
     ("values", "problem"),
     [
         ({"traces_url": "collector:4318"}, "observe.traces_url must begin with http:// or https://"),
-        ({"traces_fraction": 1.5}, "observe.traces_fraction must be 1 or less"),
+        ({"traces_fraction": 1.5}, "observe.traces_fraction must be above 0 and at most 1"),
         ({"access_log_buffer_bytes": 0}, "observe.access_log_buffer_bytes must be positive"),
     ],
 )

@@ -13,10 +13,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.config.file import MAX_FILE_BYTES, Configuration, parse, read_file
-from torchmoor.config.scaling import LaunchSettings, ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.settings import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
+from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
+from torchmoor.run.static_instances import make_instances
 
 ROOT_DOCS = Path(__file__).parents[3] / "docs"
 DOCS = ROOT_DOCS / "routing.md"
@@ -63,9 +66,7 @@ def test_example_in_the_docs_is_a_configuration() -> None:
     assert green.kv_aware.bytes_per_request == 8192
     assert configuration.proxy.sessions.are_journaled
     assert list(configuration.proxy.sessions.keys) == ["k1"]
-    instances = [
-        (i.name, i.variant, i.model, i.host, i.port, i.management_port) for i in configuration.make_instances()
-    ]
+    instances = [(i.name, i.variant, i.model, i.host, i.port, i.management_port) for i in make_instances(configuration)]
     assert instances == [
         ("blue-0", "blue", "llava", "10.0.0.5", 8080, 8081),
         ("green-0", "green", "llava", "10.0.0.6", 8080, 8081),
@@ -77,7 +78,7 @@ def test_what_is_left_out_has_its_default() -> None:
     configuration = parse(SMALL)
 
     (endpoint,) = configuration.proxy.endpoints
-    (instance,) = configuration.make_instances()
+    (instance,) = make_instances(configuration)
     assert (endpoint.name, endpoint.late_binding) == ("chat", None)
     assert endpoint.variants[0].routing_strategy == "RANDOM"
     assert (instance.endpoint, instance.variant, instance.model) == ("chat", "v", "llava")
@@ -109,7 +110,7 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         (f"{VARIANT}.ModelName", None, r"ProductionVariants\[0\].ModelName is missing"),
         (f"{VARIANT}.InitialVariantWeight", -1, "value: -1, valid min value: 0"),
         (f"{VARIANT}.InitialVariantWeight", 0, "weight above 0"),
-        (f"{VARIANT}.InitialVariantWeight", float("nan"), "must be 0 or more, not nan"),
+        (f"{VARIANT}.InitialVariantWeight", float("nan"), "weight must be a number, not nan"),
         (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"}, "RoutingStrategy must be one of .* not 'BEST'"),
         (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "PREFIX_AWARE"}, "PrefixLength is missing"),
         (
@@ -143,11 +144,11 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("container", {"serves_models": True}, "container.serves_models needs a multi-model endpoint"),
         ("Instances", None, "Instances must be a list"),
         ("Instances", [*SMALL["Instances"] * 2], r"Instances\[1\].name 'a' is given twice"),
-        ("Instances.0.name", "A", "name 'A' must be of a-z"),
+        ("Instances.0.name", "A", r"Instances\[0\].name must be of a-z.* not 'A'"),
         ("Instances.0.name", None, r"Instances\[0\].name is missing"),
-        ("Instances.0.port", 0, "port of a must be a port, not 0"),
+        ("Instances.0.port", 0, r"Instances\[0\].port must be from 1 to 65535, not 0"),
         ("Instances.0.port", "80", r"Instances\[0\].port must be a whole number, not '80'"),
-        ("Instances.0.capacity", 0, "capacity of a must be positive, not 0"),
+        ("Instances.0.capacity", 0, r"Instances\[0\].capacity must be positive, not 0"),
         ("Instances.0.endpoint", "other", "endpoint must be one of chat, not 'other'"),
         ("Instances.0.variant", "w", "variant must be one of v, not 'w'"),
         ("Instances.0.gpu", 1, "unknown key 'gpu'"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.config.settings import AccessKey, AccessSettings, Credentials, ListenSettings
+from torchmoor.config.access import AccessKey, AccessSettings, Credentials
+from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.torchserve import SECRETS
 from torchmoor.proxy.access.credentials import read_credentials

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.unit.torchmoor.fleet.dns_server import answering, failing, serving
-from torchmoor.config.discovery import DiscoverySettings, parse_nameserver
 from torchmoor.config.file import parse
+from torchmoor.config.instances import DiscoverySettings, parse_nameserver
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import try_once
 
@@ -45,7 +45,7 @@ def test_page_names_every_key() -> None:
     """With its default in docs/configuration.md, which is made from the class."""
     rows = re.findall(r"^\| (`.*?`) \|", PAGE.read_text(), re.MULTILINE)
 
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(DiscoverySettings.__dataclass_fields__)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(DiscoverySettings.model_fields)
 
 
 def test_instances_may_stand_beside_it_or_be_left_out() -> None:
@@ -60,14 +60,14 @@ def test_instances_may_stand_beside_it_or_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dns_name": "llava"}, "dns_name 'llava' must be a whole name"),
+        ({"dns_name": "llava"}, r"dns_name must be a whole name.* not 'llava'"),
         ({"dns_name": "Llava.Zone.Test"}, "must be a whole name in lower case"),
         ({"dns_name": f"{'a' * 64}.test"}, "must be a whole name"),
         ({"record": "TXT"}, "record must be one of SRV, A, AAAA, not 'TXT'"),
         ({"port": 8085}, "port must be left out, an SRV record has it"),
-        ({"record": "A"}, "port must be a port, not 0"),
-        ({"record": "A", "port": 65_536}, "port must be a port, not 65536"),
-        ({"management_port": -1}, "management_port must be a port, not -1"),
+        ({"record": "A"}, "port must be from 1 to 65535, not 0"),
+        ({"record": "A", "port": 65_536}, "port must be from 0 to 65535, not 65536"),
+        ({"management_port": -1}, "management_port must be from 0 to 65535, not -1"),
         ({"timeout_s": 0}, "timeout_s must be positive, not 0"),
         ({"max_instances": 0}, "max_instances must be positive, not 0"),
         ({"interval_s": 0.5}, "interval_s must be min_interval_s or more, not 0.5"),

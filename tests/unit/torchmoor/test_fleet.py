@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.config.settings import (
-    EndpointSettings,
-    LimitSettings,
-    ListenSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.instances.instance import Instance, InstanceState

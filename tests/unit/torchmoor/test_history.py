@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
-from torchmoor.config.settings import VariantSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.invocations import BUCKETS, Histogram, InvocationMetrics
 from torchmoor.proxy.instances.registry import Variant
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import Launch
 from torchmoor.proxy.instances.registry import Registry

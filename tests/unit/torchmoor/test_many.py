@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmoor.config.settings import ContainerSettings
+from torchmoor.config.dialects import ContainerSettings
 from torchmoor.errors import ConfigError
 from torchmoor.run.many import CACHE, MULTI_MODEL, SOURCE, URL_ROOTS, plan_many, read_container
 

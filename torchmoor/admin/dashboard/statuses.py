@@ -15,6 +15,7 @@ from typing import Any
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.wire import operations
 
 MAX_AGE_S = 1.5
 WAIT_S = 0.5  # for answers, before what is known is shown
@@ -74,7 +75,7 @@ class InstanceStatuses:
 
     async def _ask(self, instance: Instance) -> None:
         try:
-            answer = await self._operations.ask(instance, "status", {}, timeout_s=TIMEOUT_S)
+            answer = await self._operations.ask(instance, operations.STATUS, {}, timeout_s=TIMEOUT_S)
         finally:
             self._questions.pop(instance.name, None)
         if self._registry.find(instance.name) is not instance:

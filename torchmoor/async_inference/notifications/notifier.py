@@ -19,7 +19,7 @@ from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.sns import Sns, region_of
 from torchmoor.async_inference.notifications.webhooks import WebhookSender
 from torchmoor.async_inference.objects.outbound import Resolve, resolve
-from torchmoor.config.objects import TOPIC, NoticeSettings, Webhook
+from torchmoor.config.notifications import TOPIC, NotificationSettings, Webhook
 from torchmoor.errors import ConfigError, NotDelivered
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Notifier:
 
     def __init__(
         self,
-        settings: NoticeSettings,
+        settings: NotificationSettings,
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,

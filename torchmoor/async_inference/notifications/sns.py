@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from torchmoor.async_inference.objects.threads import Threads
-from torchmoor.config.objects import TOPIC, NoticeSettings
+from torchmoor.config.notifications import TOPIC, NotificationSettings
 from torchmoor.errors import NotDelivered
 
 RETRYABLE_CODES = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
@@ -25,7 +25,7 @@ def region_of(topic: str) -> str:
 class Sns:
     """Publishes with one client per region. Makes no request before the first message."""
 
-    def __init__(self, settings: NoticeSettings) -> None:
+    def __init__(self, settings: NotificationSettings) -> None:
         self._settings = settings
         self._threads = Threads("notifications-sns", settings.max_in_flight)
         self._lock = threading.Lock()

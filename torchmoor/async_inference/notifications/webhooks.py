@@ -18,7 +18,7 @@ import aiohttp
 
 from torchmoor.async_inference.objects.object_store import LocationRefused
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
-from torchmoor.config.objects import NoticeSettings, Webhook
+from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 
 RETRYABLE_STATUSES = (408, 425, 429)
@@ -33,7 +33,7 @@ def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
 class WebhookSender:
     """Sends each message with one try; the caller decides whether to retry."""
 
-    def __init__(self, settings: NoticeSettings, resolver: Resolve = resolve) -> None:
+    def __init__(self, settings: NotificationSettings, resolver: Resolve = resolve) -> None:
         self._timeout_s = settings.timeout_s
         self._outbound = Outbound(
             private_networks=settings.private_networks,

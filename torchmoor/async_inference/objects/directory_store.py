@@ -30,7 +30,8 @@ from torchmoor.async_inference.objects.object_store import (
     TooLarge,
 )
 from torchmoor.async_inference.objects.threads import Threads
-from torchmoor.config.objects import MIB, ObjectSettings
+from torchmoor.config.group import MIB
+from torchmoor.config.objects import ObjectSettings
 
 logger = logging.getLogger(__name__)
 

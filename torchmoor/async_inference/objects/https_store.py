@@ -20,7 +20,8 @@ from torchmoor.async_inference.objects.object_store import (
     TooLarge,
 )
 from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolve
-from torchmoor.config.objects import MIB, ObjectSettings
+from torchmoor.config.group import MIB
+from torchmoor.config.objects import ObjectSettings
 
 
 class HttpsStore(InputStore):

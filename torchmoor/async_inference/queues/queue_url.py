@@ -7,12 +7,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import ConfigError
+from torchmoor.wire.store_urls import REDIS_SCHEMES, SQLITE_SCHEME, read_redis_address
 
 FORMS = "sqlite:///a/file, redis://user:password@host:port/db, rediss://..., valkey://... or valkeys://..."
-REDIS_PORT = 6379
-_REDIS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}  # scheme: whether it uses TLS
 
 
 def open_queue(url: str, settings: AsyncQueueSettings) -> Queue:
@@ -22,15 +21,15 @@ def open_queue(url: str, settings: AsyncQueueSettings) -> Queue:
     """
     try:
         parts = urlsplit(url)
-        port = parts.port or REDIS_PORT
+        _ = parts.port
     except ValueError:  # the cause quotes the URL
         raise ConfigError(f"the asynchronous queue's URL cannot be read; it must be {FORMS}") from None
     if parts.query or parts.fragment:
         raise ConfigError(f"the asynchronous queue's URL must not have a ? or #; write %3F and %23: {FORMS}")
-    if parts.scheme == "sqlite":
+    if parts.scheme == SQLITE_SCHEME:
         return SqliteQueue(_file(parts), settings)
-    if parts.scheme in _REDIS:
-        return _open_redis(parts, port, settings)
+    if parts.scheme in REDIS_SCHEMES:
+        return _open_redis(parts, settings)
     raise ConfigError(f"the asynchronous queue's URL must be {FORMS}")
 
 
@@ -41,19 +40,10 @@ def _file(parts: SplitResult) -> Path:
     return Path("/" + path.lstrip("/"))  # four slashes are accepted, too
 
 
-def _open_redis(parts: SplitResult, port: int, settings: AsyncQueueSettings) -> Queue:
+def _open_redis(parts: SplitResult, settings: AsyncQueueSettings) -> Queue:
     from torchmoor.async_inference.queues import redis_queue  # imported late: proxies without it start faster
 
-    db = parts.path.removeprefix("/") or "0"
-    if not parts.hostname or not db.isascii() or not db.isdigit():
+    address = read_redis_address(parts)
+    if address is None:
         raise ConfigError("the asynchronous queue's URL must have a host and a database's number: redis://host:port/0")
-    client = redis_queue.connect(
-        host=parts.hostname,
-        port=port,
-        db=int(db),
-        username=unquote(parts.username) if parts.username else None,
-        password=unquote(parts.password) if parts.password else None,
-        tls=_REDIS[parts.scheme],
-        limits=settings,
-    )
-    return redis_queue.RedisQueue(client, settings)
+    return redis_queue.RedisQueue(redis_queue.connect(address, settings), settings)

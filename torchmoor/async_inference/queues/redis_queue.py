@@ -28,8 +28,9 @@ from torchmoor.async_inference.request import (
     Backlog,
     Claim,
 )
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull, QueueUnavailable
+from torchmoor.wire.store_urls import RedisAddress
 
 logger = logging.getLogger(__name__)
 
@@ -159,23 +160,19 @@ class RedisQueue(Queue):
             ) from exc
 
 
-def connect(
-    *, host: str, port: int, db: int, username: str | None, password: str | None, tls: bool, limits: AsyncQueueSettings
-) -> redis.Redis:
+def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
     """Make a client with a time-out on every wait. It connects with the first command."""
     pool: Any = redis.BlockingConnectionPool(
-        connection_class=redis.SSLConnection if tls else redis.Connection,
-        host=host,
-        port=port,
-        db=db,
-        username=username,
-        password=password,
+        connection_class=redis.SSLConnection if address.tls else redis.Connection,
+        host=address.host,
+        port=address.port,
+        db=address.db,
+        username=address.username,
+        password=address.password,
         protocol=2,  # needs fewer round trips to connect than 3
         socket_connect_timeout=limits.connect_timeout_s,
         socket_timeout=limits.timeout_s,
-        retry=Retry(
-            NoBackoff(), 1, supported_errors=(redis.ConnectionError,)
-        ),  # once, for a connection that was cut while idle
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for one cut while idle
         max_connections=limits.max_connections,
         timeout=limits.timeout_s,
     )

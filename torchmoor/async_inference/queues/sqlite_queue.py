@@ -29,7 +29,7 @@ from torchmoor.async_inference.request import (
     Backlog,
     Claim,
 )
-from torchmoor.config.settings import AsyncQueueSettings
+from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull
 
 _LAST_SEQ = 2**63 - 1

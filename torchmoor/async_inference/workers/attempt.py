@@ -34,12 +34,11 @@ from torchmoor.async_inference.workers.instance_client import (
 )
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
+from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
-TEMPORARILY_FULL = frozenset(
-    ("Overloaded", "OutOfMemory", "OutOfDisk", "JournalUnavailable", "SourceUnavailable", "LoadStopped", "ModelLoading")
-)
+TEMPORARILY_FULL = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = frozenset((500, 503, 507))  # from TorchServe itself: its queue is full, or its worker died
 MAX_ERROR_BYTES = 65_536
 TIMEOUT_GRACE_S = 1.0  # added to the time given to the instance, so that the proxy reports the time-out
@@ -137,12 +136,12 @@ class Attempt:
         fields = {
             "Content-Type": content_type,
             "Accept": request.accept,
-            "X-Amzn-SageMaker-Custom-Attributes": request.custom_attributes,
-            "X-Amzn-SageMaker-Inference-Id": request.inference_id,
-            "X-Torchmoor-Endpoint": request.endpoint,
-            "X-Torchmoor-Request-Id": self._request_id,
-            "X-Torchmoor-Timeout-Ms": str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
-            "X-Torchmoor-Principal": request.principal,
+            headers.CUSTOM_ATTRIBUTES: request.custom_attributes,
+            headers.INFERENCE_ID: request.inference_id,
+            headers.ENDPOINT: request.endpoint,
+            headers.REQUEST_ID: self._request_id,
+            headers.TIMEOUT_MS: str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
+            headers.PRINCIPAL: request.principal,
             # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
             "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
         }

@@ -16,6 +16,7 @@ import aiohttp
 
 from torchmoor.async_inference.objects.object_store import Download
 from torchmoor.errors import TorchmoorError
+from torchmoor.wire import headers
 from torchmoor.wire.marked_text import MarkedText
 
 logger = logging.getLogger(__name__)
@@ -88,10 +89,10 @@ class InstanceAnswer:
 
     def __init__(self, response: aiohttp.ClientResponse, timer: InvocationTimer) -> None:
         self.status = response.status
-        self.error_code = response.headers.get("X-Torchmoor-Error", "")
+        self.error_code = response.headers.get(headers.ERROR, "")
         self.retry_after = response.headers.get("Retry-After", "")
         self.content_type = _plain(response.headers.get("Content-Type", ""))
-        self.custom_attributes = response.headers.get("X-Amzn-SageMaker-Custom-Attributes", "")
+        self.custom_attributes = response.headers.get(headers.CUSTOM_ATTRIBUTES, "")
         self._response = response
         self._timer = timer
 

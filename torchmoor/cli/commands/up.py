@@ -11,8 +11,11 @@ import uvloop
 
 from torchmoor.cli.options import DEFAULT_ENDPOINT, Number, default_store
 from torchmoor.cli.progress import report_progress
+from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import ROUTING_STRATEGIES, RoutingStrategy
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.settings import ROUTING_STRATEGIES, ChatPageSettings, ListenSettings, ObserveSettings
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
@@ -198,7 +201,7 @@ def up(
     max_body_mib: int,
     heap_mib: int,
     models: str,
-    strategy: str,
+    strategy: RoutingStrategy,
     capacity: int | None,
     late_binding: bool,
     allow_image_host: tuple[str, ...],

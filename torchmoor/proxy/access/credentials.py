@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchmoor.config.settings import AccessKey, Credentials
+from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.errors import ConfigError
 
 ACCESS_KEYS = "TORCHMOOR_ACCESS_KEYS"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 
-from torchmoor.config.settings import Credentials, ListenSettings
+from torchmoor.config.access import Credentials
+from torchmoor.config.listen import ListenSettings
 from torchmoor.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from hashlib import sha256
 from time import gmtime, strftime, strptime
 from urllib.parse import quote
 
-from torchmoor.config.settings import AccessKey
+from torchmoor.config.access import AccessKey
 from torchmoor.errors import (
     AccessDenied,
     IncompleteSignature,
@@ -23,6 +23,7 @@ from torchmoor.errors import (
     UnrecognizedClient,
 )
 from torchmoor.proxy.http.message import Request
+from torchmoor.wire.headers import SAGEMAKER_PREFIX
 
 ALGORITHM = b"AWS4-HMAC-SHA256"
 SERVICE = "sagemaker"
@@ -34,7 +35,7 @@ _DATE = b"x-amz-date"
 _BODY_HASH = b"x-amz-content-sha256"
 _SECURITY_TOKEN = b"x-amz-security-token"
 # Whoever can read a request must not be able to give it another meaning. (An AWS load balancer adds X-Amzn-Trace-Id.)
-_MUST_BE_SIGNED = (b"x-amz-", b"x-amzn-sagemaker-")
+_MUST_BE_SIGNED = (b"x-amz-", SAGEMAKER_PREFIX.encode())
 _PARTS = re.compile(
     rb"AWS4-HMAC-SHA256 Credential=([^/, ]+)/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request,"
     rb" ?SignedHeaders=([^, ]+), ?Signature=([0-9a-f]{64})"

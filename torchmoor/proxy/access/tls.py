@@ -1,16 +1,19 @@
-"""TLS of the two planes."""
+"""TLS certificates of the two planes, reloaded while the server runs."""
 
 from __future__ import annotations
 
+import logging
 import ssl
 from pathlib import Path
 
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.access.credentials import read_secret_file
 
+logger = logging.getLogger(__name__)
+
 
 class Tls:
-    """A plane's certificate and key, which can be read again while the server runs."""
+    """A plane's certificate and key."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises ConfigError."""
@@ -22,14 +25,28 @@ class Tls:
         self.reload()
 
     def reload(self) -> None:
-        """Read both files again: connections from now on get the new certificate. Raises ConfigError."""
+        """Read both files again, for new connections. Raises ConfigError, and keeps the old, if they cannot be used."""
         read_secret_file(self._key)
         try:
-            # Tried in a context of its own, so that files that do not fit together leave the old ones in use.
+            # A context of its own, so that files that do not fit together leave the old ones in use.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._certificate, self._key, _no_password)
             self.context.load_cert_chain(self._certificate, self._key, _no_password)
-        except (OSError, ssl.SSLError) as error:  # the first of a missing file
+        except (OSError, ssl.SSLError) as error:  # OSError: a missing file
             raise ConfigError(f"cannot use {self._certificate} with {self._key}: {error}") from error
+
+
+def make_tls(certificate: str, key: str) -> Tls | None:
+    """Return a plane's TLS; None if there is no certificate. Raises ConfigError."""
+    return Tls(Path(certificate), Path(key)) if certificate else None
+
+
+def reload_tls(tls: Tls) -> None:
+    """Read a renewed certificate; log an error if it cannot be used."""
+    try:
+        tls.reload()
+        logger.info("certificate reloaded")
+    except ConfigError as error:
+        logger.error("the old certificate stays in use: %s", error)
 
 
 def _no_password() -> str:

@@ -33,6 +33,10 @@ from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import WAITING, Deadlines, Outcome, Waiter, Waiting
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers
+
+_OUTPUT_LOCATION = headers.OUTPUT_LOCATION.encode()
+_FAILURE_LOCATION = headers.FAILURE_LOCATION.encode()
 
 MAX_BODY_BYTES = 128_000
 MAX_INVOCATION_ID_CHARS = 256
@@ -128,8 +132,8 @@ class AsyncOperation:
             (
                 (b"content-type", b"application/json"),
                 (b"x-amzn-requestid", request_id),
-                (b"x-amzn-sagemaker-outputlocation", stored.output_location.encode()),
-                (b"x-amzn-sagemaker-failurelocation", stored.failure_location.encode()),
+                (_OUTPUT_LOCATION, stored.output_location.encode()),
+                (_FAILURE_LOCATION, stored.failure_location.encode()),
             ),
             json.dumps({"InferenceId": stored.inference_id}).encode(),
         )

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.deferred_reply import Order
+from torchmoor.proxy.api.invocation import ERROR_HEADER
 from torchmoor.proxy.api.passthrough import ModelPassThroughInvocation, PassThrough, PassThroughInvocation
 from torchmoor.proxy.api.replies import container_error, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
@@ -29,6 +30,7 @@ from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
+from torchmoor.wire import operations
 
 PATH = b"/models"
 NO_ROOM = 507
@@ -209,7 +211,7 @@ class ContainerModelsApi:
         undo: Callable[[], object],
     ) -> None:
         timeout_s = self._settings.load_timeout_s
-        if not self._operations.try_start(instance, "models", body, timeout_s=timeout_s, on_done=on_done):
+        if not self._operations.try_start(instance, operations.MODELS, body, timeout_s=timeout_s, on_done=on_done):
             undo()
             raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
 
@@ -264,7 +266,7 @@ def _tell(order: Order, answer: OperationAnswer | None, row: dict[str, str]) -> 
         order.end(_json(200, row))
     else:
         code = answer.code.encode("latin-1")
-        order.end(Reply(answer.status, (_JSON, (b"x-torchmoor-error", code)), answer.body))
+        order.end(Reply(answer.status, (_JSON, (ERROR_HEADER, code)), answer.body))
 
 
 def _row(name: str, model: LoadedModel) -> dict[str, str]:

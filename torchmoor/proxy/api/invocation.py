@@ -12,7 +12,7 @@ from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, Validatio
 from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import SESSION_KEY, Gateway
+from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY, Gateway
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Observer, Trace
 from torchmoor.proxy.http.answer import Answer, Loss, WatchedAnswer
 from torchmoor.proxy.http.call import Deadlines, Outcome, Waiter, Waiting
@@ -20,21 +20,26 @@ from torchmoor.proxy.http.message import AnswerHead, BodyCheck, Reply, Request
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.sessions import NEW_SESSION, SessionId
 from torchmoor.proxy.routing.strategy import RouteRequest
+from torchmoor.wire import error_codes, headers
+from torchmoor.wire.session_ids import SessionId
 
-ERROR_HEADER = b"x-torchmoor-error"
-REFUSED_FOR_NOW = frozenset(
-    (b"Overloaded", b"OutOfMemory", b"OutOfDisk", b"JournalUnavailable", b"SourceUnavailable", b"LoadStopped")
-)
+ERROR_HEADER = headers.ERROR.encode()
+REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
 # An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
 TIMEOUT_GRACE_S = 1.0
-NEW_SESSION_ID = b"x-amzn-sagemaker-new-session-id"
-CLOSED_SESSION_ID = b"x-amzn-sagemaker-closed-session-id"
-PREFILL_TOKENS = b"x-torchmoor-prefill-tokens"  # a handler's receipt: computed for this answer
-CONTEXT_TOKENS = b"x-torchmoor-context-tokens"  # of the whole prompt
+NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
+CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
+PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
+CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
+_ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
+_PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
+_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
+_INFERENCE_ID_LINE = f"\r\n{headers.INFERENCE_ID}: ".encode()
+_TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
+_INVOCATION_ID_LINE = f"{headers.INVOCATION_ID}: ".encode()
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
 _TRACE_FIELDS = frozenset((TRACEPARENT,))
@@ -65,7 +70,7 @@ class Operation:
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
-        self.endpoint_line = b"x-torchmoor-endpoint: %b\r\n" % endpoint.name.encode()
+        self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
         self.timeout_line = timeout_line(deadlines.total_s)
 
 
@@ -203,21 +208,21 @@ class Invocation(Assignment):
             framing,
             request.lines(self.held_back),
             operation.endpoint_line,
-            b"x-torchmoor-request-id: ",
+            _REQUEST_ID_LINE,
             request_id,
-            b"\r\nx-amzn-sagemaker-inference-id: ",
+            _INFERENCE_ID_LINE,
             (request.find(INFERENCE_ID) or request_id) if INFERENCE_ID in places else request_id,
             operation.timeout_line if time_left_s is None else timeout_line(time_left_s),
         ]
         if INVOCATION_ID not in places:
-            parts += (b"amz-sdk-invocation-id: ", request_id, b"\r\n")
+            parts += (_INVOCATION_ID_LINE, request_id, b"\r\n")
         parts += (self.added_lines(), self._trace_line, b"\r\n")
         return b"".join(parts)
 
     def added_lines(self) -> bytes:
         """What the dialect and the proxy tell the instance beside the fields that pass."""
         principal = self.request.principal
-        return b"x-torchmoor-principal: %b\r\n" % principal.encode() if principal else b""
+        return b"%b%b\r\n" % (_PRINCIPAL_LINE, principal.encode()) if principal else b""
 
     def on_abandoned(self) -> None:
         """The instance shall stop; a closed connection alone does not tell it before it has something to say."""
@@ -352,7 +357,7 @@ class Invocation(Assignment):
 
 def timeout_line(time_left_s: float) -> bytes:
     """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
-    return b"\r\nx-torchmoor-timeout-ms: %d\r\n" % (max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
+    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
 
 
 def body_too_large(limit: int) -> ValidationError:

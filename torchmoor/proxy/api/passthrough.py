@@ -12,6 +12,9 @@ from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers
+
+_REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 
 TIMEOUT_STATUS = 504
 TOO_LARGE_STATUS = 413
@@ -39,7 +42,7 @@ class PassThroughInvocation(Invocation):
         """Every status passes."""
         assert self.choice is not None
         choice_lines = self.choice.answer_lines
-        return Answer((head.line.told, head.lines(_UNTOLD), b"x-torchmoor-request-id: ", self.request_id, choice_lines))
+        return Answer((head.line.told, head.lines(_UNTOLD), _REQUEST_ID_LINE, self.request_id, choice_lines))
 
 
 class ModelPassThroughInvocation(ForTargetModel, PassThroughInvocation):

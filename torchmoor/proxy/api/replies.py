@@ -9,6 +9,10 @@ from http import HTTPStatus
 from torchmoor.errors import AccessDenied, ApiError, ModelError, UnknownOperation
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.wire import headers as wire
+
+_ERROR = wire.ERROR.encode()
+_REQUEST_ID = wire.REQUEST_ID.encode()
 
 Handler = Callable[[Request, bytes], Call | Reply]
 """Serves a request under an id; chosen by method and path alone."""
@@ -37,7 +41,7 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
     """The handlers' own form, for dialects in which their errors pass unchanged."""
     body = json.dumps({"error": {"code": error.kind, "message": error.message}}).encode()
-    headers = [_JSON, (b"x-torchmoor-error", error.kind.encode()), (b"x-torchmoor-request-id", request_id)]
+    headers = [_JSON, (_ERROR, error.kind.encode()), (_REQUEST_ID, request_id)]
     return Reply(status or error.status, (*headers, *_retry_after(error)), body)
 
 

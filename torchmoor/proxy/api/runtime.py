@@ -39,6 +39,7 @@ from torchmoor.proxy.api.validation import (
     ENDPOINT_NAME,
     NOT_THERE,
     SAGEMAKER_ACCEPT,
+    SAGEMAKER_CONTENT_TYPE,
     SESSION_ID,
     TARGET_MODEL,
     TARGET_VARIANT,
@@ -51,6 +52,7 @@ from torchmoor.proxy.http.answer import Answer
 from torchmoor.proxy.http.call import Deadlines
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import error_codes
 
 PREFIX = b"/endpoints/"
 
@@ -59,7 +61,14 @@ _STREAMED = b"invocations-response-stream"
 _ASYNC = b"async-invocations"
 _OPERATIONS = (_WHOLE, _STREAMED, _ASYNC)
 _CLIENT_CODES = frozenset(
-    ("SessionUnknown", "SessionExpired", "SessionClosed", "SessionLost", "SessionIdMismatch", "ModelUnknown")
+    (
+        error_codes.SESSION_UNKNOWN,
+        error_codes.SESSION_EXPIRED,
+        error_codes.SESSION_CLOSED,
+        error_codes.SESSION_LOST,
+        error_codes.SESSION_ID_MISMATCH,
+        error_codes.MODEL_UNKNOWN,
+    )
 )
 _CONTENT_TYPE = b"content-type"
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", SESSION_ID, NEW_SESSION_ID, ERROR_HEADER))
@@ -207,7 +216,7 @@ class RuntimeInvocation(Invocation):
         session_line = b""
         if NEW_SESSION_ID in places or SESSION_ID in places:
             session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
-            session_line = b"x-amzn-sagemaker-new-session-id: %b\r\n" % session
+            session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
         return (
             status_line,
             head.lines(untold),
@@ -224,7 +233,7 @@ class RuntimeInvocation(Invocation):
         error: ApiError
         if code in _CLIENT_CODES:
             error = ValidationError(_message(text))
-        elif code == "ModelLoading":
+        elif code == error_codes.MODEL_LOADING:
             retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
             error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
         elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
@@ -264,7 +273,7 @@ class StreamInvocation(RuntimeInvocation):
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
             *self._lines(_OK, head, _UNTOLD_OF_STREAM),
-            b"%bx-amzn-sagemaker-content-type: %b\r\n" % (_STREAM_TYPE_LINE, content_type),
+            b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
         return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder(), self._on_body)
 

@@ -18,11 +18,21 @@ from torchmoor.proxy.http.call import Waiting
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.proxy.instances.instance import Instance, Lease
 from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import error_codes, headers
 
-CACHE = b"x-torchmoor-model-cache"  # a handler's receipt: where it had the model when the request came
-LOAD_MS = b"x-torchmoor-model-load-ms"  # how long the request waited for its model
+CACHE = headers.MODEL_CACHE.encode()  # a handler's receipt: where it had the model when the request came
+LOAD_MS = headers.MODEL_LOAD_MS.encode()  # how long the request waited for its model
 IN_MEMORY = frozenset((b"hit", b"host"))
-NOT_THERE = frozenset((b"ModelUnknown", b"ModelBroken", b"LoadTimedOut", b"OutOfMemory", b"OutOfDisk"))
+NOT_THERE = frozenset(
+    code.encode()
+    for code in (
+        error_codes.MODEL_UNKNOWN,
+        error_codes.MODEL_BROKEN,
+        error_codes.LOAD_TIMED_OUT,
+        error_codes.OUT_OF_MEMORY,
+        error_codes.OUT_OF_DISK,
+    )
+)
 
 
 class ForTargetModel(Invocation):

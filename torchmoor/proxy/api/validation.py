@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.head import Layout
+from torchmoor.wire import headers
 
 _NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
@@ -94,25 +95,24 @@ def _ascii(name: str) -> Member:
 
 
 ENDPOINT_NAME = _named("endpointName")
-_PREFIX = b"x-amzn-sagemaker-"
-SESSION_ID = b"x-amzn-sagemaker-session-id"
-INFERENCE_ID = b"x-amzn-sagemaker-inference-id"
-TARGET_MODEL = b"x-amzn-sagemaker-target-model"
-TARGET_VARIANT = b"x-amzn-sagemaker-target-variant"
-PREFIX_AWARE_ID = b"x-amzn-sagemaker-prefix-aware-id"
-SAGEMAKER_ACCEPT = b"x-amzn-sagemaker-accept"
-_CONTAINER = _PREFIX + b"target-container-hostname"
-_EXPLANATIONS = _PREFIX + b"enable-explanations"
-_COMPONENT = _PREFIX + b"inference-component"
+SESSION_ID = headers.SESSION_ID.encode()
+INFERENCE_ID = headers.INFERENCE_ID.encode()
+TARGET_MODEL = headers.TARGET_MODEL.encode()
+TARGET_VARIANT = headers.TARGET_VARIANT.encode()
+PREFIX_AWARE_ID = headers.PREFIX_AWARE_ID.encode()
+SAGEMAKER_ACCEPT = headers.ACCEPT.encode()
+_CONTAINER = headers.TARGET_CONTAINER.encode()
+_EXPLANATIONS = headers.ENABLE_EXPLANATIONS.encode()
+_COMPONENT = headers.INFERENCE_COMPONENT.encode()
 
 # Of InvokeEndpointAsync alone.
-SAGEMAKER_CONTENT_TYPE = _PREFIX + b"content-type"
-CUSTOM_ATTRIBUTES = _PREFIX + b"custom-attributes"
-INPUT_LOCATION = _PREFIX + b"inputlocation"
-OUTPUT_PATH_EXTENSION = _PREFIX + b"s3outputpathextension"
-FILENAME = _PREFIX + b"filename"
-REQUEST_TTL = _PREFIX + b"requestttlseconds"
-INVOCATION_TIMEOUT = _PREFIX + b"invocationtimeoutseconds"
+SAGEMAKER_CONTENT_TYPE = headers.CONTENT_TYPE.encode()
+CUSTOM_ATTRIBUTES = headers.CUSTOM_ATTRIBUTES.encode()
+INPUT_LOCATION = headers.INPUT_LOCATION.encode()
+OUTPUT_PATH_EXTENSION = headers.OUTPUT_PATH_EXTENSION.encode()
+FILENAME = headers.FILENAME.encode()
+REQUEST_TTL = headers.REQUEST_TTL_S.encode()
+INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
 
 # What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
 NOT_THERE = {
@@ -154,8 +154,8 @@ def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
 
 # Never sent on: credentials, what the proxy writes itself, what it owns.
 PRIVATE_FIELDS = frozenset((b"authorization", b"cookie", b"x-amz-security-token", INFERENCE_ID))
-OWN_PREFIX = b"x-torchmoor-"
-INVOCATION_ID = b"amz-sdk-invocation-id"  # the same when a client sends a request again
+OWN_PREFIX = headers.TORCHMOOR_PREFIX.encode()
+INVOCATION_ID = headers.INVOCATION_ID.encode()  # the same when a client sends a request again
 
 
 def make_note(name: bytes) -> Note:

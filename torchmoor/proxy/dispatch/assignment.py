@@ -21,9 +21,9 @@ from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.sessions import SessionId
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest
 from torchmoor.proxy.routing.waiting import Ticket
+from torchmoor.wire.session_ids import SessionId
 
 RETRY = "retry"  # why an instance was chosen after another
 

@@ -11,12 +11,14 @@ import logging
 
 from torchmoor.proxy.http.subrequest import Errands
 from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers, operations
 
 logger = logging.getLogger(__name__)
 
 MAX_IDS = 500  # in one operation
 MAX_WAITING = 5_000  # ids for one instance, while an operation is under way
 MAX_UNDER_WAY = 256  # operations, of all instances
+_OPERATION_LINE = f"{headers.OPERATION}: {operations.CANCEL}\r\n".encode()
 
 
 class Cancellations:
@@ -52,9 +54,8 @@ class Cancellations:
             del self._waiting[key]
             return
         self._waiting[key] = ids[MAX_IDS:]
-        body = json.dumps({"request_ids": ids[:MAX_IDS]}).encode()
+        body = json.dumps({operations.REQUEST_IDS: ids[:MAX_IDS]}).encode()
         head = (
-            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\n"
-            b"x-torchmoor-operation: cancel\r\ncontent-length: %d\r\n\r\n"
-        ) % (path, instance.host.encode(), instance.port, len(body))
+            b"POST %b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
+        ) % (path, instance.host.encode(), instance.port, _OPERATION_LINE, len(body))
         self._errands.send(instance, head + body, lambda: self._send_next(instance, path))

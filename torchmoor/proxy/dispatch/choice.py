@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from torchmoor.metrics.invocations import Tally
 from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers
+
+_ANSWER_LINES = f"\r\n{headers.INSTANCE}: %b\r\n{headers.INVOKED_ROUTING_REASON}: %b\r\n".encode()
+_VARIANT_LINE = f"\r\n{headers.INVOKED_VARIANT}: %b%b".encode()
 
 
 class Choice:
@@ -21,8 +25,5 @@ class Choice:
         self.reason = reason
         self.tally = tally
         self.request_line = b" HTTP/1.1\r\nhost: %b:%d\r\n" % (instance.host.encode(), instance.port)
-        self.answer_lines = b"\r\nx-torchmoor-instance: %b\r\nx-amzn-sagemaker-invoked-routing-reason: %b\r\n" % (
-            instance.name.encode(),
-            reason.encode(),
-        )
-        self.runtime_lines = b"\r\nx-amzn-invoked-production-variant: %b%b" % (variant, self.answer_lines)
+        self.answer_lines = _ANSWER_LINES % (instance.name.encode(), reason.encode())
+        self.runtime_lines = _VARIANT_LINE % (variant, self.answer_lines)

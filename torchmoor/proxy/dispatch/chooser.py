@@ -6,9 +6,8 @@ Keeps what that takes: which instance an opening was sent to, what KV_AWARE beli
 from __future__ import annotations
 
 from random import Random
-from typing import Protocol
 
-from torchmoor.config.settings import VariantSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.routing_request import Applicant
@@ -18,8 +17,9 @@ from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice
-from torchmoor.proxy.routing.sessions import SessionId, find_roomiest, place_of, rendezvous
+from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
 from torchmoor.proxy.routing.strategy import Strategy
+from torchmoor.wire.session_ids import SessionId
 
 SESSION = "session"
 SESSION_FAILOVER = "session-failover"
@@ -29,35 +29,10 @@ SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
 MAX_REMEMBERED_OPENINGS = 4096  # a client sends one again within seconds
 
 
-class Others(Protocol):
-    """The other proxy processes of this host, as one variant's dispatcher sees them."""
-
-    def refresh(self) -> None:
-        """Take over what they have counted."""
-        ...
-
-    def comes_before(self, deadline: float) -> bool:
-        """True if a request that waits there, and could go anywhere, is due sooner."""
-        ...
-
-    def has_turn_for(self, instance: Instance) -> bool:
-        """True if a session's turn waits there for this instance."""
-        ...
-
-    def tell_waiting(self, deadline: float | None, home: str | None, num_turns: int) -> None:
-        """Tell them when the next request that waits here is due, and how many turns wait for the instance `home`."""
-        ...
-
-    def pass_on(self, instance: Instance | None) -> None:
-        """There is room that nobody here shall have, at this instance or at any: wake whoever shall."""
-        ...
-
-
 class Chooser:
     """One variant's strategy and metrics.
 
-    binds_late: an instance gets at most its capacity, turns of sessions too. others: None where this process is the
-    only one.
+    binds_late: an instance gets at most its capacity, turns of sessions too.
     """
 
     def __init__(self, variant: Variant, rng: Random, *, binds_late: bool, are_journaled: bool) -> None:
@@ -67,7 +42,6 @@ class Chooser:
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
         self.strategy = make_strategy(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
-        self.others: Others | None = None
         self._rng = rng
         self._binds_late = binds_late
         self._are_journaled = are_journaled
@@ -81,13 +55,9 @@ class Chooser:
         A session's requests go to the instance that opened it; while that one does not take them, to the one that
         all proxies agree on. A request for one of many models goes by what instances hold.
         """
-        request, pool, others = applicant.route_request, self.variant.pool, self.others
-        if others is not None and (applicant.session is None or self._binds_late):
-            others.refresh()
+        request, pool = applicant.route_request, self.variant.pool
         if applicant.session is not None:
             return self._choose_for_session(applicant.session, request.excluded)
-        if others is not None and self._binds_late and others.comes_before(applicant.wait_ends_at):
-            return None
         if applicant.opens_session:
             self.variant.opens_sessions = True
         models = self.variant.models

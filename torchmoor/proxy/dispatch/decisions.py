@@ -10,17 +10,17 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.http.call import Outcome
+from torchmoor.wire.session_hash import session_hash
 
 if TYPE_CHECKING:
     from torchmoor.proxy.api.invocation import Invocation
     from torchmoor.proxy.dispatch.choice import Choice
-    from torchmoor.proxy.routing.sessions import SessionId
+    from torchmoor.wire.session_ids import SessionId
 
 DEFAULT_SHOWN = 200
 MAX_SHOWN = 1000
@@ -129,7 +129,7 @@ def _describe(decision: _Decision, offset: float) -> dict[str, Any]:
         "variant": decision.metrics.variant,
         "instance": None if choice is None else choice.instance.name,
         "reason": None if choice is None else choice.reason,
-        "session": None if session is None else blake2b(session.text.encode(), digest_size=8).hexdigest(),
+        "session": None if session is None else session_hash(session.text),
         "outcome": decision.outcome.value,
         "status": decision.status or None,
         "error": decision.error or None,

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from random import Random
 from time import monotonic
 
-from torchmoor.config.settings import LateBindingSettings, RecoverySettings
+from torchmoor.config.health import RecoverySettings
+from torchmoor.config.routing import LateBindingSettings
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.chooser import SERVING, SESSION, SESSION_FAILOVER, Chooser
@@ -96,7 +97,6 @@ class Dispatcher(Chooser):
         )
         if not self.queue.try_add(ticket):
             raise self._refusal("Too many requests wait for an instance of the endpoint. Try again later.")
-        self._tell_waiting(ticket.home)
         if is_held:
             self.on_held()
         return ticket
@@ -125,45 +125,13 @@ class Dispatcher(Chooser):
         """A request waits no longer."""
         assert self.queue is not None
         self.queue.remove(ticket)
-        self._tell_waiting(ticket.home)
 
     def on_free(self, instance: Instance) -> None:
         """An instance can take more, perhaps: let what waits go there."""
-        queue, others = self.queue, self.others
-        if queue is None:
-            return
-        if others is not None:
-            others.refresh()
-        if queue.num_waiting:
-            self._serve_turns(queue, instance)
-            if others is None or not others.has_turn_for(instance):
-                self._serve_others(queue)
-            self._tell_waiting(instance.name)
-        if others is not None and instance.outstanding < instance.capacity and instance.state in SERVING:
-            others.pass_on(instance)
-
-    def on_free_elsewhere(self) -> None:
-        """Another process has made room, or may have: let what waits go there."""
-        queue, others = self.queue, self.others
-        if queue is None or others is None or not queue.num_waiting:
-            return
-        others.refresh()
-        before = queue.num_waiting
-        for home in queue.homes():
-            instance = self.variant.pool.find(home)
-            if instance is not None:
-                self._serve_turns(queue, instance)
-            self._tell_waiting(home)
-        self._serve_others(queue)
-        self._tell_waiting(None)
-        if queue.num_waiting < before and self.variant.pool.open_instances:
-            others.pass_on(None)
-
-    def _tell_waiting(self, home: str | None) -> None:
         queue = self.queue
-        if self.others is not None and queue is not None:
-            num_turns = 0 if home is None else queue.num_turns(home)
-            self.others.tell_waiting(queue.next_deadline, home, num_turns)
+        if queue is not None and queue.num_waiting:
+            self._serve_turns(queue, instance)
+            self._serve_others(queue)
 
     def _serve_turns(self, queue: WaitingQueue[Applicant], instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
@@ -175,8 +143,6 @@ class Dispatcher(Chooser):
 
     def _serve_others(self, queue: WaitingQueue[Applicant]) -> None:
         while self.variant.pool.open_instances:
-            if self.others is not None and self.others.comes_before(queue.next_deadline or 0.0):
-                break
             chosen: list[Choice] = []
             ticket = queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
             if ticket is None:
@@ -203,7 +169,6 @@ class Dispatcher(Chooser):
         if self.queue is not None:
             for ticket in self.queue.take_turns(instance.name):
                 ticket.owner.route_again()
-            self._tell_waiting(instance.name)
 
 
 def _nobody() -> None:

@@ -24,9 +24,12 @@ from torchmoor.proxy.instances.recovery import Recovery
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 from torchmoor.proxy.routing.foreign_sessions import ForeignSessions
 from torchmoor.proxy.routing.random import choose_weighted
-from torchmoor.proxy.routing.sessions import NEW_SESSION, SessionId, rendezvous, verify
+from torchmoor.proxy.routing.sessions import rendezvous
 from torchmoor.proxy.routing.waiting import WaitingBytes
+from torchmoor.wire import headers
+from torchmoor.wire.session_ids import SessionId, verify
 
+NEW_SESSION = headers.NEW_SESSION.encode()
 MAX_REMEMBERED_IDS = 4096
 SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 

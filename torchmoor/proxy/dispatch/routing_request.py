@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.routing.sessions import SessionId
 from torchmoor.proxy.routing.strategy import RouteRequest
+from torchmoor.wire.session_ids import SessionId
 
 
 class Applicant(Protocol):

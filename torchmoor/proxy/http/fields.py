@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
+from torchmoor.wire import headers
+
 MAX_LINES = 4096  # remembered by a table, and then forgotten all at once
 MAX_NAMES = 4096  # likewise
 MAX_LINE_BYTES = 512  # of a line that is remembered
@@ -22,8 +24,8 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 _NOT_KEPT = frozenset(
     (
         *(b"authorization", b"cookie", b"proxy-authorization", b"x-amz-security-token"),
-        *(b"amz-sdk-invocation-id", b"amz-sdk-request", b"x-amzn-requestid", b"x-request-id"),
-        *(b"traceparent", b"x-torchmoor-request-id"),
+        *(headers.INVOCATION_ID.encode(), b"amz-sdk-request", b"x-amzn-requestid", b"x-request-id"),
+        *(b"traceparent", headers.REQUEST_ID.encode()),
     )
 )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from torchmoor.config.settings import RecoverySettings
+from torchmoor.config.health import RecoverySettings
 
 
 class BreakerState(Enum):

@@ -6,16 +6,14 @@ so that taking a connection is one `pop()`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from torchmoor.config.settings import ALL_TRAFFIC, RecoverySettings
+from torchmoor.config.health import RecoverySettings
+from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
-
-INSTANCE_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)
 
 
 class InstanceState(Enum):
@@ -72,7 +70,6 @@ class Instance:
     back by it: they can go nowhere else, and the handler refuses what it cannot take.
     session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
     breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
-    elsewhere: how many of the outstanding are other processes' of this host; 0 unless there are several.
     on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
     source: the DNS name that has brought it; empty where somebody has named it.
     started_at: when its process was started, in monotonic seconds; None where somebody else has done that.
@@ -90,7 +87,6 @@ class Instance:
         "capacity",
         "state",
         "outstanding",
-        "elsewhere",
         "session_room",
         "breaker",
         "share",
@@ -127,7 +123,6 @@ class Instance:
         self.capacity = capacity
         self.state = state
         self.outstanding = 0
-        self.elsewhere = 0
         self.session_room: int | None = None
         self.breaker = Breaker(RecoverySettings())
         self.share = 1.0

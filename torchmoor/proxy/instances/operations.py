@@ -16,6 +16,7 @@ from typing import NamedTuple
 import aiohttp
 
 from torchmoor.proxy.instances.instance import Instance
+from torchmoor.wire import headers
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +59,14 @@ class Operations:
         """Have an operation done; None if there is no answer, or one that is too long."""
         assert self._client is not None
         url = f"{instance.url()}/predictions/{instance.model}"
-        headers = {
-            "X-Torchmoor-Operation": operation,
-            "X-Torchmoor-Timeout-Ms": str(int(timeout_s * 1000)),
+        fields = {
+            headers.OPERATION: operation,
+            headers.TIMEOUT_MS: str(int(timeout_s * 1000)),
             "Content-Type": "application/json",
         }
         try:
             async with self._client.post(
-                url, data=json.dumps(body).encode(), headers=headers, timeout=aiohttp.ClientTimeout(total=timeout_s)
+                url, data=json.dumps(body).encode(), headers=fields, timeout=aiohttp.ClientTimeout(total=timeout_s)
             ) as answer:
                 received = bytearray()
                 async for piece in answer.content.iter_any():
@@ -73,7 +74,7 @@ class Operations:
                     if len(received) > MAX_ANSWER_BYTES:
                         logger.warning("operation's answer too long instance=%s name=%s", instance.name, operation)
                         return None
-                return OperationAnswer(answer.status, answer.headers.get("X-Torchmoor-Error", ""), bytes(received))
+                return OperationAnswer(answer.status, answer.headers.get(headers.ERROR, ""), bytes(received))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("operation failed instance=%s name=%s error=%s", instance.name, operation, error)
             return None

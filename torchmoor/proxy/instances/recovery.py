@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from time import monotonic
 
-from torchmoor.config.settings import RecoverySettings
+from torchmoor.config.health import RecoverySettings
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from torchmoor.config.settings import EndpointSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from torchmoor.config.settings import ObserveSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.http.call import Outcome, Waiter

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from hashlib import blake2b
 
 from torchmoor.proxy.api.invocation import CONTEXT_TOKENS, ERROR_HEADER, NEW_SESSION_ID, Invocation
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.http.call import Outcome, Waiter
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.wire.session_hash import session_hash
 
 MAX_PATH = 256  # bytes of a path that is no operation
 _ERROR_KIND = b"x-amzn-errortype"
@@ -140,7 +140,7 @@ def _read_answer(record: Record, head: AnswerHead) -> None:
 def _session_of(invocation: Invocation) -> str | None:
     """A hash of the id of the session that the request belongs to, or has opened."""
     if invocation.session is not None:
-        return blake2b(invocation.session.text.encode(), digest_size=8).hexdigest()
+        return session_hash(invocation.session.text)
     head = invocation.answer_head
     told = None if head is None else head.find(NEW_SESSION_ID) or head.find(SESSION_ID)
-    return None if not told else blake2b(told.partition(b";")[0].strip(), digest_size=8).hexdigest()
+    return None if not told else session_hash(told.partition(b";")[0].strip())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchmoor.proxy.routing.sessions import SessionId
+from torchmoor.wire.session_ids import SessionId
 
 
 class _Key(NamedTuple):

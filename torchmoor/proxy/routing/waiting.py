@@ -11,7 +11,6 @@ bounded by number in each queue, and by the bytes of its bodies over all queues.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -99,13 +98,6 @@ class Line(Generic[T]):
                     return ticket
         return None
 
-    @property
-    def next_deadline(self) -> float | None:
-        """Of the ticket whose turn it is; None if there is none."""
-        for tickets in self._principals.values():
-            return tickets[0].deadline
-        return None
-
     def __iter__(self) -> Iterator[Ticket[T]]:
         return (ticket for tickets in self._principals.values() for ticket in tickets)
 
@@ -139,24 +131,9 @@ class WaitingQueue(Generic[T]):
         self._count_out(ticket)
         return True
 
-    @property
-    def next_deadline(self) -> float | None:
-        """Of the next that any instance can serve; infinite if only turns wait; None if nothing waits."""
-        due = self._others.next_deadline
-        return math.inf if due is None and self.num_waiting else due
-
-    def homes(self) -> list[str]:
-        """The instances that turns wait for."""
-        return list(self._turns)
-
     def turns(self) -> dict[str, int]:
         """How many turns wait, by the one instance that can serve them."""
         return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
-
-    def num_turns(self, instance: str) -> int:
-        """How many wait for this instance alone."""
-        line = self._turns.get(instance)
-        return 0 if line is None else line.num_waiting
 
     def pop_turn(self, instance: str) -> Ticket[T] | None:
         """The next turn that waits for this instance alone."""

@@ -1,9 +1,9 @@
-"""What a proxy process and its parent say to each other: lines of JSON on a socket that only the two have.
+"""The messages between a proxy process and its parent: lines of JSON on a socket pair.
 
-Parent to process: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, decisions,
+Parent to child: assign (first), instance, removed, asked, status, expecting, breaker, listen, report, decisions,
 credentials, reload_tls, reopen_log, stop.
-Process to parent: ready, failed, down, suspect, expecting, breaker, held, report, decisions.
-Either notices the other's end by the end of the socket, however it came.
+Child to parent: ready, failed, down, suspect, expecting, breaker, waiting, report, decisions.
+Each side notices the other's death, however it came, by the end of the socket.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.routing.models import Report, Tier
 
 Message = dict[str, Any]
-MAX_MESSAGE_BYTES = 32 << 20  # a status of ten thousand models is about one
-MAX_UNREAD_BYTES = 64 << 20  # in the sender: a process that reads so little has stopped
+MAX_MESSAGE_BYTES = 32 << 20  # a status of 10,000 models takes about 1 MB
+MAX_UNREAD_BYTES = 64 << 20  # buffered in the sender; beyond it the reader hangs
 
 
 class Link:
-    """One end."""
+    """One end of the socket pair."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -40,17 +40,17 @@ class Link:
         return cls(*await asyncio.open_unix_connection(sock=own, limit=MAX_MESSAGE_BYTES))
 
     def send(self, kind: str, **members: Any) -> None:
-        """To one that has ended it goes nowhere."""
+        """Send a message; does nothing if the other end is closed."""
         if not self._writer.is_closing():
             self._writer.write(json.dumps({"kind": kind, **members}).encode() + b"\n")
 
     @property
     def is_clogged(self) -> bool:
-        """True if the other end reads too little of what it is sent."""
+        """True if the other end does not read its messages."""
         return self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES
 
     async def receive(self) -> AsyncIterator[Message]:
-        """Messages until the other end closes."""
+        """Yield messages until the other end closes."""
         while True:
             try:
                 line = await self._reader.readuntil(b"\n")
@@ -60,52 +60,44 @@ class Link:
             yield message
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the socket."""
         self._writer.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a process is told first.
-
-    port: that it shares. row: its own in the counts, of num_rows. counts, wakers: descriptors that it has inherited.
-    uses_counts: whether it routes by the others' counts, too. log_level: as logging has it.
-    """
+    """The first message to a child. index: from 0 up. log_level: as in logging."""
 
     settings: ProxySettings
     port: int
-    row: int
-    num_rows: int
-    counts: int
-    wakers: tuple[int, ...]
-    uses_counts: bool
+    index: int
     log_level: int
 
 
 def to_text(settings: object) -> str:
-    """Settings for the wire. Pickled: they go from a parent to its own child, on a socket that nobody else has."""
+    """Encode settings for a message. Pickled: only a parent and its own child have the socket."""
     return base64.b64encode(pickle.dumps(settings)).decode()
 
 
 def from_text(text: str) -> Any:
-    """What to_text made."""
+    """Decode the result of to_text."""
     return pickle.loads(base64.b64decode(text))
 
 
 _FACTS = (
     *("name", "endpoint", "variant", "model", "host", "port", "management_port", "metrics_port"),
-    *("capacity", "started_at", "source"),  # the monotonic clock is the host's
+    *("capacity", "started_at", "source"),  # all processes of a host share the monotonic clock
 )
 
 
 def describe(instance: Instance) -> Message:
-    """An instance as a process is told of it."""
+    """Return an instance's fixed properties, for a child."""
     facts: Message = {name: getattr(instance, name) for name in _FACTS}
     return facts
 
 
 def write_status(status: Status) -> Message:
-    """What an instance holds, as a process is told of it."""
+    """Encode an instance's status for a child."""
     report = status.report
     if report is None:
         return {"room": status.room, "models": None}
@@ -114,7 +106,7 @@ def write_status(status: Status) -> Message:
 
 
 def read_status(message: Message) -> Status:
-    """What write_status made."""
+    """Decode the result of write_status."""
     models = message["models"]
     if models is None:
         return Status(message["room"], None)

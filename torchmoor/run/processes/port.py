@@ -1,4 +1,4 @@
-"""The data plane's port, held by the parent for processes that come and go."""
+"""The data plane's port, reserved by the parent while child processes come and go."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 
 def reserve(host: str, port: int) -> tuple[list[socket.socket], int]:
-    """Sockets, bound and not listening, so that the port stays ours; and the port, which may have been 0.
+    """Bind sockets that do not listen, to reserve a port (0 for any); return them and the port.
 
-    Raises OSError if somebody else listens there, even if they would share the port.
+    Raises OSError if another program uses the port, even one that would share it.
     """
     with ExitStack() as stack:
-        held = []
+        bound = []
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
             if port:
@@ -24,9 +24,9 @@ def reserve(host: str, port: int) -> tuple[list[socket.socket], int]:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             own.bind((address[0], port, *address[2:]))
             port = own.getsockname()[1]
-            held.append(own)
+            bound.append(own)
         stack.pop_all()
-        return held, port
+        return bound, port
 
 
 def _make(family: int, kind: int, protocol: int) -> socket.socket:

@@ -1,7 +1,7 @@
-"""The numbers of all proxy processes as one: sums over those that run and those that have ended.
+"""The numbers of all child processes together: sums over those that run and those that have ended.
 
-A process reports what it has counted since its start. When it ends, its last report stays, so that no counter ever
-goes down; what it counted after that report is lost with it.
+A child reports what it has counted since its start. When it ends, its last report is kept, so that no counter goes
+down; what it counts after that report is lost.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
 
 
 class _ConnectionElsewhere:
-    """Stands for a pooled connection of another process, which closes it itself."""
+    """Stands for a pooled connection of a child."""
 
     def close(self) -> None:
-        """That process's to do."""
+        """Do nothing: the child closes it."""
 
 
 _ELSEWHERE = _ConnectionElsewhere()
 
 
 class VariantTotal:
-    """One variant's numbers, as the metrics collectors want them."""
+    """One variant's numbers over all children; the Traffic of the metrics collectors."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -40,14 +40,14 @@ class VariantTotal:
 
 
 class LogTotal:
-    """The access log's numbers, as the metrics collector wants them."""
+    """The access log's numbers over all children."""
 
     def __init__(self) -> None:
         self.num_lines = self.num_dropped = 0
 
 
 class Totals:
-    """Of one fleet of processes, by their rows."""
+    """Adds up the reports of the children, by their indexes."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -57,13 +57,13 @@ class Totals:
         self._running: dict[int, Report] = {}
         self._ended: list[Report] = []
 
-    def take(self, row: int, report: Report) -> None:
-        """A process's newest report."""
-        self._running[row] = report
+    def take(self, index: int, report: Report) -> None:
+        """Keep a child's newest report."""
+        self._running[index] = report
 
-    def end(self, row: int) -> None:
-        """A process has ended: keep its counters, as one report with all that ended before."""
-        report = self._running.pop(row, None)
+    def end(self, index: int) -> None:
+        """Add a child that has ended to the one report of all that have ended."""
+        report = self._running.pop(index, None)
         if report is None:
             return
         self._ended.append(report)
@@ -76,13 +76,13 @@ class Totals:
         self._ended = [{"variants": kept, "denied": denied, "log": log, "instances": {}}]
 
     def is_in_use(self, name: str) -> bool:
-        """True if a process may send new work to an instance, as far as its last report tells."""
+        """True unless each running child reports that it sends an instance nothing new and has nothing outstanding."""
         ready = InstanceState.READY.value
         reports = (report["instances"].get(name) for report in self._running.values())
-        return any(found is not None and found["state"] == ready for found in reports)
+        return any(found is None or found["outstanding"] or found["state"] == ready for found in reports)
 
     def compute(self) -> None:
-        """Bring `variants`, `denied`, `log` and the registry's instances up to date."""
+        """Update `variants`, `denied`, `log` and the registry's instances."""
         reports = [*self._ended, *self._running.values()]
         for number, total in enumerate(self.variants):
             total.metrics.reset()
@@ -98,13 +98,14 @@ class Totals:
         self.show_instances()
 
     def show_instances(self) -> None:
-        """Bring the registry's instances up to date: each is as bad as the process says that finds it worst."""
+        """Update the registry's instances: outstanding requests are summed, of breakers and shares the worst counts."""
         reports = list(self._running.values())
         for instance in self._registry.instances():
             seen = [found for report in reports if (found := report["instances"].get(instance.name)) is not None]
             states = [_WORST.index(BreakerState(found["breaker"])) for found in seen]
             instance.breaker.state = _WORST[max(states, default=0)]
             instance.breaker.num_failures = max((found["failures"] for found in seen), default=0)
+            instance.outstanding = sum(found["outstanding"] for found in seen)
             instance.share = min((found["share"] for found in seen), default=1.0)
             instance.idle = [_ELSEWHERE] * sum(found["idle"] for found in seen)
 
@@ -112,7 +113,7 @@ class Totals:
 def make_report(
     registry: Registry, dispatchers: Iterable[Dispatcher], denied: dict[str, int], log: LogCounts | None
 ) -> Report:
-    """What a process has counted since its start, and how it sees the instances."""
+    """Return what a child has counted since its start, and how it sees the instances."""
     return {
         "variants": [
             {
@@ -127,6 +128,7 @@ def make_report(
         "instances": {
             instance.name: {
                 "state": instance.state.value,
+                "outstanding": instance.outstanding,
                 "breaker": instance.breaker.state.value,
                 "failures": instance.breaker.num_failures,
                 "share": instance.share,

@@ -80,9 +80,9 @@ def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> N
 
     assert (first.status, second.status) == (200, 200)
     assert first.body == second.body
-    assert first.headers["X-Torchmoor-Model-Cache"] != "hit"
-    assert second.headers["X-Torchmoor-Model-Cache"] == "hit"
-    assert second.headers["X-Torchmoor-Model-Load-Ms"] == "0"
+    assert first.headers["x-torchmoor-model-cache"] != "hit"
+    assert second.headers["x-torchmoor-model-cache"] == "hit"
+    assert second.headers["x-torchmoor-model-load-ms"] == "0"
     assert worker.service.numbers()["requests"]["answered"] == 2
     assert len(worker.service.drain_times("latency")) == 2
     assert len(worker.service.drain_times("load")) == 1
@@ -96,7 +96,7 @@ def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
     head = stream.take(1 << 20)
     assert isinstance(head, Pieces)
     assert head.headers is not None
-    assert head.headers["X-Torchmoor-Model-Cache"]
+    assert head.headers["x-torchmoor-model-cache"]
 
     stream.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,9 +17,8 @@ from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.queues.sqlite_queue import SqliteQueue
 from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncState
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
-from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings
+from torchmoor.config.asynchronous import AsyncEndpointSettings, AsyncInferenceSettings, AsyncQueueSettings
 from torchmoor.config.objects import ObjectSettings
-from torchmoor.config.settings import AsyncQueueSettings
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
 
@@ -159,7 +157,7 @@ class Rig:
         parts = AsyncParts(
             queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener
         )
-        settings = dataclasses.replace(self.settings, **changes)
+        settings = self.settings.replace(**changes)
         return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0, remember_s=86_400.0)
 
     async def start(self, **changes: Any) -> AsyncInference:

@@ -24,7 +24,7 @@ from tests.servers import free_ports, wait_for_server
 from torchmoor.async_inference.notifications.notification import Notification
 from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, NotificationTopics, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
-from torchmoor.config.objects import NoticeSettings, Webhook
+from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
@@ -227,7 +227,7 @@ def notify(
             sleeps.append(seconds)
 
     async def body() -> list[int]:
-        notifier = Notifier(NoticeSettings(**settings), sleep=sleep)
+        notifier = Notifier(NotificationSettings(**settings), sleep=sleep)
         try:
             return [await notifier.notify(notice, topics) for notice in notices]
         finally:
@@ -332,7 +332,7 @@ def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **setting
     async def body() -> int:
         async with listening(listener) as url:
             values = {"private_networks": LOOPBACK, "webhooks": (Webhook(url=url, secret=SECRET),), **settings}
-            notifier = Notifier(NoticeSettings(**values), sleep=sleep)
+            notifier = Notifier(NotificationSettings(**values), sleep=sleep)
             try:
                 return await notifier.notify(notice, NotificationTopics(include_response_in=(SUCCESS,)))
             finally:
@@ -400,7 +400,7 @@ def test_a_webhook_inside_is_refused_unless_an_operator_allows_it() -> None:
         return ["169.254.169.254"]
 
     async def body() -> int:
-        notifier = Notifier(NoticeSettings(webhooks=(webhook,)), resolver=resolve)
+        notifier = Notifier(NotificationSettings(webhooks=(webhook,)), resolver=resolve)
         try:
             return await notifier.notify(SUCCEEDED, NotificationTopics())
         finally:
@@ -420,7 +420,7 @@ def test_each_destination_is_counted_by_itself(mailbox: Mailbox) -> None:
         async with listening(listener) as url:
             down = f"http://127.0.0.1:{free_ports(1)[0]}/"
             hooks = tuple(Webhook(url=one, secret=SECRET) for one in (down, url))
-            notifier = Notifier(NoticeSettings(webhooks=hooks, private_networks=LOOPBACK), sleep=sleep)
+            notifier = Notifier(NotificationSettings(webhooks=hooks, private_networks=LOOPBACK), sleep=sleep)
             try:
                 return await notifier.notify(SUCCEEDED, NotificationTopics(success_topic=mailbox.topic))
             finally:

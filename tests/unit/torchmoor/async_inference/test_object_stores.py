@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ def test_an_input_above_the_limit_is_refused_unread(place: Place) -> None:
     """Its size says so."""
     url = f"{place.url}/in"
     place.run(lambda store: store.upload(url, repeat(b"x" * MIB, 6)))
-    place.settings = replace(place.settings, max_input_bytes=6 * MIB - 1)
+    place.settings = place.settings.replace(max_input_bytes=6 * MIB - 1)
 
     async def test(store: ObjectStore) -> None:
         with pytest.raises(TooLarge, match=str(6 * MIB - 1)):
@@ -198,7 +197,7 @@ def test_memory_stays_bounded(place: Place) -> None:
     """In and out, chunk by chunk: an object many times larger than the memory that it takes."""
     url = f"{place.url}/large"
     chunk = b"x" * MIB
-    place.settings = replace(place.settings, max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
+    place.settings = place.settings.replace(max_input_bytes=80 * MIB, max_output_bytes=80 * MIB)
 
     async def test(store: ObjectStore) -> None:
         await store.upload(url, repeat(chunk, 16))  # what is needed once is there

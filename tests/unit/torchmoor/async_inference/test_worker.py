@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -554,6 +553,6 @@ def test_results_that_could_not_be_written_are_refused_at_the_start(rig: Rig) ->
 def test_settings_group_is_checked() -> None:
     """A number that makes no sense is refused with its name."""
     with pytest.raises(ConfigError, match=r"async_inference\.lease_s must be positive, not 0"):
-        dataclasses.replace(QUICK, lease_s=0)
+        QUICK.replace(lease_s=0)
     with pytest.raises(ConfigError, match="max_backoff_s must be min_backoff_s or more"):
-        dataclasses.replace(QUICK, max_backoff_s=0.001)
+        QUICK.replace(max_backoff_s=0.001)

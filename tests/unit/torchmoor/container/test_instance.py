@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container import instance
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.instance import drain

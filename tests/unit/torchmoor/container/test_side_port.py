@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.probe_port import SidePort
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.torchmoor.doctor.conftest import MakePatient
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, serving
-from torchmoor.config.discovery import DiscoverySettings
+from torchmoor.config.instances import DiscoverySettings
 from torchmoor.doctor.discovery import check_discovery
 from torchmoor.doctor.finding import Finding, Level
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from torchmoor.async_inference.request import Backlog
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.settings import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
 from torchmoor.fleet.autoscaler import Autoscaler, Group, Phase, read_open_sessions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchmoor.config.settings import EndpointSettings, RecoverySettings, VariantSettings
+from torchmoor.config.health import RecoverySettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 from torchmoor.proxy.instances.instance import Instance, InstanceState

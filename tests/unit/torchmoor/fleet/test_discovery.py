@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchmoor.config.discovery import DiscoverySettings
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.instances import DiscoverySettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import DiscoveryError
 from torchmoor.fleet.discovery import Discovery
 from torchmoor.fleet.discovery_dns import DnsAnswer
@@ -309,7 +308,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
     """Handlers that nobody has named all say `local`: of ten instances nine would be idle, and nobody would know."""
 
     async def body(rig: Rig) -> None:
-        entry = dataclasses.replace(ENTRY, record="A", port=85)
+        entry = ENTRY.replace(record="A", port=85)
         await rig.begin(entry)
         said = Said(**{"10.0.0.1": told("local"), "10.0.0.2": told("local"), "10.0.0.3": told("mine")})
         rig.discovery.entries[NAME].names = InstanceNames(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from torchmoor.config.settings import EndpointSettings, HealthSettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry

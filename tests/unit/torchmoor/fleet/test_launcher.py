@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings

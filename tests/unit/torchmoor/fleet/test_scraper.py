@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from torchmoor.config.settings import EndpointSettings, VariantSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.fleet import scraper as module
 from torchmoor.fleet.scraper import MetricsScraper, merge
 from torchmoor.proxy.instances.instance import Instance, InstanceState

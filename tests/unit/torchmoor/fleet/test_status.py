@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from torchmoor.config.settings import EndpointSettings, HealthSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
 from torchmoor.fleet.status import StatusPoller, read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import Operations
@@ -95,7 +96,7 @@ def test_room_is_what_the_handler_says() -> None:
 
     with_instances(told, work, settings=SETTINGS)
 
-    assert told.headers["X-Torchmoor-Operation"] == "status"
+    assert told.headers["x-torchmoor-operation"] == "status"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
-from torchmoor.config.settings import ListenSettings
+from torchmoor.config.listen import ListenSettings
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare

@@ -1,29 +1,23 @@
-"""What several proxy processes share, add up and divide."""
+"""What several proxy processes add up and divide."""
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchmoor.config.access import Credentials
+from torchmoor.config.dialects import ContainerSettings
 from torchmoor.config.file import parse
-from torchmoor.config.settings import (
-    ContainerSettings,
-    Credentials,
-    EndpointSettings,
-    LateBindingSettings,
-    ListenSettings,
-    MultiModelSettings,
-    ProxySettings,
-    SessionSettings,
-    VariantSettings,
-)
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, MultiModelSettings, VariantSettings
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
 from torchmoor.fleet.status import Status
 from torchmoor.metrics.invocations import InvocationMetrics
@@ -32,19 +26,17 @@ from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.routing.models import Report, Tier
 from torchmoor.run.app import Proxy
-from torchmoor.run.processes.fleet import make_front
+from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.processes.child_process import ChildProcess
+from torchmoor.run.processes.limits import divide
 from torchmoor.run.processes.link import Assignment, Link, Message, from_text, read_status, to_text, write_status
 from torchmoor.run.processes.port import reserve
-from torchmoor.run.processes.process import Process
-from torchmoor.run.processes.share import share_of
 from torchmoor.run.processes.totals import Report as ProcessReport
 from torchmoor.run.processes.totals import Totals
 
 SETTINGS = ProxySettings(
     endpoints=(
-        EndpointSettings(
-            name="chat", variants=(VariantSettings(model="chat"),), late_binding=LateBindingSettings(max_waiting=10)
-        ),
+        EndpointSettings(name="chat", variants=(VariantSettings(model="chat", scaling=ScalingSettings(max_held=10)),)),
     ),
     sessions=SessionSettings(keys={"k1": b"0123456789abcdef"}),
 )
@@ -61,7 +53,9 @@ def report(
         "variants": [{"metrics": metrics.snapshot(), "num_waiting": waiting, "turns": {"chat-0": waiting}}],
         "denied": {"InvalidSignature": invocations},
         "log": {"lines": invocations, "dropped": 1},
-        "instances": {"chat-0": {"state": "ready", "breaker": breaker, "failures": 2, "share": share, "idle": 1}},
+        "instances": {
+            "chat-0": {"state": "ready", "outstanding": 3, "breaker": breaker, "failures": 2, "share": share, "idle": 1}
+        },
         "opening": [],
     }
 
@@ -82,6 +76,7 @@ def test_totals_are_sums_of_those_that_run_and_those_that_have_ended() -> None:
     assert (variant.metrics.model_latency.sum, sum(variant.metrics.model_latency.counts)) == (pytest.approx(0.3), 2)
     assert (variant.metrics.decisions["session"].count, totals.log.num_lines, totals.log.num_dropped) == (5, 5, 2)
     assert (instance.breaker.state, instance.share, len(instance.idle)) == (BreakerState.OPEN, 0.5, 2)
+    assert instance.outstanding == 6
 
     for _ in range(2):  # a process ends, its successor too
         totals.end(1)
@@ -99,18 +94,18 @@ def test_limits_that_are_for_all_processes_are_divided() -> None:
     many = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings(hot_outstanding=10)
     )
-    limits, part = SETTINGS.limits, share_of(replace(SETTINGS, endpoints=(*SETTINGS.endpoints, many)), 4)
+    limits, part = SETTINGS.limits, divide(SETTINGS.replace(endpoints=(*SETTINGS.endpoints, many)), 4)
 
     assert part.limits.max_connections == limits.max_connections // 4
     assert part.limits.max_waiting_bytes == limits.max_waiting_bytes // 4
     assert part.recovery.retry_burst == SETTINGS.recovery.retry_burst // 4
-    assert part.endpoints[0].late_binding == LateBindingSettings(max_waiting=3)
+    assert part.endpoints[0].variants[0].scaling == ScalingSettings(max_held=3)
     assert part.endpoints[1].multi_model == MultiModelSettings(hot_outstanding=3)
 
 
 def test_no_part_is_too_small_for_one_request() -> None:
     """However many processes, each takes the largest body."""
-    part = share_of(SETTINGS, 64)
+    part = divide(SETTINGS, 64)
 
     assert part.limits.max_waiting_bytes >= part.limits.max_body_bytes
     assert part.access.max_unverified_bytes >= part.access.max_signed_body_bytes
@@ -118,9 +113,7 @@ def test_no_part_is_too_small_for_one_request() -> None:
 
 def test_assignment_survives_the_wire() -> None:
     """A process has the settings that its parent has, secrets included."""
-    given = Assignment(
-        settings=SETTINGS, port=1, row=0, num_rows=2, counts=3, wakers=(4, 5), uses_counts=True, log_level=30
-    )
+    given = Assignment(SETTINGS, port=1, index=0, log_level=30)
 
     assert from_text(to_text(given)) == given
 
@@ -147,43 +140,37 @@ class OneWayLink:
 class Nobody:
     """Hears what becomes of a process, and does nothing about it."""
 
-    def on_started(self, process: Process) -> None:
+    def on_started(self, child: ChildProcess) -> None:
         pass
 
-    def on_message(self, process: Process, message: Message) -> None:
+    def on_message(self, child: ChildProcess, message: Message) -> None:
         pass
 
-    def on_ended(self, process: Process) -> None:
+    def on_ended(self, child: ChildProcess) -> None:
         pass
 
 
-def test_process_that_is_just_being_started_judges_by_the_newest_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_process_that_is_just_being_started_judges_by_the_newest_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that is taken back while a process starts is not good there."""
-    link, counts = OneWayLink(), os.open(tmp_path, os.O_RDONLY)
-    given = Assignment(
-        settings=SETTINGS, port=1, row=0, num_rows=1, counts=counts, wakers=(), uses_counts=True, log_level=30
-    )
+    link, given = OneWayLink(), Assignment(SETTINGS, port=1, index=0, log_level=30)
     new = Credentials(tokens={"ann": "a-token-of-some-length"})
     monkeypatch.setattr(sys, "executable", "/bin/true")
 
     async def start() -> None:
-        process = Process(given, Nobody())
+        child = ChildProcess(given, Nobody())
 
         async def open_link(own: socket.socket) -> OneWayLink:
             own.close()
-            process.take_credentials(new)
+            child.take_credentials(new)
             return link
 
         monkeypatch.setattr(Link, "open", open_link)
-        process.start()
+        child.start()
         with pytest.raises(LaunchError):
-            await process.first
-        await process.stop()
+            await child.first_start
+        await child.stop()
 
     asyncio.run(start())
-    os.close(counts)
     told = [from_text(members["assignment"]) for kind, members in link.sent if kind == "assign"]
     assert [each.settings.credentials for each in told] == [new]
 
@@ -223,13 +210,19 @@ def test_reserved_port_can_be_shared_by_our_own_only() -> None:
             each.close()
 
 
-def test_one_process_uses_no_map() -> None:
-    """Whoever runs one process pays nothing for several."""
-    front = make_front(SETTINGS, Registry(SETTINGS.endpoints))
-
-    assert isinstance(front, Proxy)
-    assert [dispatcher.others for dispatcher in front.gateway.dispatchers()] == [None]
+def test_one_process_is_the_default() -> None:
+    """Its data plane is in the process that has the admin plane."""
     assert ListenSettings().processes == 1
+    assert isinstance(Proxy(SETTINGS, Registry(SETTINGS.endpoints)).data, DataPlane)
+
+
+def test_late_binding_needs_one_process() -> None:
+    """Each process would have a queue of its own; the error names the endpoint and both ways out."""
+    endpoint = replace(SETTINGS.endpoints[0], name="late", late_binding=LateBindingSettings())
+    settings = SETTINGS.replace(endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
+
+    with pytest.raises(ConfigError, match=r"set listen\.processes .* to 1, or turn late binding off for late"):
+        Proxy(settings, Registry(settings.endpoints))
 
 
 def test_models_that_a_platform_loads_need_one_process() -> None:
@@ -237,15 +230,14 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
     endpoint = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
     )
-    settings = replace(
-        SETTINGS,
+    settings = SETTINGS.replace(
         endpoints=(endpoint,),
         listen=ListenSettings(processes=2),
         container=ContainerSettings(serves_models=True),
     )
 
     with pytest.raises(ConfigError, match=r"listen\.processes must be 1"):
-        make_front(settings, Registry(settings.endpoints))
+        Proxy(settings, Registry(settings.endpoints))
 
 
 def test_status_survives_the_wire() -> None:

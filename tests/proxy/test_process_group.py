@@ -1,4 +1,4 @@
-"""The parent of several proxy processes: what it tells them, and what it makes of what they tell."""
+"""The parent of several proxy processes: what it sends them, and what it makes of their reports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ import uvloop
 
 from tests.proxy.fake_instance import Received, Wire
 from tests.proxy.fake_many import FakeMany
-from tests.proxy.replicas import Holding, read, read_any, serve_in_vain, serving, write_config
+from tests.proxy.processes import Holding, read, read_any, serve_in_vain, serving, write_config
 from tests.waiting import wait_until
-from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, VariantSettings
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.processes import process as process_module
-from torchmoor.run.processes.fleet import ReplicaFleet
+from torchmoor.run.app import Proxy
+from torchmoor.run.processes import child_process
+from torchmoor.run.processes.child_process import ChildProcess
+from torchmoor.run.processes.parent import ProcessGroup
 
 SETTINGS = ProxySettings(
     endpoints=(EndpointSettings(name="chat", variants=(VariantSettings(model="chat"),)),),
@@ -42,12 +47,17 @@ def add(registry: Registry, port: int) -> None:
     registry.add(Instance(name="chat-0", endpoint="chat", model="chat", port=port, state=InstanceState.READY))
 
 
-def run_with_fleet(registry: Registry, work: Callable[[ReplicaFleet, asyncio.AbstractEventLoop], None]) -> None:
-    """A fleet in this process's own loop; `work` runs in a thread and may block."""
+def children_of(proxy: Proxy) -> list[ChildProcess]:
+    assert isinstance(proxy.data, ProcessGroup)
+    return proxy.data.children
+
+
+def run_with_processes(registry: Registry, work: Callable[[Proxy, asyncio.AbstractEventLoop], None]) -> None:
+    """Run the parent in this process's own loop; `work` runs in a thread and may block."""
 
     async def run() -> None:
-        async with ReplicaFleet(SETTINGS, registry) as fleet:
-            await asyncio.to_thread(work, fleet, asyncio.get_running_loop())
+        async with Proxy(SETTINGS, registry) as proxy:
+            await asyncio.to_thread(work, proxy, asyncio.get_running_loop())
 
     uvloop.run(run())
 
@@ -66,37 +76,37 @@ def test_every_process_learns_of_an_instance_that_is_started_again_elsewhere(hol
     registry = Registry(SETTINGS.endpoints)
     add(registry, holding.fakes["a"].port)
 
-    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
-        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+    def work(proxy: Proxy, loop: asyncio.AbstractEventLoop) -> None:
+        assert {ask(proxy.port) for _ in range(8)} == {"a"}
         loop.call_soon_threadsafe(add, registry, holding.fakes["b"].port)
-        wait_until(lambda: {ask(fleet.port) for _ in range(8)} == {"b"}, "both processes know the new port")
+        wait_until(lambda: {ask(proxy.port) for _ in range(8)} == {"b"}, "both processes know the new port")
 
-    run_with_fleet(registry, work)
+    run_with_processes(registry, work)
 
 
 def test_process_that_hangs_is_replaced(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
     """It listens as before, so that clients of its share of the connections would wait for ever."""
-    monkeypatch.setattr(process_module, "SILENT_S", 3.0)
+    monkeypatch.setattr(child_process, "SILENT_S", 3.0)
     registry = Registry(SETTINGS.endpoints)
     add(registry, holding.fakes["a"].port)
 
-    def work(fleet: ReplicaFleet, loop: asyncio.AbstractEventLoop) -> None:
-        hanging = fleet.processes[0].pid
+    def work(proxy: Proxy, loop: asyncio.AbstractEventLoop) -> None:
+        hanging = children_of(proxy)[0].pid
         assert hanging is not None
         os.kill(hanging, signal.SIGSTOP)
-        wait_until(lambda: fleet.processes[0].pid not in (hanging, None), "it is killed, and another started")
-        wait_until(lambda: fleet.processes[0].is_ready, "which takes requests")
-        assert {ask(fleet.port) for _ in range(8)} == {"a"}
+        wait_until(lambda: children_of(proxy)[0].pid not in (hanging, None), "it is killed, and another started")
+        wait_until(lambda: children_of(proxy)[0].is_ready, "which takes requests")
+        assert {ask(proxy.port) for _ in range(8)} == {"a"}
 
-    run_with_fleet(registry, work)
+    run_with_processes(registry, work)
 
 
 def test_process_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it said for a reason, and without a process left."""
-    monkeypatch.setattr(process_module, "to_text", lambda settings: "nonsense")
+    monkeypatch.setattr(child_process, "to_text", lambda settings: "nonsense")
 
-    with pytest.raises(process_module.LaunchError, match="while starting"):
-        run_with_fleet(Registry(SETTINGS.endpoints), lambda fleet, loop: None)
+    with pytest.raises(child_process.LaunchError, match="while starting"):
+        run_with_processes(Registry(SETTINGS.endpoints), lambda proxy, loop: None)
 
 
 def test_breaker_that_opens_in_one_process_cuts_the_instance_off_in_all(holding: Holding, tmp_path: Path) -> None:

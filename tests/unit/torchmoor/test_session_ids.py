@@ -1,4 +1,4 @@
-"""Session ids: what is verified, and that nothing else is."""
+"""The codec of session ids: minted ids verify, and nothing else does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmoor.proxy.routing.sessions import session_mac, verify
+from torchmoor.wire.session_ids import SessionId, compose, verify
 
 KEYS = {"k1": b"first key of sixteen", "k2": b"second key of sixteen"}
 
@@ -24,10 +24,38 @@ def mint(
     key_id: str = "k1",
     key: bytes = KEYS["k1"],
 ) -> str:
-    mac = session_mac(
+    return compose(
         key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
-    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{mac}"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint", "principal", "parts"),
+    [
+        (
+            "ts-seq-aaaqeayeaudaocaj-6b49e010-node-1-k1cxcmoiemr76u6p2dnagn5fshqi",
+            *("llava", "alice"),
+            ("node-1", 1_800_003_600, "k1"),
+        ),
+        (
+            "ts-seq-7777777777777777-6b49e010-a-k22s2ug25qgp2ywfyfsozlp2n2by",
+            *("My-Endpoint", ""),
+            ("a", 1_800_003_600, "k2"),
+        ),
+        (
+            f"ts-seq-aaaaaaaaaaaaaaaa-ffffffff-{'x' * 63}-k1amhrqngzpc3ym4efiasn4mocym",
+            *("", "0" * 64),
+            ("x" * 63, 0xFFFFFFFF, "k1"),
+        ),
+    ],
+)
+def test_ids_minted_by_earlier_versions_verify(
+    text: str, endpoint: str, principal: str, parts: tuple[str, int, str]
+) -> None:
+    """The format is fixed: sessions survive an upgrade of the proxy or of an instance."""
+    keys = {"k1": b"1" * 32, "k2": b"2" * 16}
+
+    assert SessionId(text, *parts) == verify(text, keys, endpoint=endpoint, principal=principal)
 
 
 @pytest.mark.parametrize("instance", ["a", "llava-0", "torchserve-llava-12", "0-0-0", "x" * 63])

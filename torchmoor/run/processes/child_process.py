@@ -1,4 +1,4 @@
-"""One proxy process as its parent sees it: started, listened to, told things, and started again when it dies."""
+"""One child process as its parent sees it: started, watched, and started again when it dies."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from torchmoor.config.settings import Credentials
+from torchmoor.config.access import Credentials
 from torchmoor.errors import LaunchError
-from torchmoor.run.data_plane import ERRAND_GRACE_S
+from torchmoor.run.data_plane import SUBREQUEST_GRACE_S
 from torchmoor.run.processes.link import Assignment, Link, Message, to_text
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-SILENT_S = 30.0  # a process that has said nothing for so long hangs; it reports once a second
+SILENT_S = 30.0  # a child that says nothing for this long hangs; it reports once per second
 WATCH_S = 1.0
-MIN_BACKOFF_S = 0.5  # before a dead process is started again; doubled each time
+MIN_BACKOFF_S = 0.5  # before a dead child is started again; doubled each time
 MAX_BACKOFF_S = 30.0
-STABLE_AFTER_S = 60.0  # one that ran for so long starts with the shortest back-off again
-STOP_SPARE_S = ERRAND_GRACE_S + 4.0  # to end in, beyond the grace of its requests
+STABLE_AFTER_S = 60.0  # a child that ran for this long is restarted with the shortest back-off
+STOP_SPARE_S = SUBREQUEST_GRACE_S + 4.0  # to end in, beyond the grace of its requests
 
 
-class Listener(Protocol):
-    """Who hears what becomes of a process."""
+class ChildListener(Protocol):
+    """Receives the events of a child process."""
 
-    def on_started(self, process: Process) -> None:
-        """It runs, and knows nothing yet."""
+    def on_started(self, child: ChildProcess) -> None:
+        """The child runs and does not know any instance yet."""
         ...
 
-    def on_message(self, process: Process, message: Message) -> None:
-        """It has said something; `ready` and `failed` are not passed on."""
+    def on_message(self, child: ChildProcess, message: Message) -> None:
+        """The child has sent a message other than `ready` and `failed`."""
         ...
 
-    def on_ended(self, process: Process) -> None:
-        """It is gone, with all that it was doing."""
+    def on_ended(self, child: ChildProcess) -> None:
+        """The child is gone, with all its requests."""
         ...
 
 
-class Process:
-    """The process of one row, through all its lives."""
+class ChildProcess:
+    """Keeps the child of one index running. first_start: done when the first child takes requests, or cannot."""
 
-    def __init__(self, assignment: Assignment, listener: Listener) -> None:
-        self.row = assignment.row
+    def __init__(self, assignment: Assignment, listener: ChildListener) -> None:
+        self.index = assignment.index
         self.is_ready = False
+        self.first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._assignment = assignment
         self._listener = listener
         self._link: Link | None = None
@@ -55,31 +56,30 @@ class Process:
         self._heard_at = 0.0
         self._failure: str | None = None
         self._is_stopping = False
-        self._supervisor: asyncio.Task[None] | None = None
-        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of its present life."""
+        """The running process's id."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Keep it running from now on; `first` is done when it takes requests, or cannot."""
-        self._supervisor = asyncio.create_task(self._supervise())
+        """Start the child, and start it again whenever it ends."""
+        self._running = asyncio.create_task(self._keep_running())
 
     def send(self, kind: str, **members: object) -> None:
-        """Tell it something, if it runs."""
+        """Send a message if the child runs."""
         if self._link is not None:
             self._link.send(kind, **members)
 
     def take_credentials(self, credentials: Credentials) -> None:
-        """Let it, and who comes after it, judge requests by these."""
-        settings = replace(self._assignment.settings, credentials=credentials)
+        """Have this child and its successors check requests with these credentials."""
+        settings = self._assignment.settings.replace(credentials=credentials)
         self._assignment = replace(self._assignment, settings=settings)
         self.send("credentials", credentials=to_text(credentials))
 
     async def stop(self) -> None:
-        """Let what it does end, and end it."""
+        """Let running requests end, then end the child."""
         self._is_stopping = True
         self.send("stop")
         process, grace_s = self._process, self._assignment.settings.timeouts.stop_grace_s
@@ -87,55 +87,52 @@ class Process:
             try:
                 await asyncio.wait_for(process.wait(), grace_s + STOP_SPARE_S)
             except TimeoutError:
-                logger.error("proxy process killed row=%d pid=%d", self.row, process.pid)
+                logger.error("proxy process killed index=%d pid=%d", self.index, process.pid)
                 _kill(process)
-        if self._supervisor is not None:
+        if self._running is not None:
             if process is None:
-                self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+                self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
 
-    async def _supervise(self) -> None:
+    async def _keep_running(self) -> None:
         loop = asyncio.get_running_loop()
         backoff_s = MIN_BACKOFF_S
         while not self._is_stopping:
             began = loop.time()
             try:
-                await self._live()
+                await self._run()
             except OSError as error:
                 self._failure = str(error)
-            except Exception:  # whatever one process says must not end the care for it
-                logger.exception("proxy process misunderstood row=%d", self.row)
-            if not self.first.done():
-                self.first.set_exception(LaunchError(self._failure or "a proxy process ended while starting"))
+            except Exception:  # a bad message from one child must not end the supervision
+                logger.exception("proxy process misunderstood index=%d", self.index)
+            if not self.first_start.done():
+                self.first_start.set_exception(LaunchError(self._failure or "a proxy process ended while starting"))
                 return
             if self._is_stopping:
                 return
             if loop.time() - began > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
             logger.error(
-                "proxy process ended row=%d again_in_s=%.1f error=%s", self.row, backoff_s, self._failure or "none told"
+                "proxy process ended index=%d restart_in_s=%.1f error=%s",
+                self.index,
+                backoff_s,
+                self._failure or "unknown",
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _live(self) -> None:
-        """From its start to its end."""
+    async def _run(self) -> None:
+        """Start the child and handle its messages until it ends."""
         own, others = socket.socketpair()
         own.setblocking(False)
-        assignment = self._assignment
+        module, log_level = "torchmoor.run.processes.child", str(self._assignment.log_level)
         with others:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "torchmoor.run.processes.replica",
-                    str(others.fileno()),
-                    str(assignment.log_level),
-                ),
+                *(sys.executable, "-m", module, str(others.fileno()), log_level),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=(others.fileno(), assignment.counts, *assignment.wakers),
-                start_new_session=True,  # what is typed at a terminal is the parent's to hear
+                pass_fds=(others.fileno(),),
+                start_new_session=True,  # signals from a terminal go to the parent alone
             )
         link = self._link = await Link.open(own)
         self._failure = None
@@ -148,8 +145,9 @@ class Process:
             if self._is_stopping:
                 link.send("stop")
             async for message in link.receive():
-                self._hear(message)
-            await self._end(process)
+                self._on_message(message)
+            with suppress(TimeoutError):  # the child has closed its end, so it is dead or ends at once
+                await asyncio.wait_for(process.wait(), WATCH_S)
         finally:
             watching.cancel()
             _kill(process)
@@ -159,25 +157,19 @@ class Process:
             self.is_ready = False
             self._listener.on_ended(self)
 
-    def _hear(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         if message["kind"] == "ready":
             self.is_ready = True
-            if not self.first.done():
-                self.first.set_result(None)
+            if not self.first_start.done():
+                self.first_start.set_result(None)
         elif message["kind"] == "failed":
             self._failure = str(message["error"])
         else:
             self._listener.on_message(self, message)
 
-    @staticmethod
-    async def _end(process: asyncio.subprocess.Process) -> None:
-        """It has closed its end, so it is dead, or will be at once."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), WATCH_S)
-
     async def _watch(self, process: asyncio.subprocess.Process, link: Link) -> None:
-        """Kill it when it hangs."""
+        """Kill the child when it hangs."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(WATCH_S)

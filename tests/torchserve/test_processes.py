@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 def proxies_of(fleet_pid: int) -> list[int]:
     """The proxy processes of a fleet."""
     found = []
-    for pid in processes_below(Path("torchmoor.run.processes.replica")):
+    for pid in processes_below(Path("torchmoor.run.processes.child")):
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if stat[1] == str(fleet_pid) and stat[0] != "Z":
             found.append(pid)

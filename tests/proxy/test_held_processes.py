@@ -11,12 +11,16 @@ from contextlib import closing
 
 from tests.proxy.conftest import KEY
 from tests.proxy.fake_instance import FakeInstance
+from torchmoor.config.health import HealthSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings
+from torchmoor.config.routing import VariantSettings as Variant
 from torchmoor.config.scaling import ScalingSettings
-from torchmoor.config.settings import EndpointSettings, HealthSettings, ListenSettings, ProxySettings, SessionSettings
-from torchmoor.config.settings import VariantSettings as Variant
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.processes.fleet import ReplicaFleet
+from torchmoor.run.app import Proxy
 
 DEADLINE_S = 60.0
 NUM_REQUESTS = 4  # the default executor has more threads than that
@@ -47,9 +51,9 @@ def make_settings(**scaling: float) -> ProxySettings:
     )
 
 
-async def num_waiting(front: ReplicaFleet) -> int:
-    await front.refresh()
-    (traffic,) = front.traffic()
+async def num_waiting(proxy: Proxy) -> int:
+    await proxy.data.refresh()
+    (traffic,) = proxy.data.traffic()
     return traffic.num_waiting
 
 
@@ -62,23 +66,23 @@ def test_what_every_process_holds_wakes_the_parent_and_is_served() -> None:
     async def scenario() -> None:
         fake = FakeInstance("llava-0")
         await fake.start()
-        async with asyncio.timeout(DEADLINE_S), ReplicaFleet(settings, registry) as front:
-            front.on_need(lambda: wakes.append(None))
-            asking = [asyncio.create_task(asyncio.to_thread(ask, front.port)) for _ in range(NUM_REQUESTS)]
+        async with asyncio.timeout(DEADLINE_S), Proxy(settings, registry) as proxy:
+            proxy.data.on_need(lambda: wakes.append(None))
+            asking = [asyncio.create_task(asyncio.to_thread(ask, proxy.port)) for _ in range(NUM_REQUESTS)]
             await until(lambda: len(wakes) == NUM_REQUESTS)
-            while await num_waiting(front) < NUM_REQUESTS:
+            while await num_waiting(proxy) < NUM_REQUESTS:
                 pass
 
             registry.add(Instance(name="llava-0", endpoint="llava", model="llava", port=fake.port, capacity=2))
             registry.set_state("llava-0", InstanceState.READY)
 
             assert [status for status, _ in await asyncio.gather(*asking)] == [200] * NUM_REQUESTS
-            while await num_waiting(front):
+            while await num_waiting(proxy):
                 pass
             instance = registry.instances()[0]
             registry.drain("llava-0")
-            while not front.is_idle(instance):
-                await front.refresh()
+            while not proxy.data.is_idle(instance):
+                await proxy.data.refresh()
             registry.dismiss("llava-0")
         await fake.stop()
 
@@ -93,7 +97,7 @@ def test_a_process_knows_how_long_starts_take() -> None:
     async def scenario() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            async with asyncio.timeout(DEADLINE_S), ReplicaFleet(settings, registry) as front:
+            async with asyncio.timeout(DEADLINE_S), Proxy(settings, registry) as proxy:
                 loop = asyncio.get_running_loop()
                 registry.get_endpoint("llava").variants[0].last_start_s = 1000.0
                 registry.add(
@@ -106,7 +110,7 @@ def test_a_process_knows_how_long_starts_take() -> None:
                     )
                 )
 
-                status, message = await asyncio.to_thread(ask, front.port)
+                status, message = await asyncio.to_thread(ask, proxy.port)
 
                 assert status == 503
                 assert "the last start took 1000 s" in message

@@ -1,0 +1,131 @@
+"""Rules of the source that no tool checks: unique class names, short modules, packages without dependencies."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("handlers", "torchmoor")
+MAX_LINES = 400
+# Packages that import the standard library, the modules listed here, and nothing else.
+ONLY = {
+    "torchmoor/errors.py": (),
+    "torchmoor/wire": ("torchmoor.wire",),
+    "torchmoor/proxy/routing": ("torchmoor.proxy.routing", "torchmoor.wire"),
+    "torchmoor/proxy/http": ("torchmoor.proxy.http", "torchmoor.wire", "uvloop"),
+}
+# Exceptions, each to be removed with its cause.
+SHARED_NAMES = {
+    "Answer",
+    "Asker",
+    "Assignment",
+    "AsyncEndpoint",
+    "Caller",
+    "ConfigError",
+    "Counters",
+    "Entry",
+    "Event",
+    "Front",
+    "Known",
+    "Lease",
+    "Line",
+    "Member",
+    "Outcome",
+    "Patience",
+    "Placement",
+    "Plan",
+    "Progress",
+    "Record",
+    "Reply",
+    "Sample",
+    "SessionId",
+    "SessionSettings",
+    "Slots",
+    "State",
+    "Status",
+    "Target",
+    "Ticket",
+    "Tier",
+    "Traffic",
+    "Waiter",
+    "Work",
+    "_Body",
+    "_Counted",
+    "_File",
+    "_Progress",
+}
+LONG_MODULES = {
+    "handlers/many/residency/shelf.py",
+    "torchmoor/async_inference/objects/s3_store.py",
+    "torchmoor/config/settings.py",
+}
+
+
+def modules(*folders: str) -> list[Path]:
+    """Return the Python files of folders, and files that are named themselves."""
+    paths = [ROOT / folder for folder in folders]
+    return sorted(file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py")))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path: Path) -> set[str]:
+    """Return the absolute names of everything that a module imports, at any depth of nesting."""
+    found: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}:{node.lineno}: relative import"
+            found.add(str(node.module))
+    return found
+
+
+def test_class_names_are_unique() -> None:
+    """A class name means one thing in both programs."""
+    places = defaultdict(list)
+    for path in modules(*PACKAGES):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{name(path)}:{node.lineno}")
+
+    shared = {each: where for each, where in places.items() if len(where) > 1 and each not in SHARED_NAMES}
+    assert shared == {}
+
+
+def test_modules_are_short() -> None:
+    """A module has one concept, so that it stays short."""
+    lengths = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules(*PACKAGES)}
+
+    assert {each: n for each, n in lengths.items() if n > MAX_LINES and each not in LONG_MODULES} == {}
+
+
+@pytest.mark.parametrize("package", ONLY)
+def test_package_imports_nothing_but_the_standard_library(package: str) -> None:
+    """import-linter (pyproject.toml) forbids what is named; this forbids everything that is not."""
+    for path in modules(package):
+        assert {
+            each
+            for each in imports(path)
+            if each.partition(".")[0] not in sys.stdlib_module_names
+            and not any(each == allowed or each.startswith(allowed + ".") for allowed in ONLY[package])
+        } == set(), name(path)
+
+
+def test_no_module_imports_relatively() -> None:
+    """Absolute imports work in an archive, where the entry file is a module of its own."""
+    for path in modules(*PACKAGES):
+        imports(path)

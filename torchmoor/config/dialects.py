@@ -1,0 +1,30 @@
+"""Settings of what the data plane serves beside the runtime API: SageMaker's container operations, the chat page."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from torchmoor.config.group import Count, Positive, SettingsGroup
+
+
+class ContainerSettings(SettingsGroup, title="container"):
+    """What SageMaker expects of a container: operations on models, for the first endpoint, and metrics."""
+
+    serves_models: bool = Field(
+        False, description="Serve /models, through which the platform loads models, as with SAGEMAKER_MULTI_MODEL."
+    )
+    shows_metrics: bool = Field(
+        False, description="Serve /metrics, the admin plane's page, on the data plane's port as well."
+    )
+    load_timeout_s: Positive = Field(360.0, description="Timeout of loading or unloading a model.")
+    page_size: Count = Field(100, description="Models on one page of their list.")
+    max_models: Count = Field(10_000, description="Models loaded at a time.")
+
+
+class ChatPageSettings(SettingsGroup, title="chat_page"):
+    """The page at /chat on the data plane, for people with a browser."""
+
+    is_on: bool = Field(True, description="Serve the page; without it, its paths are unknown operations.")
+    max_pictures: Count = Field(
+        8, description="Pictures that the page accepts in a session; the handler's session.max_images decides."
+    )

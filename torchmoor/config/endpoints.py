@@ -1,0 +1,219 @@
+"""The group Endpoints of the configuration file: EndpointConfig in AWS's form, and the proxy's own keys beside it.
+
+An EndpointConfig is what boto3's create_endpoint_config takes. It is checked against botocore's own service model.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from botocore.model import Shape
+
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.aws import check_input, input_shape
+from torchmoor.config.group import read_mapping
+from torchmoor.config.routing import (
+    EndpointSettings,
+    KvAwareSettings,
+    LateBindingSettings,
+    MultiModelSettings,
+    PrefixAwareSettings,
+    VariantSettings,
+)
+from torchmoor.config.scaling import ScalingSettings
+from torchmoor.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# Keys about SageMaker's own machines. They are accepted, so that create_endpoint_config can use the same file, and have
+# no effect.
+UNUSED_OF_CONFIG = frozenset(("Tags", "KmsKeyId", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation"))
+UNUSED_OF_VARIANT = frozenset(
+    (
+        "InstanceType",
+        "InstancePools",
+        "VariantInstanceProvisionTimeoutInSeconds",
+        "AcceleratorType",
+        "CoreDumpConfig",
+        "VolumeSizeInGB",
+        "ModelDataDownloadTimeoutInSeconds",
+        "ContainerStartupHealthCheckTimeoutInSeconds",
+        "EnableSSMAccess",
+        "InferenceAmiVersion",
+        "CapacityReservationConfig",
+    )
+)
+_USED_OF_CONFIG = frozenset(("EndpointConfigName", "ProductionVariants", "AsyncInferenceConfig"))
+_USED_OF_VARIANT = frozenset(
+    ("VariantName", "ModelName", "InitialVariantWeight", "RoutingConfig", "InitialInstanceCount")
+)
+_KEYS = {
+    *("EndpointName", "EndpointConfig", "ModelDataUrl", "MultiModelConfig"),
+    *("late_binding", "kv_aware", "multi_model"),
+}
+ScalingOfVariants = Mapping[tuple[str, str], ScalingSettings]
+
+
+def check_endpoint(entry: object, where: str) -> tuple[str, Mapping[str, Any]]:
+    """Return an entry's endpoint name and EndpointConfig. Raises ConfigError."""
+    values = read_mapping(entry, where, _KEYS)
+    config = values.get("EndpointConfig")
+    check_endpoint_config(config, f"{where}.EndpointConfig")
+    assert isinstance(config, Mapping)  # just checked
+    name = values.get("EndpointName", config["EndpointConfigName"])
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.EndpointName must be text, not {name!r}")
+    return name, config
+
+
+def read_endpoint(values: Mapping[str, Any], name: str, where: str, scaling: ScalingOfVariants) -> EndpointSettings:
+    """Return the settings of an entry that check_endpoint accepts. Raises ConfigError."""
+    config = values["EndpointConfig"]
+    late_binding = values.get("late_binding")
+    kv_aware = KvAwareSettings.read(values.get("kv_aware", {}), f"{where}.kv_aware")
+    return EndpointSettings(
+        name=name,
+        variants=tuple(
+            _read_variant(
+                variant,
+                f"{where}.EndpointConfig.ProductionVariants[{number}]",
+                kv_aware,
+                scaling.get((name, variant["VariantName"])),
+            )
+            for number, variant in enumerate(config["ProductionVariants"])
+        ),
+        late_binding=None if late_binding is None else LateBindingSettings.read(late_binding, f"{where}.late_binding"),
+        multi_model=_read_multi_model(values, where),
+        async_inference=_read_async_inference(config.get("AsyncInferenceConfig"), where),
+    )
+
+
+def _read_multi_model(values: Mapping[str, Any], where: str) -> MultiModelSettings | None:
+    """Return what CreateModel's container definition says. Where the models are is a setting of the instances."""
+    if "MultiModelConfig" not in values:
+        for key in ("ModelDataUrl", "multi_model"):
+            if key in values:
+                raise ConfigError(f"{where}.{key} is only for an endpoint with MultiModelConfig")
+        return None
+    config = read_mapping(values["MultiModelConfig"], f"{where}.MultiModelConfig", {"ModelCacheSetting"})
+    setting = config.get("ModelCacheSetting", "Enabled")
+    if setting not in ("Enabled", "Disabled"):
+        raise ConfigError(
+            f"{where}.MultiModelConfig.ModelCacheSetting must be Enabled or Disabled (in quotes), not {setting!r}"
+        )
+    if "ModelDataUrl" in values:
+        logger.warning(
+            "without effect here, set TORCHMOOR_HANDLER_MANY_SOURCE of the instances key=%s.ModelDataUrl", where
+        )
+    if setting == "Disabled":
+        logger.warning("instances need TORCHMOOR_HANDLER_MANY_CACHE=disabled too key=%s.MultiModelConfig", where)
+    group = read_mapping(values.get("multi_model", {}), f"{where}.multi_model", {"hot_outstanding", "max_models"})
+    return MultiModelSettings.read({**group, "is_cached": setting == "Enabled"}, f"{where}.multi_model")
+
+
+def _read_async_inference(config: Mapping[str, Any] | None, where: str) -> AsyncEndpointSettings | None:
+    """Return the settings of an AsyncInferenceConfig that botocore accepts."""
+    if config is None:
+        return None
+    output = config["OutputConfig"]
+    if "KmsKeyId" in output:
+        logger.warning("without effect here key=%s.EndpointConfig.AsyncInferenceConfig.OutputConfig.KmsKeyId", where)
+    notification = output.get("NotificationConfig", {})
+    return AsyncEndpointSettings(
+        output_path=output.get("S3OutputPath", ""),
+        failure_path=output.get("S3FailurePath", ""),
+        success_topic=notification.get("SuccessTopic", ""),
+        error_topic=notification.get("ErrorTopic", ""),
+        include_response_in=tuple(notification.get("IncludeInferenceResponseIn", ())),
+        max_concurrent_per_instance=config.get("ClientConfig", {}).get("MaxConcurrentInvocationsPerInstance"),
+    )
+
+
+def _read_variant(
+    variant: Mapping[str, Any], where: str, kv_aware: KvAwareSettings, scaling: ScalingSettings | None
+) -> VariantSettings:
+    """Return the settings of a production variant that botocore accepts."""
+    if "ModelName" not in variant:
+        raise ConfigError(f"{where}.ModelName is missing: the name under which instances serve the model")
+    routing = variant.get("RoutingConfig", {"RoutingStrategy": "RANDOM"})  # SageMaker's own default
+    strategy, prefix = routing["RoutingStrategy"], routing.get("PrefixAwareRoutingConfig")
+    where_prefix = f"{where}.RoutingConfig.PrefixAwareRoutingConfig"
+    if strategy != "PREFIX_AWARE" and prefix is not None:
+        raise ConfigError(f"{where_prefix} is only for PREFIX_AWARE, not for {strategy}")
+    if strategy == "PREFIX_AWARE":
+        for key in ("PrefixLength", "ConcurrencyThreshold"):
+            if key not in (prefix or {}):
+                raise ConfigError(f"{where_prefix}.{key} is missing: PREFIX_AWARE needs it")
+    return VariantSettings(
+        name=variant["VariantName"],
+        model=variant["ModelName"],
+        weight=float(variant.get("InitialVariantWeight", 1.0)),
+        routing_strategy=strategy,
+        kv_aware=kv_aware,
+        prefix_aware=PrefixAwareSettings()
+        if prefix is None
+        else PrefixAwareSettings(
+            prefix_length=prefix["PrefixLength"], concurrency_threshold=prefix["ConcurrencyThreshold"]
+        ),
+        scaling=scaling,
+    )
+
+
+def check_endpoint_config(config: object, where: str) -> None:
+    """Raise ConfigError unless boto3's create_endpoint_config accepts it and this proxy can serve it."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where} must be what boto3's create_endpoint_config takes, not {config!r}")
+    shape = input_shape("sagemaker", "CreateEndpointConfig")
+    check_input(_with_counts(config), shape, where)
+    _check_constraints(config, shape, where)
+    _check_used(config, _USED_OF_CONFIG, UNUSED_OF_CONFIG, where)
+    for number, variant in enumerate(config["ProductionVariants"]):
+        _check_used(variant, _USED_OF_VARIANT, UNUSED_OF_VARIANT, f"{where}.ProductionVariants[{number}]")
+
+
+def _with_counts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with 1 for each instance count of 0, which this proxy allows and the service's model does not."""
+    variants = config.get("ProductionVariants")
+    if not isinstance(variants, list):
+        return config
+    return {
+        **config,
+        "ProductionVariants": [
+            {**each, "InitialInstanceCount": 1}
+            if isinstance(each, Mapping) and each.get("InitialInstanceCount") == 0
+            else each
+            for each in variants
+        ],
+    }
+
+
+def _check_constraints(value: Any, shape: Shape, where: str) -> None:
+    """Check maxima, lengths, patterns and choices, which the service checks and botocore's validator does not."""
+    if shape.type_name == "structure":
+        for key, item in value.items():
+            _check_constraints(item, shape.members[key], f"{where}.{key}")
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            _check_constraints(item, shape.member, f"{where}[{number}]")
+    size = len(value) if isinstance(value, (str, list)) else value
+    most = shape.metadata.get("max")
+    if most is not None and isinstance(size, (int, float)) and size > most:
+        raise ConfigError(f"{where} must be {most} at most, not {value!r}")
+    pattern = shape.metadata.get("pattern")
+    if pattern is not None and isinstance(value, str) and not re.fullmatch(pattern, value):
+        raise ConfigError(f"{where} must match {pattern}, not {value!r}")
+    choices = getattr(shape, "enum", None)
+    if choices and value not in choices:
+        raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def _check_used(values: Mapping[str, Any], used: frozenset[str], unused: frozenset[str], where: str) -> None:
+    """Refuse a key that this proxy does not implement, unless it concerns SageMaker's machines only."""
+    for key in values:
+        if key in unused:
+            logger.warning("without effect here key=%s.%s", where, key)
+        elif key not in used:
+            raise ConfigError(f"{where}.{key} is not supported: leave it out")

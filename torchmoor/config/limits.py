@@ -1,0 +1,57 @@
+"""Settings of what one client may use, and of how long an instance may take."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from torchmoor.config.group import MIB, Count, Positive, SettingsGroup
+
+
+class LimitSettings(SettingsGroup, title="limits"):
+    """What one client may use."""
+
+    max_header_bytes: Count = Field(16_384, description="Longest head of a request.")
+    max_body_bytes: Count = Field(6 * MIB, description="Longest body of a request to the runtime API.")
+    max_passthrough_body_bytes: Count = Field(
+        64 * MIB, description="Longest body of a request in a dialect other than the runtime API."
+    )
+    max_foreign_sessions: Count = Field(
+        100_000, description="Sessions remembered whose ids an instance's own handler created; the oldest go first."
+    )
+    max_session_body_bytes: Count = Field(
+        16_384, description="A body up to this size is searched for a session id that no header has."
+    )
+    max_unrouted_body_bytes: Count = Field(
+        8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
+    )
+    max_connections: Count = Field(10_000, description="Client connections at a time.")
+    max_replay_body_bytes: Count = Field(
+        2 * MIB, description="A body up to this size is kept until its answer begins, so that it can be sent again."
+    )
+    max_replay_total_bytes: Count = Field(
+        64 * MIB, description="The same over all requests in flight; beyond it no further body is kept."
+    )
+    max_waiting_bytes: Count = Field(
+        64 * MIB, description="Bodies that wait for an instance or for their `model`, over all endpoints."
+    )
+    max_error_body_bytes: Count = Field(
+        65_536, description="Bytes of an instance's error answer that are read to find the cause."
+    )
+    header_timeout_s: Positive = Field(10.0, description="From a request's first byte to the end of its head.")
+    body_timeout_s: Positive = Field(60.0, description="From the end of a request's head to the end of its body.")
+    keep_alive_timeout_s: Positive = Field(75.0, description="An idle client connection is closed after this time.")
+
+
+class TimeoutSettings(SettingsGroup, title="timeouts"):
+    """How long an instance may take."""
+
+    connect_timeout_s: Positive = Field(1.0, description="Connecting to an instance.")
+    model_timeout_s: Positive = Field(60.0, description="To an answer's end, or to a stream's first byte.")
+    stream_idle_timeout_s: Positive = Field(60.0, description="Between two pieces of a stream.")
+    stream_total_timeout_s: Positive = Field(480.0, description="To a stream's end.")
+    sweep_interval_s: Positive = Field(0.25, description="How late a passed deadline may be noticed.")
+    cancel_timeout_s: Positive = Field(5.0, description="An operation that cancels requests at an instance.")
+    pool_idle_timeout_s: Positive = Field(
+        60.0, description="An unused connection to an instance is closed after this time."
+    )
+    stop_grace_s: Positive = Field(5.0, description="Running requests may take this long once the proxy stops.")

@@ -1,0 +1,39 @@
+"""Settings of the two planes' addresses, certificates and processes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from torchmoor.config.group import OptionalPort, SettingsGroup, refusal
+
+
+class ListenSettings(SettingsGroup, title="listen"):
+    """Where the two planes listen. Port 0 takes any free port."""
+
+    host: str = Field("127.0.0.1", description="Address of the runtime API.")
+    port: OptionalPort = Field(8080, description="Port of the runtime API; 0 takes any free one.")
+    admin_host: str = Field(
+        "127.0.0.1", description="Address of the admin plane. An address other than loopback needs an admin token."
+    )
+    admin_port: OptionalPort = Field(9080, description="Port of the admin plane; 0 takes any free one.")
+    tls_certificate: str = Field(
+        "",
+        description="The runtime API's certificate: a PEM file that includes the certificates that sign it. "
+        "SIGHUP reads it again. Empty: plain HTTP.",
+    )
+    tls_key: str = Field("", description="The certificate's private key: a PEM file without a password.")
+    admin_tls_certificate: str = Field("", description="The admin plane's certificate. Empty: plain HTTP.")
+    admin_tls_key: str = Field("", description="The private key of the admin plane's certificate.")
+    processes: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Proxy processes that share the port; one carries about 10,000 requests a second."
+    )
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        for prefix in ("", "admin_"):
+            pair = f"{prefix}tls_certificate", f"{prefix}tls_key"
+            if bool(getattr(self, pair[0])) != bool(getattr(self, pair[1])):
+                raise refusal(pair[0], f"and listen.{pair[1]} must be given together")
+        return self

@@ -1,0 +1,78 @@
+"""Settings of notifications about the end of asynchronous requests: webhooks and SNS topics."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from torchmoor.config.group import Count, Positive, SettingsGroup, Texts
+from torchmoor.config.objects import check_networks
+
+TOPIC = re.compile(r"arn:aws[a-z\-]*:sns:([a-z0-9\-]*):[0-9]{12}:[a-zA-Z0-9_.-]+")
+_SECRET_BYTES = range(24, 65)  # what the Standard Webhooks specification allows
+
+
+class Webhook(SettingsGroup, title="webhook"):
+    """An address that is notified of each request's end. secret: whsec_ and the base64 of 24 to 64 bytes."""
+
+    url: str
+    secret: str = Field(repr=False)
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            is_sound = parts.scheme in ("https", "http") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_sound = False
+        if not is_sound or parts.username is not None or parts.password is not None:
+            raise ValueError("must be a webhook's address, https://host/path, without a user name or password in it")
+        return url
+
+    @field_validator("secret")
+    @classmethod
+    def _check_secret(cls, secret: str) -> str:
+        if len(_decode(secret)) not in _SECRET_BYTES:
+            raise ValueError(
+                "must be a webhook's secret, whsec_ followed by the base64 of 24 to 64 bytes: "
+                "echo whsec_$(openssl rand -base64 32)"
+            )
+        return secret
+
+    @property
+    def key(self) -> bytes:
+        """The secret's bytes."""
+        return _decode(self.secret)
+
+
+class NotificationSettings(SettingsGroup, title="notices"):
+    """Notifications in addition to an endpoint's SNS topics, and how often a notification is tried."""
+
+    webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = Field(
+        (), description="Addresses with their secrets: `{url: https://..., secret: whsec_...}`."
+    )
+    private_networks: Texts = Field(
+        (), description="Networks that webhooks may be in; there plain http is allowed as well."
+    )
+    aws_region: str = Field("us-east-1", description="The awsRegion of a message that goes to no topic.")
+    max_attempts: Count = Field(5, description="Attempts of a notification.")
+    first_delay_s: Positive = Field(0.5, description="Wait before the second attempt; doubled each time.")
+    max_delay_s: Positive = Field(30.0, description="Longest wait before an attempt.")
+    max_in_flight: Count = Field(16, description="Attempts at a time.")
+    connect_timeout_s: Positive = Field(5.0, description="Connecting to a receiver.")
+    timeout_s: Positive = Field(15.0, description="Timeout of one attempt.")
+
+    _check_networks = field_validator("private_networks")(check_networks)
+
+
+def _decode(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        return b""

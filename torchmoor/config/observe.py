@@ -1,0 +1,32 @@
+"""Settings of the access log, traces and routing decisions."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from torchmoor.config.group import MIB, Count, Fraction, Positive, SettingsGroup
+
+
+class ObserveSettings(SettingsGroup, title="observe"):
+    """What is recorded of each request: only its last routing decision, unless more is asked for."""
+
+    access_log: str = Field("", description="A file that gets one line of JSON for each request, or `stderr`.")
+    access_log_buffer_bytes: Count = Field(
+        4 * MIB, description="Lines that wait to be written; beyond it they are dropped and counted."
+    )
+    access_log_interval_s: Positive = Field(1.0, description="The longest time that a line waits to be written.")
+    traces_url: str = Field("", description="Where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces.")
+    traces_fraction: Fraction = Field(
+        1.0, description="Share of requests traced, among those whose traceparent does not decide it."
+    )
+    max_decisions: Count = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
+    max_decisions_per_s: Count = Field(
+        20, description="How many of each second are remembered, with as many again of failures and retries."
+    )
+
+    @field_validator("traces_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"must begin with http:// or https://, not be {url!r}")
+        return url

@@ -1,0 +1,136 @@
+"""Settings of endpoints and their variants, and of how requests are routed among instances."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import Field, field_validator, model_validator
+
+from torchmoor.config.asynchronous import AsyncEndpointSettings
+from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
+from torchmoor.config.scaling import ScalingSettings
+
+RoutingStrategy = Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE"]
+ROUTING_STRATEGIES: tuple[RoutingStrategy, ...] = get_args(RoutingStrategy)
+ALL_TRAFFIC = "AllTraffic"
+
+_NAME = re.compile(r"(?=.{1,63}$)[a-zA-Z0-9](-*[a-zA-Z0-9])*")
+
+
+class PrefixAwareSettings(SettingsGroup, title="prefix_aware"):
+    """PREFIX_AWARE, with SageMaker's ranges."""
+
+    prefix_length: Annotated[int, Field(ge=1024, le=65_536)] = Field(
+        4096, description="Bytes of a body that are its prefix."
+    )
+    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="Outstanding requests with which an instance counts as full."
+    )
+
+
+class KvAwareSettings(SettingsGroup, title="kv_aware"):
+    """KV_AWARE: how prompts are compared, and the weight of a match."""
+
+    max_prompt_bytes: Annotated[int, Field(gt=0, le=1 << 20)] = Field(
+        65_536, description="Bytes of a body that are compared."
+    )
+    block_bytes: Count = Field(512, description="Prompts are compared in blocks of this size.")
+    bytes_per_request: Count = Field(
+        8_192, description="A match of this length outweighs one more outstanding request."
+    )
+    max_blocks_per_instance: Count = Field(
+        8_192, description="Blocks remembered of an instance; the default is 4 MiB of prompts, about a million tokens."
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max_prompt_bytes < self.block_bytes:
+            raise refusal(
+                "max_prompt_bytes", f"must be from {self.block_bytes} (block_bytes), not {self.max_prompt_bytes}"
+            )
+        return self
+
+
+class LateBindingSettings(SettingsGroup, title="late_binding"):
+    """Requests beyond the instances' capacity wait at the proxy for the instance that is free first."""
+
+    max_waiting: Count = Field(1024, description="Requests of one variant that wait at a time.")
+    max_wait_s: Positive = Field(
+        30.0, description="Then the answer is 503. The wait is part of the time that the client allows the model."
+    )
+
+
+class MultiModelSettings(SettingsGroup, title="multi_model"):
+    """An endpoint whose requests name one of many models. The instances decide how long they keep a model."""
+
+    is_cached: bool = Field(True, description="AWS's ModelCacheSetting: models stay in memory after their requests.")
+    hot_outstanding: Count = Field(
+        16, description="Requests for a model at each instance that has it; with more, another instance loads it too."
+    )
+    max_models: Count = Field(20_000, description="Models remembered of each instance.")
+
+
+class VariantSettings(SettingsGroup, title="variant"):
+    """One variant of an endpoint: its model, its share of traffic, its routing strategy.
+
+    scaling: None if its instances are not started and stopped on demand.
+    """
+
+    model: str
+    name: str = ALL_TRAFFIC
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    routing_strategy: RoutingStrategy = Field(
+        "LEAST_OUTSTANDING_REQUESTS", description="How an instance is chosen for requests that belong to no session."
+    )
+    prefix_aware: PrefixAwareSettings = PrefixAwareSettings()
+    kv_aware: KvAwareSettings = KvAwareSettings()
+    scaling: ScalingSettings | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        return _require_name(name, "variant")
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str) -> str:
+        if not model:
+            raise ValueError("must be the name of a model, not ''")
+        return model
+
+
+class EndpointSettings(SettingsGroup, title="endpoint"):
+    """One endpoint: the name in the URL, and the variants that share its traffic.
+
+    late_binding: None if requests beyond the capacity are refused at once. multi_model: None if each variant serves one
+    model. async_inference: None if InvokeEndpointAsync is refused.
+    """
+
+    name: str
+    variants: tuple[VariantSettings, ...]
+    late_binding: LateBindingSettings | None = None
+    multi_model: MultiModelSettings | None = None
+    async_inference: AsyncEndpointSettings | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        return _require_name(name, "endpoint")
+
+    @model_validator(mode="after")
+    def _check_variants(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if not names or len(set(names)) != len(names):
+            raise refusal("variants", f"of {self.name!r} must be one or more of different names, not {names}")
+        if not any(variant.weight for variant in self.variants):
+            raise refusal("variants", f"of {self.name!r} must have a weight above 0")
+        return self
+
+
+def _require_name(name: str, kind: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"must be letters, digits and hyphens between them, 63 at most: {name!r} is not a valid {kind} name"
+        )
+    return name

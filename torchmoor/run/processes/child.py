@@ -1,0 +1,227 @@
+"""One of several proxy processes: a data plane whose parent sends it the instances and their states.
+
+    python -m torchmoor.run.processes.child DESCRIPTOR LOG_LEVEL
+
+DESCRIPTOR is the socket to the parent. The child ends when the parent says so, when the parent is gone, or at SIGTERM;
+each time it lets running requests end. After SIGTERM alone the parent starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import uvloop
+
+from torchmoor.errors import TorchmoorError
+from torchmoor.fleet.status import forget_lost, take_status
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.data_plane import DataPlane
+from torchmoor.run.processes.link import Assignment, Link, Message, from_text, read_status
+from torchmoor.run.processes.totals import make_report
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
+
+
+class ChildProxy:
+    """Runs the data plane of one process and exchanges messages with its parent."""
+
+    def __init__(self, assignment: Assignment, link: Link) -> None:
+        self._assignment = assignment
+        self._link = link
+        self.registry = Registry(assignment.settings.endpoints)
+        # One child works on asynchronous requests: what an instance is sent at a time is counted in one place.
+        self._plane = DataPlane(
+            assignment.settings, self.registry, self._suspect, has_async_workers=assignment.index == 0
+        )
+        self._is_following = False  # the parent causes the change, so it is not reported back
+        self._cut_off: set[str] = set()  # instances whose breaker has opened, here or in another child
+        self._marks: dict[str, int] = {}  # each instance's mark from before its last status question
+        self._stack = AsyncExitStack()
+        for endpoint in self.registry.endpoints():
+            for variant in endpoint.variants:
+                if variant.models is not None:
+                    variant.models.on_expected = self._on_expected
+        self.registry.listen(self._on_change)
+
+    async def start(self) -> None:
+        """Start everything but the listener."""
+        await self._plane.start(self._stack)
+        self._plane.on_need(lambda: self._link.send("waiting"))
+        ticking = asyncio.create_task(self._tick())
+        self._stack.callback(ticking.cancel)
+
+    async def stop(self) -> None:
+        """Let running requests end, then send the last report."""
+        await self._stack.aclose()
+        self._report()
+
+    # From the parent
+
+    async def on_message(self, message: Message) -> None:
+        """Handle any message but `stop`."""
+        match message["kind"]:
+            case "listen":
+                await self._plane.listen(self._stack, port=self._assignment.port, is_shared=True)
+                self._link.send("ready")
+            case "report":
+                self._report()
+            case "decisions":
+                found = self._plane.gateway.decisions.describe(DecisionQuery(**message["query"]))
+                self._link.send("decisions", round=message["round"], found=found)
+            case "credentials":
+                self._plane.take_credentials(from_text(message["credentials"]))
+            case "reload_tls":
+                self._plane.reload_tls()
+            case "reopen_log":
+                self._plane.reopen_log()
+            case _:
+                self._is_following = True
+                try:
+                    self._follow(message)
+                finally:
+                    self._is_following = False
+
+    def _follow(self, message: Message) -> None:
+        """Take over what the parent says of an instance."""
+        if message["kind"] == "instance":
+            self._take_instance(message)
+            return
+        name = message["name"]
+        instance = self.registry.find(name)
+        if instance is None:
+            return
+        models = self.registry.variant_of(instance).models
+        match message["kind"]:
+            case "removed":
+                self.registry.remove(name)
+            case "breaker":
+                self._take_breaker(instance, is_open=message["is_open"])
+            case "asked" if instance.is_ready:
+                self._marks[name] = 0 if models is None else models.mark()
+            case "status" if instance.is_ready:
+                take_status(instance, read_status(message), models, self._marks.get(name, 0))
+            case "expecting" if instance.is_ready and models is not None:
+                models.expect(message["model"], name)
+
+    def _take_instance(self, message: Message) -> None:
+        facts, state = message["facts"], InstanceState(message["state"])
+        instance = self.registry.find(facts["name"])
+        if instance is None:
+            instance = Instance(**facts)
+            self.registry.add(instance)
+        self.registry.variant_of(instance).last_start_s = message["last_start_s"]
+        self.registry.set_state(instance.name, state)
+
+    def _take_breaker(self, instance: Instance, *, is_open: bool) -> None:
+        if is_open:
+            self._cut_off.add(instance.name)
+            self._plane.recovery.cut_off(instance)
+        else:
+            self._cut_off.discard(instance.name)
+            self._plane.recovery.on_answered(instance)
+
+    # To the parent
+
+    def _suspect(self, instance: Instance) -> None:
+        self._link.send("suspect", name=instance.name)
+
+    def _on_change(self, instance: Instance) -> None:
+        name, breaker = instance.name, instance.breaker.state
+        is_gone = self.registry.find(name) is not instance
+        forget_lost(self.registry, instance)
+        if is_gone or instance.state is not InstanceState.READY:
+            self._cut_off.discard(name)
+            self._marks.pop(name, None)
+            if not is_gone and instance.state is InstanceState.DOWN and not self._is_following:
+                self._link.send("down", name=name, port=instance.port)
+        elif not self._is_following:
+            is_open = breaker is BreakerState.OPEN
+            if is_open and name not in self._cut_off:
+                self._cut_off.add(name)
+                self._link.send("breaker", name=name, is_open=True)
+            elif breaker is BreakerState.CLOSED and name in self._cut_off:
+                self._cut_off.discard(name)
+                self._link.send("breaker", name=name, is_open=False)
+
+    def _on_expected(self, model: str, name: str) -> None:
+        if not self._is_following:
+            self._link.send("expecting", model=model, name=name)
+
+    def _report(self) -> None:
+        plane = self._plane
+        report = make_report(self.registry, plane.traffic(), plane.num_denied, plane.log_counts)
+        self._link.send("report", report=report)
+
+    async def _tick(self) -> None:
+        """Move breakers and shares on, and report; the reports show the parent that this process lives."""
+        interval_s = self._assignment.settings.health.starting_interval_s
+        reported = 0.0
+        while True:
+            self._plane.tick()
+            now = asyncio.get_running_loop().time()
+            if now - reported >= REPORT_S:
+                reported = now
+                self._report()
+            await asyncio.sleep(min(interval_s, REPORT_S))
+
+
+async def run(own: socket.socket) -> None:
+    """Serve until the parent or a signal ends it."""
+    link = await Link.open(own)
+    messages = link.receive()
+    first = await anext(messages, None)
+    if first is None:
+        return
+    loop = asyncio.get_running_loop()
+    terminated = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, terminated.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the parent passes on what it means
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # the parent gets it too
+    try:
+        proxy = ChildProxy(from_text(first["assignment"]), link)
+        await proxy.start()
+    except (TorchmoorError, OSError) as error:
+        link.send("failed", error=str(error))
+        link.close()
+        return
+
+    async def follow() -> None:
+        async for message in messages:
+            if message["kind"] == "stop":
+                return
+            await proxy.on_message(message)
+
+    following, ending = asyncio.create_task(follow()), asyncio.create_task(terminated.wait())
+    try:
+        await asyncio.wait((following, ending), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+    except (TorchmoorError, OSError) as error:
+        link.send("failed", error=str(error))
+    finally:
+        ending.cancel()
+        following.cancel()
+        await proxy.stop()
+        link.close()
+
+
+def main(arguments: list[str]) -> None:
+    """Run the process: DESCRIPTOR LOG_LEVEL."""
+    own = socket.socket(fileno=int(arguments[0]))
+    logging.basicConfig(level=int(arguments[1]), stream=sys.stderr, format=LOG_FORMAT)
+    uvloop.run(run(own))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

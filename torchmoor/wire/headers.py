@@ -1,0 +1,60 @@
+"""Names of the header fields that torchmoor reads and writes, in lower case (docs/runtime-api.md).
+
+The proxy's code for bytes encodes a name once, where its module begins.
+"""
+
+# From the proxy to a handler
+ENDPOINT = "x-torchmoor-endpoint"
+OPERATION = "x-torchmoor-operation"
+PRINCIPAL = "x-torchmoor-principal"
+REQUEST_ID = "x-torchmoor-request-id"
+TIMEOUT_MS = "x-torchmoor-timeout-ms"
+
+# From a handler: the class of an error, and what an answer cost
+ERROR = "x-torchmoor-error"
+CACHE_TIER = "x-torchmoor-cache-tier"
+CONTEXT_TOKENS = "x-torchmoor-context-tokens"
+DROPPED_TURNS = "x-torchmoor-dropped-turns"
+GENERATED_TOKENS = "x-torchmoor-generated-tokens"
+MODEL_CACHE = "x-torchmoor-model-cache"
+MODEL_LOAD_MS = "x-torchmoor-model-load-ms"
+PREFILL_TOKENS = "x-torchmoor-prefill-tokens"
+QUEUE_MS = "x-torchmoor-queue-ms"
+REBUILT_EVENTS = "x-torchmoor-rebuilt-events"
+TTFT_MS = "x-torchmoor-ttft-ms"
+
+# From the proxy to a client
+INSTANCE = "x-torchmoor-instance"
+
+TORCHMOOR_PREFIX = "x-torchmoor-"
+
+# SageMaker's runtime API
+SAGEMAKER_PREFIX = "x-amzn-sagemaker-"
+ACCEPT = "x-amzn-sagemaker-accept"
+CLOSED_SESSION_ID = "x-amzn-sagemaker-closed-session-id"
+CONTENT_TYPE = "x-amzn-sagemaker-content-type"
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+ENABLE_EXPLANATIONS = "x-amzn-sagemaker-enable-explanations"
+FAILURE_LOCATION = "x-amzn-sagemaker-failurelocation"
+FILENAME = "x-amzn-sagemaker-filename"
+INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+INPUT_LOCATION = "x-amzn-sagemaker-inputlocation"
+INVOCATION_TIMEOUT_S = "x-amzn-sagemaker-invocationtimeoutseconds"
+INVOKED_ROUTING_REASON = "x-amzn-sagemaker-invoked-routing-reason"
+NEW_SESSION_ID = "x-amzn-sagemaker-new-session-id"
+OUTPUT_LOCATION = "x-amzn-sagemaker-outputlocation"
+OUTPUT_PATH_EXTENSION = "x-amzn-sagemaker-s3outputpathextension"
+PREFIX_AWARE_ID = "x-amzn-sagemaker-prefix-aware-id"
+REQUEST_TTL_S = "x-amzn-sagemaker-requestttlseconds"
+SESSION_ID = "x-amzn-sagemaker-session-id"
+TARGET_CONTAINER = "x-amzn-sagemaker-target-container-hostname"
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
+
+# Other names of the same API
+INVOCATION_ID = "amz-sdk-invocation-id"  # boto3 keeps it when it sends a request again
+INVOKED_VARIANT = "x-amzn-invoked-production-variant"
+
+# A value of SESSION_ID
+NEW_SESSION = "NEW_SESSION"

@@ -1,0 +1,19 @@
+"""Operations of a handler, named in the header `x-torchmoor-operation`, and the keys of their bodies."""
+
+# Names
+CANCEL = "cancel"
+IN_FLIGHT = "in-flight"
+MODELS = "models"
+SESSIONS = "sessions"
+STATUS = "status"
+
+# Keys of cancel and in-flight
+REQUEST_IDS = "request_ids"
+NUM_CANCELLED = "cancelled"
+NUM_IN_FLIGHT = "in_flight"
+MAX_CANCELLED = 1000  # ids in one cancel operation
+
+# Actions of sessions
+CLOSE, PIN, UNPIN = "close", "pin", "unpin"
+SESSION_ACTIONS = (CLOSE, PIN, UNPIN)
+MAX_SESSIONS = 1000  # in one page

@@ -1,0 +1,120 @@
+"""Session ids: the format, and the proof that a fleet minted one.
+
+    ts-seq-{nonce}-{expiry}-{instance}-{key id}{mac}
+
+nonce: 16 characters base32; expiry: 8 hexadecimal digits, seconds since 1970; instance: the stable name of the
+instance that opened the session; key id: 2 characters; mac: the first 16 bytes of HMAC-SHA256 in base32, 26
+characters. All lower case. The MAC covers the other parts, the endpoint and the caller.
+"""
+
+import hmac
+import re
+import secrets
+from base64 import b32encode
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+MAX_ID_LENGTH = 256
+MAX_INSTANCE_LENGTH = 63
+NONCE_BYTES = 10
+MIN_KEY_BYTES = 16
+KEYS_VARIABLE = "TORCHMOOR_SESSION_KEYS"  # the form that parse_session_keys reads
+INSTANCE_VARIABLE = "TORCHMOOR_INSTANCE"
+
+_CONTEXT = "torchmoor-session-v1"
+_MAC_BYTES = 16
+_NONCE = slice(7, 23)
+_EXPIRY = slice(24, 32)
+_INSTANCE = slice(33, -29)
+_KEY_ID = slice(-28, -26)
+_EXPIRY_FORM = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_INSTANCE_FORM = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.ASCII)  # no nested repeat of one character: linear
+_KEY_ID_FORM = re.compile(r"[a-z0-9]{2}")
+
+
+class SessionId(NamedTuple):
+    """The parts of an id. expires_at: seconds since 1970, 0 if unknown.
+
+    key_id: empty for an id that another handler minted in a format of its own.
+    """
+
+    text: str
+    instance: str
+    expires_at: int
+    key_id: str
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the id carries no proof and only its own instance can serve the session."""
+        return not self.key_id
+
+
+def mint(
+    keys: Mapping[str, bytes],
+    *,
+    instance: str,
+    expires_at: int,
+    endpoint: str,
+    principal: str = "",
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+) -> SessionId:
+    """Make a new id that cannot be guessed, signed with the first of the keys."""
+    key_id, key = next(iter(keys.items()))
+    nonce, expiry = _base32(random_bytes(NONCE_BYTES)), f"{expires_at:08x}"
+    text = compose(
+        key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
+    )
+    return SessionId(text, instance, expires_at, key_id)
+
+
+def verify(text: str, keys: Mapping[str, bytes], *, endpoint: str, principal: str = "") -> SessionId | None:
+    """Read an id that was minted for this endpoint and caller with one of the keys; None for any other text.
+
+    The parts are taken by position: the instance's name is what the parts of fixed length leave. The whole id is
+    composed again and compared, so that only its one canonical spelling passes.
+    """
+    if len(text) > MAX_ID_LENGTH or not text.isascii():
+        return None
+    nonce, expiry, instance, key_id = text[_NONCE], text[_EXPIRY], text[_INSTANCE], text[_KEY_ID]
+    key = keys.get(key_id)
+    if key is None or not is_instance_name(instance) or not _EXPIRY_FORM.fullmatch(expiry):
+        return None
+    canonical = compose(
+        key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
+    )
+    if not hmac.compare_digest(canonical, text):
+        return None
+    return SessionId(text, instance, int(expiry, 16), key_id)
+
+
+def compose(key: bytes, *, endpoint: str, principal: str, nonce: str, expiry: str, instance: str, key_id: str) -> str:
+    """Spell the id of these parts and sign it. The key must be the one that the key id names."""
+    message = "\n".join((_CONTEXT, endpoint, principal, nonce, expiry, instance, key_id)).encode()
+    mac = hmac.digest(key, message, "sha256")[:_MAC_BYTES]
+    return f"ts-seq-{nonce}-{expiry}-{instance}-{key_id}{_base32(mac)}"
+
+
+def is_instance_name(name: str) -> bool:
+    """True for at most 63 lower-case letters, digits and single hyphens between them."""
+    return len(name) <= MAX_INSTANCE_LENGTH and _INSTANCE_FORM.fullmatch(name) is not None
+
+
+def parse_session_keys(text: str) -> dict[str, bytes]:
+    """Read `kid:hexkey[,kid:hexkey...]`, in order. Raises ValueError, whose text never shows a key."""
+    keys: dict[str, bytes] = {}
+    for item in text.split(","):
+        key_id, _, digits = item.strip().partition(":")
+        if key_id in keys:
+            raise ValueError(f"has two keys of the kid {key_id!r}")
+        try:
+            key = bytes.fromhex(digits)
+        except ValueError:
+            key = b""
+        if not _KEY_ID_FORM.fullmatch(key_id) or len(key) < MIN_KEY_BYTES:
+            raise ValueError("must be kid:hexkey[,...]; a kid has 2 characters, a key 16 bytes")
+        keys[key_id] = key
+    return keys
+
+
+def _base32(data: bytes) -> str:
+    return b32encode(data).decode("ascii").rstrip("=").lower()
