@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from torchmoor.metrics.invocations import Histogram, InvocationMetrics
+from torchmoor.metrics.histogram import Histogram
+from torchmoor.metrics.invocations import InvocationMetrics
 
 COUNTERS = {
     "InvocationsProcesssed": "Asynchronous requests that ended with a result. The spelling is AWS's.",
