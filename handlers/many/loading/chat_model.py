@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -45,7 +45,7 @@ class ChatModel:
         device: torch.device,
         settings: HandlerSettings,
         ids: SessionIds,
-        intake: ImageIntake,
+        intake: ImageLoader,
     ) -> None:
         self._settings = settings.model_copy(update={"journal": JournalSettings()})
         self._ids = ids
