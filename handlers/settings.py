@@ -4,60 +4,28 @@
 settings once, in `initialize`, and passes each part its own group.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from annotated_types import Ge, Gt, Lt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Field, field_validator, model_validator
 
 from handlers.errors import ConfigError
+from handlers.settings_group import (
+    Count,
+    HandlerGroup,
+    Number,
+    Positive,
+    Size,
+    Switch,
+    Texts,
+    from_text,
+    nested_groups,
+    refusal,
+)
 
 ENV_PREFIX = "TORCHMOOR_HANDLER_"
 MIB = 1 << 20
 GIB = 1 << 30
-
-
-def _from_text(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Parse text from the environment. What cannot be parsed stays text, which the type check refuses."""
-
-    def read(value: Any) -> Any:
-        try:
-            return parse(value) if isinstance(value, str) else value
-        except (KeyError, ValueError):
-            return value
-
-    return BeforeValidator(read)
-
-
-def _read_items(value: Any) -> Any:
-    items = value.split(",") if isinstance(value, str) else value
-    return tuple(str(item).strip() for item in items if str(item).strip()) if isinstance(items, list | tuple) else value
-
-
-Count = Annotated[int, Field(gt=0), _from_text(int)]
-Size = Annotated[int, Field(ge=0), _from_text(int)]  # 0 has a meaning of its own
-Number = Annotated[float, _from_text(float)]
-Positive = Annotated[float, Field(gt=0), _from_text(float)]
-Switch = Annotated[bool, _from_text(lambda text: {"true": True, "1": True, "false": False, "0": False}[text.lower()])]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_read_items)]
-
-
-class HandlerGroup(BaseModel):
-    """Base of the groups. A group is frozen; it checks types, ranges and key names when it is made."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-    def __init__(self, **values: Any) -> None:
-        """Raises ConfigError, which names the key and the value."""
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_describe(type(self), error)) from None
-
-    # Without this, pydantic would call __init__ for each group inside a group, and errors would lack their path.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 class ModelSettings(HandlerGroup, title="model"):
@@ -79,7 +47,7 @@ class ModelSettings(HandlerGroup, title="model"):
     compile: Literal["off", "layers"] = Field(
         "off", description="`layers`: torch.compile between the attention calls, for GPUs; slower on a CPU."
     )
-    tensor_parallel: Annotated[int, _from_text(int)] = Field(
+    tensor_parallel: Annotated[int, from_text(int)] = Field(
         1, description="Devices that the model is spread over; only 1 is supported."
     )
     cache_dir: str = Field(
@@ -122,7 +90,7 @@ class ChatSessionSettings(HandlerGroup, title="session"):
         0, description="Device memory of one session, its running answer included; 0: no limit of its own."
     )
     ttl_s: Count = Field(3600, description="From opening to expiry, unless the client asks for another time.")
-    max_ttl_s: Annotated[int, _from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
+    max_ttl_s: Annotated[int, from_text(int)] = Field(86_400, description="The longest time a client may ask for.")
     max_images: Count = Field(8, description="Images of a session, or of a request without one.")
     max_waiting_turns: Size = Field(4, description="Turns of one session that wait for the running one.")
     max_pinned_fraction: Number = Field(
@@ -192,7 +160,7 @@ class EngineSettings(HandlerGroup, title="engine"):
     max_prompt_tokens: Size = Field(0, description="Of a conversation with its question; 0: the model's own limit.")
     max_context_tokens: Size = Field(0, description="The same with the answer; 0: the model's own limit.")
     max_new_tokens: Count = Field(256, description="Of an answer, unless the client asks for another number.")
-    max_new_tokens_limit: Annotated[int, _from_text(int)] = Field(
+    max_new_tokens_limit: Annotated[int, from_text(int)] = Field(
         2048, description="The most that a client may ask for."
     )
     max_question_chars: Count = Field(
@@ -290,7 +258,7 @@ class ManySettings(HandlerGroup, title="many"):
     room_timeout_s: Positive = Field(30.0, description="How long a load waits for memory that requests are using.")
     num_loaders: Count = Field(2, description="Models loaded at a time.")
     num_downloads: Count = Field(4, description="Models looked up, downloaded and unpacked at a time.")
-    max_waiting: Annotated[int, _from_text(int)] = Field(1024, gt=0, description="Requests that wait for models.")
+    max_waiting: Annotated[int, from_text(int)] = Field(1024, gt=0, description="Requests that wait for models.")
     max_loading: Count = Field(256, description="Models that are being loaded or wait for it.")
     max_archive_bytes: Count = Field(20 * GIB, description="Of one archive, as it is stored.")
     max_unpacked_bytes: Count = Field(40 * GIB, description="Of one model's files.")
@@ -342,10 +310,10 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
     """
     variables = {
         f"{ENV_PREFIX}{name}_{key}".upper(): (name, key)
-        for name, field in HandlerSettings.model_fields.items()
-        for key in _group_of(field).model_fields
+        for name, group in nested_groups(HandlerSettings)
+        for key in group.model_fields
     }
-    values = {name: {} if group is None else group for name, group in config.items()}
+    values = {name: {} if given is None else given for name, given in config.items()}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX):
             continue
@@ -356,56 +324,3 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
         if isinstance(given, Mapping):
             values[name] = {**given, key: text}
     return HandlerSettings(**values)
-
-
-def refusal(key: str, text: str) -> PydanticCustomError:
-    """Return the error that a group's validator raises about one of its keys. text: "must be ...", with the value."""
-    return PydanticCustomError("refused", "{text}", {"key": key, "text": text})
-
-
-def _group_of(field: FieldInfo) -> type[HandlerGroup]:
-    assert isinstance(field.annotation, type)
-    return field.annotation
-
-
-def _describe(group: type[HandlerGroup], error: ValidationError) -> str:
-    """Return one sentence about the first thing that is wrong."""
-    details = error.errors(include_url=False)[0]
-    path: Sequence[int | str] = details["loc"]
-    if group is HandlerSettings and path[0] in group.model_fields:
-        name, path = str(path[0]), path[1:]
-        group = _group_of(group.model_fields[name])
-    where = ["handler", *filter(None, [group.model_config.get("title")])]
-    if details["type"] == "refused":
-        return f"{'.'.join([*where, details['ctx']['key']])} {details['ctx']['text']}"
-    full = ".".join([*where, *map(str, path)])
-    if details["type"] in ("extra_forbidden", "invalid_key"):
-        kind = "group of settings" if group is HandlerSettings else "setting"
-        return f"{full} is not a {kind}; there are {', '.join(group.model_fields)}"
-    if not path:
-        return f"{full} must be a group of settings, not {details['input']!r}"
-    if details["type"] == "value_error":
-        return f"{full} {details['ctx']['error']}"
-    return f"{full} must {_requirement(group.model_fields[str(path[0])], details)}"
-
-
-def _requirement(field: FieldInfo, details: ErrorDetails) -> str:
-    """Return what a value must be, and what it is unless it is a secret."""
-    limits = {type(each): each for each in field.metadata}
-    kind = details["type"]
-    if kind == "literal_error":
-        *others, last = get_args(field.annotation)
-        text = f"be {', '.join(others)} or {last}"
-    elif kind == "string_too_short":
-        return "not be empty"
-    elif kind.endswith("_type") or kind == "finite_number":
-        text = f"be of type {getattr(field.annotation, '__name__', field.annotation)}"
-    elif Lt in limits:
-        least = f"above {limits[Gt].gt}" if Gt in limits else f"at least {limits[Ge].ge}"
-        text = f"be {least} and below {limits[Lt].lt}"
-    elif Ge in limits:
-        text = "not be negative"
-        return f"{text}, not {details['input']!r}"
-    else:
-        text = "be positive" if limits[Gt].gt == 0 else f"be more than {limits[Gt].gt}"
-    return f"{text}, not {details['input']!r}" if field.repr else text
