@@ -1,4 +1,4 @@
-"""Asynchronous inference put together from the proxy's settings."""
+"""The parts of asynchronous inference, made from the proxy's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmoor.proxy.instances.registry import Endpoint, Registry
 
 
 class Counting(Protocol):
-    """A variant's numbers."""
+    """Has a variant's metrics."""
 
     metrics: InvocationMetrics
 
