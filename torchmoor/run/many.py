@@ -27,7 +27,7 @@ class ManyPlan:
 
 
 def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> ManyPlan:
-    """Return how `many` is served. models: a directory, an S3 prefix, or "" for the environment's. Raises ConfigError."""
+    """Return how `many` is served. models: a directory, an S3 prefix or "". Raises ConfigError."""
     settings = MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
     if MANY not in endpoints:
         if models:
