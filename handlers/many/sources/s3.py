@@ -11,25 +11,8 @@ from typing import Any, BinaryIO, cast
 
 from handlers.errors import ConfigError, ModelUnknown, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.sources.source import (
-    ARCHIVES,
-    File,
-    Found,
-    Replaced,
-    check_number_of_files,
-    is_archive,
-    version_of,
-)
-from handlers.s3 import (
-    PIECE_BYTES,
-    PieceReader,
-    S3Error,
-    list_objects,
-    make_client,
-    read_object,
-    split_url,
-    translated,
-)
+from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
+from handlers.s3 import PIECE_BYTES, PieceReader, S3Error, list_objects, make_client, read_object, split_url, translated
 from handlers.settings import ManySettings
 
 
