@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.device import exit_worker
@@ -43,7 +43,7 @@ class ChatModel:
         device: torch.device,
         settings: HandlerSettings,
         ids: SessionIds,
-        intake: ImageIntake,
+        intake: ImageLoader,
     ) -> None:
         self._settings = replace(settings, journal=JournalSettings())
         self._ids = ids

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken
@@ -85,7 +85,7 @@ class CheckpointLoader:
         self._device = device
         self._ids = ids
         self._environ = environ
-        self._intake = ImageIntake(settings.intake)
+        self._intake = ImageLoader(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
         self.compute = Compute(settings.tasks, device, on_device_lost=exit_worker)
         self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
