@@ -21,7 +21,7 @@ from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import EndpointSettings, LateBindingSettings, RoutingStrategy, VariantSettings
+from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.sessions import SessionSettings
 from torchmoor.config.settings import ProxySettings
@@ -57,7 +57,7 @@ class UpOptions:
     model_store: Path
     run_dir: Path | None
     journal: str | None  # None: one for this fleet's lifetime
-    strategy: RoutingStrategy
+    strategy: str
     capacity: int  # requests that an instance is sent at a time
     is_late_binding: bool
     allowed_image_hosts: tuple[str, ...]

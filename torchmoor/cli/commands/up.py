@@ -14,11 +14,11 @@ from torchmoor.cli.progress import report_progress
 from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import ROUTING_STRATEGIES, RoutingStrategy
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.fleet.launcher import DEFAULT_CAPACITY
 from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
+from torchmoor.proxy.routing.strategies import DEFAULT_STRATEGY, STRATEGIES
 from torchmoor.run.up import JOURNAL_URL, UpOptions, run
 
 
@@ -133,8 +133,8 @@ from torchmoor.run.up import JOURNAL_URL, UpOptions, run
 )
 @click.option(
     "--strategy",
-    type=click.Choice(ROUTING_STRATEGIES),
-    default=ROUTING_STRATEGIES[0],
+    type=click.Choice(tuple(STRATEGIES)),
+    default=DEFAULT_STRATEGY,
     show_default=True,
     help="How an instance is chosen for requests that belong to no session.",
 )
@@ -201,7 +201,7 @@ def up(
     max_body_mib: int,
     heap_mib: int,
     models: str,
-    strategy: RoutingStrategy,
+    strategy: str,
     capacity: int | None,
     late_binding: bool,
     allow_image_host: tuple[str, ...],

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from random import Random
 
-from torchmoor.config.routing import VariantSettings
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.routing_request import Applicant
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
-from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
-from torchmoor.proxy.routing.prefix_aware import PrefixAware
-from torchmoor.proxy.routing.random import RandomChoice
 from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
-from torchmoor.proxy.routing.strategy import Strategy
 from torchmoor.wire.session_ids import SessionId
 
 SESSION = "session"
@@ -40,7 +35,7 @@ class Chooser:
         self.name = variant.name.encode()
         self.path = b"/predictions/" + variant.settings.model.encode()
         self.metrics = InvocationMetrics(variant.endpoint, variant.name)
-        self.strategy = make_strategy(variant.settings, rng)
+        self.strategy = variant.strategy.make(variant.settings, rng)
         self.num_prefix_bytes = self.strategy.num_prefix_bytes
         self._rng = rng
         self._binds_late = binds_late
@@ -154,23 +149,3 @@ class Chooser:
         """An instance is gone for good."""
         for key in [key for key in self._choices if key[0] == instance.name]:
             del self._choices[key]
-
-
-def make_strategy(settings: VariantSettings, rng: Random) -> Strategy:
-    """The strategy that a variant's settings name."""
-    match settings.routing_strategy:
-        case "RANDOM":
-            return RandomChoice(rng)
-        case "PREFIX_AWARE":
-            prefix = settings.prefix_aware
-            return PrefixAware(prefix_length=prefix.prefix_length, concurrency_threshold=prefix.concurrency_threshold)
-        case "KV_AWARE":
-            kv = settings.kv_aware
-            return KvAware(
-                max_prompt_bytes=kv.max_prompt_bytes,
-                block_bytes=kv.block_bytes,
-                bytes_per_request=kv.bytes_per_request,
-                max_blocks_per_instance=kv.max_blocks_per_instance,
-            )
-        case _:
-            return LeastOutstanding()

@@ -15,6 +15,7 @@ from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
 from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.strategies import get_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +36,24 @@ class Variant:
     started, until it was ready; None while nobody has measured it. scale: None where nobody changes their number.
     """
 
-    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models", "last_start_s", "scale")
+    __slots__ = (
+        "settings",
+        "name",
+        "endpoint",
+        "pool",
+        "strategy",
+        "opens_sessions",
+        "models",
+        "last_start_s",
+        "scale",
+    )
 
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
+        """Raises ConfigError if there is no such strategy."""
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
+        self.strategy = get_strategy(settings.routing_strategy)
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
