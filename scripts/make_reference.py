@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings classes themselves: every group, key, default and comment.
+"""Writes docs/configuration.md from the settings classes, and the metrics in docs/runtime-api.md from their table.
 
 python scripts/make_reference.py            writes it
 python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
@@ -20,9 +20,13 @@ from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
+from torchmoor.metrics.table import METRICS
 
 TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+METRICS_PAGE = PAGE.with_name("runtime-api.md")
+METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
+METRICS_END = "<!-- end of metrics -->\n"
 
 INTRODUCTION = """# Configuration reference
 
@@ -149,15 +153,27 @@ def _show(value: object) -> str:
     return str(value)
 
 
+def make_metrics_page() -> str:
+    """Return docs/runtime-api.md with its table of the proxy's metrics up to date."""
+    before, _, rest = METRICS_PAGE.read_text().partition(METRICS_BEGIN)
+    lines = ["| metric | type | labels | unit | what |", "|---|---|---|---|---|"]
+    for each in METRICS:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.type.value} | {labels} | {each.unit} | {each.help} |")
+    table = "\n".join(lines).replace("|  |", "| |").replace("|  |", "| |")
+    return f"{before}{METRICS_BEGIN}{table}\n{METRICS_END}{rest.partition(METRICS_END)[2]}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only say whether the page is up to date")
-    page = make_page()
-    if not parser.parse_args().check:
-        PAGE.write_text(page)
-    elif not PAGE.is_file() or PAGE.read_text() != page:
-        print(f"{PAGE} is not what the settings say; run python scripts/make_reference.py", file=sys.stderr)
-        return 1
+    parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
+    is_check = parser.parse_args().check
+    for path, page in ((PAGE, make_page()), (METRICS_PAGE, make_metrics_page())):
+        if not is_check:
+            path.write_text(page)
+        elif not path.is_file() or path.read_text() != page:
+            print(f"{path} is out of date; run python scripts/make_reference.py", file=sys.stderr)
+            return 1
     return 0
 
 

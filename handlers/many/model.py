@@ -1,4 +1,4 @@
-"""What the registry and the models know of each other: a loaded model, the lease of one, and how far a load is."""
+"""A loaded model, its lease, and the progress of its load, as the registry and the models share them."""
 
 import math
 import threading
@@ -6,48 +6,48 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from handlers.errors import LoadStopped, LoadTimedOut
-
-if TYPE_CHECKING:
-    from handlers.reply import Reply
-    from handlers.requests import Incoming
+from handlers.reply import Reply
+from handlers.requests import Incoming
 
 
-class Tier(Enum):
-    """Where a model is, from the fastest to the slowest. On a CPU there is no HOST: device and host are one memory."""
+class ModelTier(Enum):
+    """Where a model is, fastest first. Without a GPU there is no HOST: device and host are one memory."""
 
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"  # unpacked, not in memory
     LOADING = "loading"
-    LEAVING = "leaving"  # evicted, and still counted until its memory is free
+    LEAVING = "leaving"  # evicted, and counted until its memory is free
     BROKEN = "broken"
 
 
-class Loaded(Protocol):
-    """A model in memory. The registry calls to_host, to_device and close from its own threads, one at a time, and
-    only while nobody has a lease; what they free is free when they return.
+class ResidentModel(Protocol):
+    """A model in memory.
+
+    The registry calls to_host, to_device and close from its own threads, one at a time, and only without leases. The
+    memory that they release is free when they return.
     """
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that is this model's alone, as it stands now; on a CPU its private memory."""
+        """Device memory of this model alone, as measured now; on a CPU its private memory."""
         ...
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that is this model's alone, as it stands now; nothing on a CPU, where it is device_bytes."""
+        """Host memory of this model alone, as measured now; 0 on a CPU, where device_bytes counts it."""
         ...
 
     @property
     def mapped_bytes(self) -> int:
-        """Files that it has mapped: page cache, which the kernel may drop and read again."""
+        """Mapped files: page cache, which the kernel may drop and read again."""
         ...
 
-    def start(self, incoming: "Incoming", reply: "Reply") -> None:
-        """Answer one request through the reply, now or later, from any thread. The caller holds a lease meanwhile."""
+    def start(self, incoming: Incoming, reply: Reply) -> None:
+        """Answer one request through the reply, now or later, from any thread, while the caller holds a lease."""
         ...
 
     def to_host(self) -> None: ...
@@ -59,52 +59,47 @@ class Loaded(Protocol):
     def close(self) -> None: ...
 
 
-class Lease:
-    """The right to use a model: until it is released, the model stays where it is."""
+class ModelLease:
+    """The right to use a model, which stays in its place until the release.
 
-    def __init__(
-        self,
-        name: str,
-        version: str,
-        model: Loaded,
-        give_back: Callable[[], None],
-        *,
-        found: str = "hit",
-        load_s: float = 0.0,
-    ) -> None:
-        """give_back: the registry's, called once. found, load_s: where the model was, and how long this one waited:
+    found: hit (on the device), host, disk (unpacked) or cold (only in the source). load_s: how long the request waited.
+    """
 
-        hit, on the device; host; disk, unpacked; cold, only in the source.
-        """
-        self.found = found
-        self.load_s = load_s
+    def __init__(self, name: str, version: str, model: ResidentModel, on_release: Callable[[], None]) -> None:
         self.name = name
         self.version = version
         self.model = model
-        self._give_back: Callable[[], None] | None = give_back
+        self.found = "hit"
+        self.load_s = 0.0
+        self._on_release: Callable[[], None] | None = on_release
         self._lock = threading.Lock()
 
     def release(self) -> None:
-        """May be called from any thread, and more than once."""
+        """End the lease. Any thread; a repetition has no effect."""
         with self._lock:
-            give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+            on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
 
 
-class Waiter(Protocol):
-    """One who waits for a model."""
+class DiskLease:
+    """A model's folder on disk, which stays until the release. is_new: it was unpacked for this lease."""
 
-    def cancel(self) -> None:
-        """Nobody waits any more: neither callback is called from now on. A lease that was given already stays."""
-        ...
+    def __init__(self, version: str, folder: Path, on_release: Callable[[], None] | None, *, is_new: bool) -> None:
+        self.version = version
+        self.folder = folder
+        self.is_new = is_new
+        self._on_release = on_release
+
+    def release(self) -> None:
+        """End the lease; a repetition has no effect."""
+        on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            on_release()
 
 
-class Progress:
-    """How far a load is, and its clock: whoever works on it calls `add` now and then, which ends what takes too long.
-
-    Written by the thread that loads, read by any.
-    """
+class LoadProgress:
+    """The progress of a load and its deadline. The loading thread writes it and calls `add`; any thread reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.stage = "queue"
@@ -115,34 +110,34 @@ class Progress:
         self._is_stopped = False
 
     def allow(self, seconds: float) -> None:
-        """So long from now on; before, no time is kept: waiting for a thread is nobody's fault."""
+        """Set the deadline. The time in a queue before does not count."""
         self._deadline = self._clock() + seconds
 
     def begin(self, stage: str, total: int) -> None:
-        """The next part of the work: download, unpack, load. total: what `add` will sum up to, 0 if nobody knows."""
+        """Enter a stage: download, unpack, load. total: the sum of what `add` will get, 0 if unknown."""
         self.stage, self.done, self.total = stage, 0, total
         self.check()
 
     def add(self, amount: int) -> None:
-        """Raises what `check` raises."""
+        """Count progress, then `check`."""
         self.done += amount
         self.check()
 
     def check(self) -> None:
-        """Raises LoadTimedOut if the time is over, and LoadStopped if the worker ends."""
+        """Raise LoadTimedOut after the deadline, LoadStopped after `stop`."""
         if self._is_stopped:
             raise LoadStopped("the worker is stopping")
         if self._clock() >= self._deadline:
             raise LoadTimedOut(f"it took longer than handler.many.load_timeout_s and had come to: {self}")
 
     def stop(self) -> None:
-        """The next `check` raises LoadStopped."""
         self._is_stopped = True
 
     def __str__(self) -> str:
         return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
 
 
-# From an unpacked folder to a model on the device. Raises ModelBroken, OutOfMemory, another HandlerError, or
-# ValueError or OSError with a reason that the client may read; anything else counts as broken, too, and is logged.
-Loader = Callable[[Path, Progress], Loaded]
+Cancel = Callable[[], None]  # ends the wait for a model; a lease that was handed over stays
+# Loads an unpacked folder onto the device. Raises ModelBroken, OutOfMemory, another HandlerError, or ValueError or
+# OSError with a reason that the client may read. Any other exception is logged and counts as ModelBroken.
+Loader = Callable[[Path, LoadProgress], ResidentModel]

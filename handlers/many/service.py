@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from handlers.counters import Counters
 from handlers.errors import HandlerError, InternalError, InvalidRequest
-from handlers.many.model import Lease
+from handlers.many.model import ModelLease
 from handlers.many.request import read_body
 from handlers.many.residency.registry import ModelRegistry
 from handlers.reply import Reply
@@ -66,8 +66,8 @@ class ManyService:
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
         visit = _Visit(incoming, reply, self._counters)
-        waiter = self._registry.acquire(name, visit.begin, visit.refuse)
-        reply.on_cancel(lambda reason: waiter.cancel())
+        cancel = self._registry.acquire(name, visit.begin, visit.refuse)
+        reply.on_cancel(lambda reason: cancel())
 
     def _manage(self, body: Any, reply: Reply) -> None:
         action, name, url = _read_action(body)
@@ -139,7 +139,7 @@ class _Visit:
         self._counters = counters
         self._began = time.monotonic()
 
-    def begin(self, lease: Lease) -> None:
+    def begin(self, lease: ModelLease) -> None:
         """The model is there. Any thread of the registry's, or the pump's."""
         self._reply.receipts[wire.MODEL_CACHE] = lease.found
         self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
@@ -155,7 +155,7 @@ class _Visit:
         self._counters.add("refused")
         self._reply.fail(error)
 
-    def _end(self, lease: Lease) -> None:
+    def _end(self, lease: ModelLease) -> None:
         lease.release()
         status = self._reply.status
         self._counters.add("cancelled" if self._reply.is_cancelled else "answered" if status < 500 else "failed")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from handlers.settings import HandlerSettings
-from scripts.make_reference import PAGE, make_group, make_page
+from scripts.make_reference import METRICS_PAGE, PAGE, make_group, make_metrics_page, make_page
 from torchmoor.config.settings import GROUPS
 
 
@@ -26,6 +26,11 @@ class Example:
 def test_page_is_up_to_date() -> None:
     """A setting that is added, changed or removed needs `python scripts/make_reference.py`."""
     assert PAGE.read_text() == make_page()
+
+
+def test_metrics_are_up_to_date() -> None:
+    """The table in docs/runtime-api.md says what metrics/table.py says."""
+    assert METRICS_PAGE.read_text() == make_metrics_page()
 
 
 def test_comments_are_found_wherever_they_stand() -> None:

@@ -61,7 +61,6 @@ SHARED_NAMES = {
     "_Progress",
 }
 LONG_MODULES = {
-    "handlers/many/residency/shelf.py",
     "torchmoor/async_inference/objects/s3_store.py",
     "torchmoor/config/settings.py",
 }

@@ -1,1 +1,1 @@
-"""The operators' plane: server, JSON views, metrics page and dashboard."""
+"""The operators' plane: JSON API, metrics page and dashboard. It reads the fleet and changes it only by operations."""

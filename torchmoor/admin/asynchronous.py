@@ -1,4 +1,4 @@
-"""The admin plane's view of asynchronous requests: which there are, what became of them; cancelling one."""
+"""Asynchronous requests: their list, their results, and cancelling them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.cross_origin import find_foreign_page
-from torchmoor.admin.queries import read_limit
+from torchmoor.admin.http import error_response, read_limit, refuse_foreign_page
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
@@ -17,7 +16,7 @@ from torchmoor.metrics.asynchronous import AsyncMetricsCollector
 PATH = "/async-requests"
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
-# A model's words, and its content type: no page of ours, whose scripts could do what an operator may.
+# A result has the model's content type. As a page of this origin its scripts could act as the operator.
 RESULT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "Content-Disposition": "attachment",
@@ -28,8 +27,8 @@ RESULT_HEADERS = {
 
 
 class AsyncAdmin:
-    """GET /async-requests?endpoint=E&state=S&after=ID&limit=N, oldest first, or with order=newest the newest;
-    GET /async-requests/ID; its GET /async-requests/ID/result, the object that was published; POST .../ID/cancel.
+    """Serves GET /async-requests?endpoint=E&state=S&after=ID&limit=N&order=oldest|newest, GET /async-requests/ID, GET
+    /async-requests/ID/result (the published object), and POST /async-requests/ID/cancel.
     """
 
     def __init__(self, service: AsyncInference) -> None:
@@ -37,7 +36,7 @@ class AsyncAdmin:
         self._service = service
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve here."""
+        """Add the routes."""
         router.add_get(PATH, self._list)
         router.add_get(PATH + "/{id:.+}/result", self._result)
         router.add_post(PATH + "/{id:.+}/cancel", self._cancel)
@@ -47,14 +46,14 @@ class AsyncAdmin:
         query, endpoints = request.query, list(self._service.endpoints)
         endpoint = query.get("endpoint", endpoints[0] if len(endpoints) == 1 else "")
         if endpoint not in endpoints:
-            return _error(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
+            return error_response(400, f"Say which endpoint: ?endpoint= one of {', '.join(endpoints)}.")
         try:
             state = AsyncState(query["state"].upper()) if query.get("state") else None
         except ValueError:
-            return _error(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.")
+            return error_response(400, f"state must be one of {', '.join(each.value for each in AsyncState)}.")
         order = query.get("order", "oldest")
         if order not in ("oldest", "newest"):
-            return _error(400, "order must be oldest or newest.")
+            return error_response(400, "order must be oldest or newest.")
         try:
             limit = read_limit(query, default=DEFAULT_PAGE, most=MAX_PAGE)
             records = await self._service.queue.list(
@@ -62,7 +61,7 @@ class AsyncAdmin:
             )
             backlog = await self._service.queue.backlog(endpoint)
         except (ServiceUnavailable, ValidationError) as error:
-            return _error(error.status, error.message)
+            return error_response(error.status, error.message)
         return web.json_response(
             {
                 "endpoint": endpoint,
@@ -79,15 +78,19 @@ class AsyncAdmin:
         try:
             record = await self._service.queue.get(inference_id)
         except ServiceUnavailable as error:
-            return _error(503, error.message)
-        return _error(404, f"There is no request {inference_id!r}, or it was forgotten.") if record is None else record
+            return error_response(503, error.message)
+        return (
+            error_response(404, f"There is no request {inference_id!r}, or it was forgotten.")
+            if record is None
+            else record
+        )
 
     async def _show(self, request: web.Request) -> web.Response:
         found = await self._find(request)
         return web.json_response(describe(found)) if isinstance(found, AsyncRecord) else found
 
     async def _result(self, request: web.Request) -> web.StreamResponse:
-        """The result of a request that has completed; 409 with its state if there is none to be had."""
+        """Answer with the result of a completed request; 409 with its state for any other."""
         found = await self._find(request)
         if not isinstance(found, AsyncRecord):
             return found
@@ -96,7 +99,7 @@ class AsyncAdmin:
         try:
             download = await self._service.open_result(found)
         except ObjectError as error:
-            return _error(_status_of(error), str(error))
+            return error_response(_status_of(error), str(error))
         async with download:
             content_type = "" if found.outcome is None else found.outcome.content_type
             answer = web.StreamResponse(
@@ -110,23 +113,23 @@ class AsyncAdmin:
         return answer
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        """Its state afterwards: CANCELLED, or the end that came before."""
-        origin = find_foreign_page(request)
-        if origin is not None:
-            return _error(403, f"A page of {origin} may not do this.")
+        """Cancel a request; 409 with its state if it had ended before."""
+        refusal = refuse_foreign_page(request)
+        if refusal is not None:
+            return refusal
         inference_id = request.match_info["id"]
         try:
             state = await self._service.cancel(inference_id)
         except ServiceUnavailable as error:
-            return _error(503, error.message)
+            return error_response(503, error.message)
         if state is None:
-            return _error(404, f"There is no request {inference_id!r}, or it was forgotten.")
+            return error_response(404, f"There is no request {inference_id!r}, or it was forgotten.")
         status = 200 if state is AsyncState.CANCELLED else 409
         return web.json_response({"inference_id": inference_id, "state": state.value}, status=status)
 
 
 def describe(record: AsyncRecord) -> dict[str, Any]:
-    """What is shown of a request; never what it asks or was answered."""
+    """Describe a request, without its input and its result."""
     request = record.request
     return {
         "inference_id": request.inference_id,
@@ -146,7 +149,7 @@ def describe(record: AsyncRecord) -> dict[str, Any]:
 
 
 def _shown(input_location: str | None) -> str | None:
-    """Without what makes a presigned URL as good as a password."""
+    """Return the location without the query of a presigned URL, which is a credential."""
     if input_location is None or not input_location.startswith("https://"):
         return input_location
     return input_location.partition("?")[0]
@@ -154,9 +157,5 @@ def _shown(input_location: str | None) -> str | None:
 
 def _status_of(error: ObjectError) -> int:
     if isinstance(error, ObjectMissing):
-        return 410  # it was there, and somebody has taken it away
+        return 410  # deleted after it was published
     return 403 if isinstance(error, ObjectDenied) else 503 if isinstance(error, ObjectUnavailable) else 500
-
-
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)

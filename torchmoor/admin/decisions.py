@@ -1,4 +1,4 @@
-"""GET /decisions: where the last requests went, why, and what came of it."""
+"""GET /decisions: the last routing decisions, their reasons and their outcomes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.queries import read_limit
+from torchmoor.admin.http import error_response, read_limit
 from torchmoor.admin.recent_answers import RecentAnswers
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.dispatch.decisions import DEFAULT_SHOWN, MAX_SHOWN, DecisionQuery
@@ -17,9 +17,9 @@ FRESH_S = 0.5
 
 
 class DecisionsAdmin:
-    """GET /decisions?endpoint=E&instance=I&since=SECONDS&limit=N, the newest first.
+    """Serves GET /decisions?endpoint=E&instance=I&since=SECONDS&limit=N, the newest first.
 
-    find: those of all processes.
+    find: returns the decisions of all processes.
     """
 
     def __init__(self, find: Callable[[DecisionQuery], Awaitable[dict[str, Any]]]) -> None:
@@ -27,7 +27,7 @@ class DecisionsAdmin:
         self._answers = RecentAnswers(FRESH_S)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve here."""
+        """Add the route."""
         router.add_get("/decisions", self._show)
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -36,14 +36,10 @@ class DecisionsAdmin:
             limit = read_limit(query, default=DEFAULT_SHOWN, most=MAX_SHOWN)
             since = float(query.get("since", "0"))
         except ValidationError as error:
-            return _error(error.message)
+            return error_response(400, error.message)
         except ValueError:
             since = math.nan
         if not math.isfinite(since):
-            return _error("since must be a time in seconds since 1970.")
+            return error_response(400, "since must be a time in seconds since 1970.")
         wanted = DecisionQuery(endpoint=query.get("endpoint"), instance=query.get("instance"), since=since, limit=limit)
         return web.json_response(await self._answers.get(wanted, lambda: self._find(wanted)))
-
-
-def _error(message: str) -> web.Response:
-    return web.json_response({"error": message}, status=400)

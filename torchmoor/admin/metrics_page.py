@@ -1,4 +1,4 @@
-"""Makes the metrics page for those who cannot await it: the data plane's requests."""
+"""Metrics pages for the data plane, which receives them by a callback."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from torchmoor.proxy.api.metrics_operation import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-MAX_MAKING = 16  # at a time; each asks every instance
+MAX_CONCURRENT = 16  # each page asks every instance
 
 
 class MetricsPages:
-    """Until it is stopped. make_page: the page, as it is now."""
+    """Runs `make_page` in tasks until it is stopped."""
 
     def __init__(self, make_page: Callable[[], Awaitable[bytes]]) -> None:
         self._make_page = make_page
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Whoever waits gets no page."""
+        """Cancel all pages; their callbacks are not called."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def try_start(self, on_made: Callable[[bytes | None], None]) -> bool:
-        """Make it, and give it to the callback; None if that fails. False if too many are being made."""
-        if len(self._tasks) >= MAX_MAKING:
+        """Make a page and pass it to the callback, or None if that fails. Returns False if too many are under way."""
+        if len(self._tasks) >= MAX_CONCURRENT:
             return False
 
         async def make() -> None:

@@ -1,4 +1,4 @@
-"""Answers that cost something to find, found once for all who ask at about the same time."""
+"""A short-lived cache of expensive answers: concurrent equal questions cost one look-up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_KEPT = 16  # different questions
 
 
 class RecentAnswers:
-    """One is found at a time, and is good for `fresh_s`: so the cost is bounded, however many ask whatever."""
+    """Computes one answer at a time and keeps it for `fresh_s`, so that the cost is bounded under any load."""
 
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
@@ -20,13 +20,13 @@ class RecentAnswers:
         self._num_changes = 0
 
     async def get(self, question: Hashable, find: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a question: a fresh one, or what `find` finds."""
+        """Return the fresh answer to a question, or call `find` for it."""
         async with self._lock:
             known = self._kept.pop(question, None)
             if known is None or monotonic() - known[0] >= self._fresh_s:
                 num_changes = self._num_changes
                 answer = await find()
-                if num_changes != self._num_changes:  # it may be of before: good for who asked, and for nobody after
+                if num_changes != self._num_changes:  # possibly older than the change: not kept for later callers
                     return answer
                 known = (monotonic(), answer)
             self._kept[question] = known
@@ -35,6 +35,6 @@ class RecentAnswers:
             return known[1]
 
     def forget(self) -> None:
-        """Something has been changed: no answer that was found, or begun to be, is good any more."""
+        """Drop all answers after a change, those being computed included."""
         self._num_changes += 1
         self._kept.clear()

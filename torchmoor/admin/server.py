@@ -1,4 +1,4 @@
-"""The admin plane: health, metrics and the state of the instances, on its own address and port."""
+"""The admin plane's server: its routes, who may use them, the health probes and the metrics page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import base64
 import binascii
 import hmac
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -16,16 +18,20 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.cross_origin import find_foreign_page
-from torchmoor.admin.dashboard.page import Dashboard, describe_discovery, describe_instance, describe_scaling
+from torchmoor.admin.collectors import LogCounts, MetricsCollector, ModelMetricsCollector, VariantTraffic
+from torchmoor.admin.dashboard.page import Dashboard
 from torchmoor.admin.decisions import DecisionsAdmin
+from torchmoor.admin.http import error_response, refuse_foreign_page
 from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.sessions import SessionsAdmin
+from torchmoor.admin.views import describe_discovery, describe_instance, describe_scaling
+from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.metrics.host import HostCollector
-from torchmoor.metrics.invocations import MetricsCollector
 from torchmoor.proxy.access.exposure import is_loopback
+from torchmoor.proxy.dispatch.decisions import DecisionQuery
+from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 
 HEALTH = "/healthz"
@@ -34,53 +40,76 @@ READY = "/readyz"
 PROBES = (HEALTH, LIVE, READY)  # a prober has no token
 
 
-class AdminServer:
-    """Serves GET / (the dashboard), the probes /healthz, /livez and /readyz, /metrics, /instances and /models,
-    POST /instances/NAME/drain and /resume, what may be done to models (torchmoor.admin.models), sessions
-    (torchmoor.admin.sessions), /decisions (torchmoor.admin.decisions), and asynchronous requests
-    (torchmoor.admin.asynchronous).
+class DataPlanes(Protocol):
+    """The data plane, of one process or of several, as the admin plane shows it and acts on it."""
 
-    With a token, all but the probes ask for it: as a bearer token, or as the password of any user, which is how a
-    browser can give it. A POST that a browser sends for a page of elsewhere is refused.
+    operations: Operations
+
+    @property
+    def async_inference(self) -> AsyncInference | None:
+        """None if no endpoint takes asynchronous requests."""
+        ...
+
+    @property
+    def num_denied(self) -> Mapping[str, int]:
+        """Requests refused for their credentials, by error type."""
+        ...
+
+    @property
+    def log_counts(self) -> LogCounts | None:
+        """The access log's counts; None without one."""
+        ...
+
+    def traffic(self) -> Sequence[VariantTraffic]:
+        """Return the traffic of each variant."""
+        ...
+
+    async def refresh(self) -> None:
+        """Collect the counts of other processes, if there are any."""
+        ...
+
+    async def find_decisions(self, query: DecisionQuery) -> dict[str, Any]:
+        """Return the routing decisions of all processes."""
+        ...
+
+
+class AdminServer:
+    """Serves the dashboard, the probes, the metrics page and the JSON API while its context lasts.
+
+    Its own routes are /healthz, /livez, /readyz, /metrics, /instances, and POST /instances/NAME/drain and /resume.
+
+    With a token, all routes but the probes need it: as a bearer token, or as the password of any user, which a browser
+    can send. A POST from another site's page is refused. port 0: any free port; `port` says which after the start.
     """
 
     def __init__(
         self,
         registry: Registry,
-        collector: MetricsCollector,
-        scraper: MetricsScraper,
-        models: ModelsAdmin,
-        sessions: SessionsAdmin,
-        decisions: DecisionsAdmin,
-        dashboard: Dashboard,
+        data: DataPlanes,
+        has_asked_all: Callable[[], bool],
+        *,
         host: str,
         port: int,
-        *,
-        async_admin: AsyncAdmin | None = None,
         token: str = "",
-        refresh: Callable[[], Awaitable[None]],
-        has_asked_all: Callable[[], bool],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """async_admin: None if no endpoint takes asynchronous requests.
-
-        refresh: brings what is shown up to date, where that takes asking other processes.
-        has_asked_all: whether each instance has been probed at least once.
-        """
+        """has_asked_all: whether each instance was probed at least once."""
+        operations, traffic, async_inference = data.operations, data.traffic(), data.async_inference
         self.port = port
-        self._registry = registry
-        self._scraper = scraper
-        self._metrics = CollectorRegistry(auto_describe=False)
-        self._metrics.register(collector)
-        self._metrics.register(models.collector)
-        self._metrics.register(HostCollector())
-        ProcessCollector(registry=self._metrics)
         self._host = host
         self._token = token.encode()
-        self._refresh = refresh
-        self._has_asked_all = has_asked_all
-        self._knows_instances = False  # and has told so
         self._tls = tls
+        self._registry = registry
+        self._refresh = data.refresh
+        self._has_asked_all = has_asked_all
+        self._knows_instances = False  # stays true once /readyz has answered 200
+        self._scraper = MetricsScraper(registry)
+        self._dashboard = Dashboard(registry, operations, traffic, data.refresh)
+        self._metrics = CollectorRegistry(auto_describe=False)
+        self._metrics.register(MetricsCollector(registry, traffic, data.num_denied, data.log_counts))
+        self._metrics.register(ModelMetricsCollector(traffic))
+        self._metrics.register(HostCollector())
+        ProcessCollector(registry=self._metrics)
         app = web.Application(middlewares=[self._check_token if token else self._check_host])
         app.router.add_get(HEALTH, self._healthz)
         app.router.add_get(LIVE, self._livez)
@@ -89,26 +118,32 @@ class AdminServer:
         app.router.add_get("/instances", self._show_instances)
         app.router.add_post("/instances/{name}/drain", self._drain)
         app.router.add_post("/instances/{name}/resume", self._resume)
-        models.add_to(app.router)
-        sessions.add_to(app.router)
-        decisions.add_to(app.router)
-        dashboard.add_to(app.router)
-        if async_admin is not None:
+        ModelsAdmin(registry, operations).add_to(app.router)
+        SessionsAdmin(registry, operations, self._dashboard.statuses).add_to(app.router)
+        DecisionsAdmin(data.find_decisions).add_to(app.router)
+        self._dashboard.add_to(app.router)
+        if async_inference is not None:
+            async_admin = AsyncAdmin(async_inference)
             self._metrics.register(async_admin.collector)
             async_admin.add_to(app.router)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> AdminServer:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._scraper)
+            await stack.enter_async_context(self._dashboard)
+            stack.push_async_callback(self._runner.cleanup)
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self.port, ssl_context=self._tls).start()
+            self.port = self._runner.addresses[0][1]
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._runner.cleanup()
+        await self._stack.aclose()
 
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -118,13 +153,13 @@ class AdminServer:
 
     @web.middleware
     async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Without a token only this machine's own names lead here.
+        """Without a token, accept only loopback names in the Host header.
 
-        A page of elsewhere can have its name lead to a loopback address, and would then be of the same origin.
+        A foreign site's DNS name can point to a loopback address, and its page would then be of the same origin.
         """
         host = request.headers.get("Host")
         try:
-            is_own = host is None or is_loopback(urlsplit(f"//{host}").hostname or "")  # every browser names one
+            is_own = host is None or is_loopback(urlsplit(f"//{host}").hostname or "")  # every browser sends one
         except (ConfigError, ValueError):
             is_own = False
         if not is_own:
@@ -132,21 +167,21 @@ class AdminServer:
         return await handler(request)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        """200 while every endpoint has a ready instance, or starts one when a request comes."""
+        """Answer 200 while every endpoint has a ready instance, or starts one for the next request."""
         missing = [endpoint.name for endpoint in self._registry.endpoints() if not endpoint.can_serve()]
         return web.json_response(
             {"ok": not missing, "endpoints_without_instance": missing}, status=503 if missing else 200
         )
 
     async def _livez(self, request: web.Request) -> web.Response:
-        """200 while this process runs at all."""
+        """Answer 200 while this process runs."""
         return web.json_response({"ok": True})
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        """200 once it is known which instances there are and how they do, however few can serve.
+        """Answer 200 once the proxy knows its instances and their states, even if none is ready.
 
-        For a balancer of several proxies: where no instance is ready, clients are told so by a proxy. It stays so, for
-        all proxies hear of an instance that joins at the same time, and must not all be unready until it has answered.
+        A load balancer in front of several proxies uses it: without a ready instance, the proxy answers its clients.
+        The answer stays 200, since a new instance reaches all proxies at once and must not make them all unready.
         """
         waits_for = [source.dns_name for source in self._registry.sources.values() if source.answered_at is None]
         self._knows_instances = self._knows_instances or (not waits_for and self._has_asked_all())
@@ -155,7 +190,7 @@ class AdminServer:
         )
 
     async def make_metrics_page(self) -> bytes:
-        """The proxy's own numbers, then the instances', in Prometheus' text form."""
+        """Return the proxy's metrics, then the instances', in Prometheus' text format."""
         await self._refresh()
         return generate_latest(self._metrics) + (await self._scraper.scrape()).encode()
 
@@ -174,37 +209,38 @@ class AdminServer:
         )
 
     async def _drain(self, request: web.Request) -> web.Response:
-        """Send the instance nothing new. With a journal that includes turns of its sessions, which others take over.
+        """Stop new requests to an instance until a resume, even if it is restarted.
 
-        In whatever state it is, and also after it was started again, until a resume.
+        With a journal that includes the turns of its sessions, which other instances take over.
         """
         return await self._move(request, self._registry.drain, is_end=False)
 
     async def _resume(self, request: web.Request) -> web.Response:
-        """End a drain: an instance that is well gets work again."""
+        """End a drain."""
         return await self._move(request, self._registry.resume, is_end=True)
 
     async def _move(self, request: web.Request, move: Callable[[str], None], *, is_end: bool) -> web.Response:
-        """Drain or resume an instance; answers with its state and with how many requests it still works on."""
-        origin = find_foreign_page(request)
-        if origin is not None:
-            return web.json_response({"error": f"A page of {origin} may not do this."}, status=403)
+        """Drain or resume an instance, and answer with its state and its outstanding requests."""
+        refusal = refuse_foreign_page(request)
+        if refusal is not None:
+            return refusal
         name = request.match_info["name"]
         instance = self._registry.find(name)
         if instance is None:
-            return web.json_response({"error": f"There is no instance {name!r}; see GET /instances."}, status=404)
+            return error_response(404, f"There is no instance {name!r}; see GET /instances.")
         if is_end and not self._registry.is_drained(name):
             if self._registry.is_leaving(name):
-                error = f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
-                return web.json_response({"error": error}, status=409)
-            return web.json_response({"error": f"Instance {name!r} is not drained: nothing to resume."}, status=409)
+                return error_response(
+                    409, f"Instance {name!r} leaves: DNS or the configuration names it no more, or elsewhere."
+                )
+            return error_response(409, f"Instance {name!r} is not drained: nothing to resume.")
         move(name)
         await self._refresh()
         return web.json_response({"name": name, "state": instance.state.value, "outstanding": instance.outstanding})
 
 
 def _token_of(request: web.Request) -> bytes:
-    """What a request gives for a token; empty if nothing, which is no token."""
+    """Return the token that a request carries; empty if none, which never equals a configured token."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip().encode("utf-8", "surrogateescape")

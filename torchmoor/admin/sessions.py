@@ -1,23 +1,28 @@
-"""The admin plane's view of sessions: which are where, and what an operator may do to them.
+"""Sessions: their list, and an operator's actions on them.
 
-They are named by the hash that the access log has, because an id is as good as a credential. Nothing is kept here: the
-instances are asked by the handlers' operation `sessions` whenever somebody asks, one round at a time. An instance that
-does not say that its handler is ours is not asked at all, since it might take the question for an invocation.
+A session is named by the hash that the access log shows, because its id is a credential. The instances hold the state
+and are asked by the handlers' operation `sessions`, in one round at a time. An instance whose status does not identify
+our handler is not asked, since another handler could take the operation for an invocation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from torchmoor.admin.cross_origin import find_foreign_page
-from torchmoor.admin.dashboard.statuses import InstanceStatuses
-from torchmoor.admin.queries import read_limit
+from torchmoor.admin.http import (
+    error_message,
+    error_response,
+    read_limit,
+    read_object,
+    read_status,
+    refuse_foreign_page,
+)
 from torchmoor.admin.recent_answers import RecentAnswers
+from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.errors import ValidationError
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
@@ -31,15 +36,16 @@ FRESH_S = 1.0
 LIST_TIMEOUT_S = 3.0
 ACTION_TIMEOUT_S = 30.0  # a close waits for the journal
 MAX_QUESTIONS = 32  # at once
-# What is passed on of a session, and nothing else that an instance may say.
+# The fields of a session that are shown; all others of an instance's answer are dropped.
 NUMBERS = ("bytes", "turns", "images", "waiting", "opened_at", "last_used_at", "expires_at")
 TRUTHS = ("is_running", "is_pinned")
 
 
 class SessionsAdmin:
-    """GET /sessions?endpoint=E&instance=I&session=PREFIX&limit=N&after=HASH, and POST /sessions/HASH/close, pin, unpin.
+    """Serves GET /sessions?endpoint=E&instance=I&session=PREFIX&limit=N&after=HASH and POST
+    /sessions/HASH/close, pin, unpin.
 
-    A session that two instances hold, because one took it over, has a row for each; an action goes to both.
+    A session that two instances hold, after a takeover, has two rows; an action goes to both.
     """
 
     def __init__(self, registry: Registry, operations: Operations, statuses: InstanceStatuses) -> None:
@@ -50,36 +56,34 @@ class SessionsAdmin:
         self._free = asyncio.Semaphore(MAX_QUESTIONS)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve here."""
+        """Add the routes."""
         router.add_get("/sessions", self._show)
         router.add_post("/sessions/{hash}/{action:" + "|".join(operations.SESSION_ACTIONS) + "}", self._act)
-
-    # What is where
 
     async def _show(self, request: web.Request) -> web.Response:
         query = request.query
         after, prefix = query.get("after", ""), query.get("session", "")
         if not SESSION_HASH_PREFIX.fullmatch(after) or not SESSION_HASH_PREFIX.fullmatch(prefix):
-            return _error(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
+            return error_response(400, "after and session must be a session's hash or its first digits, 0-9 and a-f.")
         try:
             limit = read_limit(query, default=DEFAULT_PAGE, most=operations.MAX_SESSIONS)
             instances = self._choose(query)
         except ValidationError as error:
-            return _error(error.status, error.message)
+            return error_response(error.status, error.message)
         question = {"after": after, "prefix": prefix, "limit": limit}
         key = (after, prefix, limit, *(instance.name for instance in instances))
         return web.json_response(await self._answers.get(key, lambda: self._find(instances, question)))
 
     async def _find(self, instances: list[Instance], question: Mapping[str, Any]) -> dict[str, Any]:
-        """A page of what these instances hold."""
+        """Return a page of these instances' sessions, ordered by hash."""
         await self._statuses.refresh_all()
-        told = await asyncio.gather(*(self._list(instance, question) for instance in instances))
-        rows = [row for page in told if page is not None for row in page["sessions"]]
+        pages = await asyncio.gather(*(self._list(instance, question) for instance in instances))
+        rows = [row for page in pages if page is not None for row in page["sessions"]]
         rows.sort(key=lambda row: (row["session"], row["instance"]))
         page = rows[: question["limit"]]
         while len(page) < len(rows) and rows[len(page)]["session"] == page[-1]["session"]:
             page.append(rows[len(page)])
-        has_more = len(page) < len(rows) or any(each is not None and each["has_more"] for each in told)
+        has_more = len(page) < len(rows) or any(each is not None and each["has_more"] for each in pages)
         return {
             "sessions": page,
             "next": page[-1]["session"] if page and has_more else None,
@@ -90,14 +94,14 @@ class SessionsAdmin:
                     "answered": each is not None,
                     "open": None if each is None else each["open"],
                 }
-                for instance, each in zip(instances, told, strict=True)
+                for instance, each in zip(instances, pages, strict=True)
             ],
         }
 
     async def _list(self, instance: Instance, question: Mapping[str, Any]) -> dict[str, Any] | None:
-        """An instance's page; None if it cannot tell."""
+        """Return an instance's page; None if it gave none."""
         answer = await self._ask(instance, question, LIST_TIMEOUT_S)
-        content = None if answer is None or answer.status != 200 else _content(answer)
+        content = read_status(answer)
         if content is None or not isinstance(content.get("sessions"), list):
             return None
         rows = [row for given in content["sessions"] if (row := _read_row(instance, given)) is not None]
@@ -111,7 +115,7 @@ class SessionsAdmin:
             return await self._operations.ask(instance, operations.SESSIONS, body, timeout_s=timeout_s)
 
     def _choose(self, query: Mapping[str, str]) -> list[Instance]:
-        """The instances that are meant. Raises ValidationError."""
+        """Return the instances that the query selects. Raises ValidationError."""
         endpoint, name = query.get("endpoint"), query.get("instance")
         if endpoint is not None and self._registry.find_endpoint(endpoint) is None:
             raise ValidationError(f"There is no endpoint {endpoint!r}; leave ?endpoint= out for all.")
@@ -123,19 +127,17 @@ class SessionsAdmin:
             if endpoint in (None, instance.endpoint) and name in (None, instance.name)
         ]
 
-    # What is done
-
     async def _act(self, request: web.Request) -> web.Response:
-        origin = find_foreign_page(request)
-        if origin is not None:
-            return _error(403, f"A page of {origin} may not do this.")
+        refusal = refuse_foreign_page(request)
+        if refusal is not None:
+            return refusal
         session, action = request.match_info["hash"], request.match_info["action"]
         if not SESSION_HASH.fullmatch(session):
-            return _error(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
+            return error_response(400, "A session is named by the 16 hexadecimal digits that GET /sessions shows.")
         try:
             instances = self._choose(request.query)
         except ValidationError as error:
-            return _error(error.status, error.message)
+            return error_response(error.status, error.message)
         await self._statuses.refresh_all()
         body = {"action": action, "session": session}
         answers = await asyncio.gather(*(self._ask(each, body, ACTION_TIMEOUT_S) for each in instances))
@@ -143,7 +145,7 @@ class SessionsAdmin:
         rows = [_result(instance, answer) for instance, answer in zip(instances, answers, strict=True)]
         held = [row for row in rows if row["status"] not in (None, 404)]
         if not held:
-            return _error(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
+            return error_response(404, _not_found(session, (row["instance"] for row in rows if row["status"] is None)))
         failed = [row for row in held if row["status"] != 200]
         content = {"session": session, "action": action, "instances": held}
         if failed:
@@ -167,17 +169,16 @@ def _read_row(instance: Instance, given: Any) -> dict[str, Any] | None:
 
 
 def _result(instance: Instance, answer: OperationAnswer | None) -> dict[str, Any]:
-    """What became of an action at an instance; a status of None if it cannot tell, 404 if it holds no such session."""
+    """Return an instance's result of an action. Status None: unknown; 404: it does not hold the session."""
     row: dict[str, Any] = {"instance": instance.name, "status": None}
     if answer is None or (answer.status != 200 and not answer.code) or answer.code == INVALID_REQUEST:
         return row
     row["status"] = answer.status
-    content = _content(answer) or {}
+    content = read_object(answer) or {}
     if answer.status == 200:
         row |= {"is_running": content.get("is_running") is True, "is_pinned": content.get("is_pinned") is True}
     else:
-        error = content.get("error")
-        row["error"] = str(error.get("message") if isinstance(error, dict) else content.get("message"))
+        row["error"] = error_message(content)
     return row
 
 
@@ -185,15 +186,3 @@ def _not_found(session: str, silent: Iterable[str]) -> str:
     names = ", ".join(silent)
     unsure = f" No word from {names}." if names else ""
     return f"No instance holds a session {session}: it may have ended, or moved; see GET /sessions.{unsure}"
-
-
-def _content(answer: OperationAnswer) -> dict[str, Any] | None:
-    try:
-        content = json.loads(answer.body)
-    except ValueError:
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": message}, status=status)

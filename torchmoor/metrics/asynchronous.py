@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from torchmoor.async_inference.request import Backlog
-from torchmoor.metrics.invocations import Histogram, InvocationMetrics
+from torchmoor.metrics.histogram import Histogram
+from torchmoor.metrics.invocations import InvocationMetrics
 
 COUNTERS = {
     "InvocationsProcesssed": "Asynchronous requests that have ended with a result. AWS spells it so.",

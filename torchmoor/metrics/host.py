@@ -1,7 +1,6 @@
-"""How busy this machine is, under SageMaker's names, from what Linux tells in /proc; nothing where there is none.
+"""Load of this machine, from Linux' /proc. Other systems report none.
 
-GPUs are not here: NVIDIA's own exporter (dcgm-exporter) tells of them, and what the handlers hold on a GPU stands in
-their own metrics.
+NVIDIA's exporter (dcgm-exporter) reports GPUs, and the handlers report their own memory there.
 """
 
 from __future__ import annotations
@@ -9,24 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
-_IDLE, _IOWAIT = 3, 4  # places in a line of /proc/stat
+from torchmoor.metrics.table import HOST, MetricFamilies
+
+_IDLE, _IOWAIT = 3, 4  # columns of /proc/stat
 
 
 class HostCollector:
-    """CPU since the last scrape, memory at the moment."""
+    """Collects CPU use since the last scrape and current memory use."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = (0, 0)  # all ticks of all CPUs, and idle ones
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
         try:
             stat, meminfo = (self._proc / "stat").read_text(), (self._proc / "meminfo").read_text()
         except OSError:
             return
+        families = MetricFamilies(HOST)
         lines = stat.splitlines()
         ticks = [int(number) for number in lines[0].split()[1:9]]
         total, idle = sum(ticks), ticks[_IDLE] + ticks[_IOWAIT]
@@ -34,9 +35,8 @@ class HostCollector:
         passed, rested = total - self._before[0], idle - self._before[1]
         self._before = (total, idle)
         busy = 1.0 - rested / passed if passed > 0 else 0.0
-        yield GaugeMetricFamily(
-            "CPUUtilization", "Percent of one CPU, since the last scrape: 400 is four of them.", 100 * num_cpus * busy
-        )
+        families.add("CPUUtilization", (), 100 * num_cpus * busy)
         kilobytes = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
         most, free = (int(kilobytes[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-        yield GaugeMetricFamily("MemoryUtilization", "Percent of the memory that is in use.", 100 * (1 - free / most))
+        families.add("MemoryUtilization", (), 100 * (1 - free / most))
+        yield from families

@@ -9,21 +9,13 @@ from contextlib import AsyncExitStack
 from random import Random
 from types import TracebackType
 
-from torchmoor.admin.asynchronous import AsyncAdmin
-from torchmoor.admin.dashboard.page import Dashboard
-from torchmoor.admin.decisions import DecisionsAdmin
 from torchmoor.admin.metrics_page import MetricsPages
-from torchmoor.admin.models import ModelsAdmin
 from torchmoor.admin.server import AdminServer
-from torchmoor.admin.sessions import SessionsAdmin
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.scraper import MetricsScraper
 from torchmoor.fleet.status import StatusPoller
-from torchmoor.metrics.invocations import MetricsCollector
-from torchmoor.metrics.models import ModelMetricsCollector
 from torchmoor.proxy.access.tls import make_tls, reload_tls
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Registry
@@ -90,24 +82,15 @@ class Proxy:
         return self
 
     async def _start_admin(self, stack: AsyncExitStack) -> AdminServer:
-        data, registry, listen = self.data, self.registry, self._settings.listen
-        scraper = await stack.enter_async_context(MetricsScraper(registry))
-        dashboard = await stack.enter_async_context(Dashboard(registry, data.operations, data.traffic(), data.refresh))
+        listen = self._settings.listen
         admin = AdminServer(
-            registry,
-            MetricsCollector(registry, data.traffic(), data.num_denied, data.log_counts),
-            scraper,
-            ModelsAdmin(registry, data.operations, ModelMetricsCollector(data.traffic())),
-            SessionsAdmin(registry, data.operations, dashboard.statuses),
-            DecisionsAdmin(data.find_decisions),
-            dashboard,
-            listen.admin_host,
-            listen.admin_port,
-            async_admin=None if data.async_inference is None else AsyncAdmin(data.async_inference),
+            self.registry,
+            self.data,
+            self.health.has_asked_all,
+            host=listen.admin_host,
+            port=listen.admin_port,
             token=self._settings.credentials.admin_token,
             tls=None if self._admin_tls is None else self._admin_tls.context,
-            refresh=data.refresh,
-            has_asked_all=self.health.has_asked_all,
         )
         await stack.enter_async_context(admin)
         self.admin_port = admin.port

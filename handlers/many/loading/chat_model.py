@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChatModel:
-    """What the registry holds: see `handlers.many.model.Loaded`.
+    """What the registry holds: see `handlers.many.model.ResidentModel`.
 
     assembled: the decoder; None to read the folder as the chat archives do, which is for models that see.
     """

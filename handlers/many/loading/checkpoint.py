@@ -14,13 +14,13 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
+from handlers.many.compute import Compute
 from handlers.many.loading.chat_model import ChatModel
-from handlers.many.loading.compute import Compute
 from handlers.many.loading.placement import Placement
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.transformers_loading import CONFIG, Assembled, load_model, read_config, read_json
-from handlers.many.model import Loaded, Progress
+from handlers.many.model import LoadProgress, ResidentModel
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction
 from handlers.many.tasks.fill_mask import FillMask
@@ -112,7 +112,7 @@ class CheckpointLoader:
         self._image_readers.shutdown()
         self.compute.stop()
 
-    def __call__(self, folder: Path, progress: Progress) -> Loaded:
+    def __call__(self, folder: Path, progress: LoadProgress) -> ResidentModel:
         """Raises ModelBroken with the reason, OutOfMemory."""
         if is_triton(folder):
             return self._load_triton(folder)
@@ -126,18 +126,18 @@ class CheckpointLoader:
         readers = self._image_readers if task == ImageClassification.name else self._readers
         return TaskModel(made, self._place(assembled), self.compute, readers)
 
-    def _load_triton(self, folder: Path) -> Loaded:
+    def _load_triton(self, folder: Path) -> ResidentModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
         placement = Placement(task.module, frozenset(), self._device)
         return TaskModel(task, placement, self.compute, self._readers, read_tensors)
 
-    def _load_chat(self, folder: Path, config: dict[str, Any], progress: Progress) -> Loaded:
+    def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> ResidentModel:
         assembled = None
         if "vision_config" not in config:
             assembled = self._load_weights(folder, TEXT_GENERATION, progress)
         return ChatModel(folder, assembled, self._device, self._settings, self._ids, self._intake)
 
-    def _load_weights(self, folder: Path, task: str, progress: Progress) -> Assembled:
+    def _load_weights(self, folder: Path, task: str, progress: LoadProgress) -> Assembled:
         return load_model(
             folder,
             HEADS[task],

@@ -8,10 +8,10 @@ from concurrent.futures import Executor
 from typing import Any
 
 from handlers.errors import HandlerError, InternalError
-from handlers.many.loading.compute import Compute, Row
+from handlers.many.compute import Compute, Row
 from handlers.many.loading.placement import Placement
 from handlers.many.request import TaskRequest, read_body, read_request
-from handlers.many.tasks.task import Task, Work
+from handlers.many.tasks.task import Task, TaskWork
 from handlers.reply import Reply
 from handlers.requests import Incoming
 
@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class TaskModel:
-    """What the registry holds: see `handlers.many.model.Loaded`.
+    """What the registry holds: see `handlers.many.model.ResidentModel`.
 
     readers: the threads that check and tokenize. They and the compute threads are all models' own.
     """
@@ -73,7 +73,7 @@ class TaskModel:
 class _Answer:
     """Gathers the outputs of one request's rows; the last one, or the first that failed, writes the answer."""
 
-    def __init__(self, work: Work, reply: Reply) -> None:
+    def __init__(self, work: TaskWork, reply: Reply) -> None:
         self._work = work
         self._reply = reply
         self._outputs: list[Any] = [None] * len(work.inputs)

@@ -28,7 +28,7 @@ from transformers.core_model_loading import WeightRenaming
 from handlers.errors import ModelBroken
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.weights import Weights, read_weights
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,13 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def load_model(
-    folder: Path, auto: Any, dtype: torch.dtype | None, shared: SharedParts, *, may_unpickle: bool, progress: Progress
+    folder: Path,
+    auto: Any,
+    dtype: torch.dtype | None,
+    shared: SharedParts,
+    *,
+    may_unpickle: bool,
+    progress: LoadProgress,
 ) -> Assembled:
     """The model of a checkpoint, in inference mode, on the CPU.
 

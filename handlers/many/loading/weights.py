@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from handlers.errors import ModelBroken
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
 
 SAFETENSORS = "model.safetensors"
 PICKLED = "pytorch_model.bin"
@@ -29,7 +29,7 @@ class Weights:
     is_mapped: bool = True  # false if they are private memory
 
 
-def read_weights(folder: Path, *, may_unpickle: bool, progress: Progress) -> Weights:
+def read_weights(folder: Path, *, may_unpickle: bool, progress: LoadProgress) -> Weights:
     """All tensors of a Hugging Face checkpoint. Raises ModelBroken with the reason."""
     files = _find(folder, SAFETENSORS)
     if files:

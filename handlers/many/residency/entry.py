@@ -1,19 +1,16 @@
-"""What the shelf knows of one version of one model: where it is on its way, and what may be done with it."""
+"""The state of one version of one model, from its download to the release of its memory."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from handlers.errors import HandlerError
-from handlers.many.archives.disk import DiskLease
-from handlers.many.model import Loaded, Progress, Tier
-from handlers.many.residency.waiters import Ticket
+from handlers.many.model import DiskLease, LoadProgress, ModelTier, ResidentModel
 
 OnDone = Callable[[HandlerError | None], None]
 
 
-class State(Enum):
+class ModelState(Enum):
     FETCHING = "fetching"
     FETCHED = "fetched"
     LOADING = "loading"
@@ -27,8 +24,13 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Work(Enum):
-    """What the registry does with an entry, and tells afterwards."""
+QUEUED = (ModelState.FETCHED, ModelState.AWAITING, ModelState.LOADED)  # wait for device memory
+RESIDENT = (ModelState.READY, ModelState.ON_HOST)
+LEAVING = (ModelState.CLOSING, ModelState.DEMOTING)  # give back device memory
+
+
+class Step(Enum):
+    """A step that a loader thread does with an entry, and reports."""
 
     FETCH = "fetch"
     LOAD = "load"
@@ -38,47 +40,33 @@ class Work(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ModelEntry:
     """One version of one model."""
 
     name: str
-    progress: Progress
-    state: State = State.FETCHING
+    progress: LoadProgress
+    state: ModelState = ModelState.FETCHING
     version: str = ""
-    model: Loaded | None = None
+    model: ResidentModel | None = None
     disk: DiskLease | None = None
-    device_bytes: int = 0  # counted, as host_bytes is
+    device_bytes: int = 0  # counted in the budget, as host_bytes is
     host_bytes: int = 0
-    need_bytes: int = 0  # more on the device before it can go on
-    room_until: float = 0.0
-    found: str = "cold"  # where those found it who wait, see Lease
+    need_bytes: int = 0  # more device memory before the next step
+    room_until: float = 0.0  # when the wait for this memory ends
+    found: str = "cold"  # where the load began, see ModelLease
     num_leases: int = 0
-    tickets: OrderedDict[Ticket, None] = field(default_factory=OrderedDict)
     is_retired: bool = False
     on_closed: list[OnDone] = field(default_factory=list)
     num_hits: int = 0
     last_used: float = 0.0
 
+    @property
+    def tier(self) -> ModelTier:
+        if self.state is ModelState.READY:
+            return ModelTier.DEVICE
+        if self.state is ModelState.CLOSING:
+            return ModelTier.LEAVING
+        return ModelTier.HOST if self.state in (ModelState.ON_HOST, ModelState.DEMOTING) else ModelTier.LOADING
+
     def __repr__(self) -> str:
-        return f"<Entry {self.name} {self.state.name} {self.num_leases} leases {len(self.tickets)} waiting>"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a worker's models have done since it started."""
-
-    hits: int = 0  # requests whose model was on the device
-    misses: int = 0
-    loads: int = 0
-    promotions: int = 0
-    demotions: int = 0
-    evictions: int = 0  # from memory, the host's if there is one
-    failures: int = 0
-
-
-def tier_of(entry: Entry) -> Tier:
-    if entry.state is State.READY:
-        return Tier.DEVICE
-    if entry.state is State.CLOSING:
-        return Tier.LEAVING
-    return Tier.HOST if entry.state in (State.ON_HOST, State.DEMOTING) else Tier.LOADING
+        return f"<ModelEntry {self.name} {self.state.name} {self.num_leases} leases>"

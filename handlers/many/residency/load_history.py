@@ -1,4 +1,4 @@
-"""What is remembered of models beyond their time in memory: which are broken, and what each version really takes."""
+"""The load history: which models are broken, and how much memory each version takes."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,39 +9,34 @@ MAX_REMEMBERED = 10_000  # of either kind
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """What is remembered of a model that cannot be used, so that it is not read again for each request."""
+class BrokenModel:
+    """A failed load, kept so that the model is not read again for each request."""
 
     error: ModelBroken
-    version: str  # empty if it came to none
+    version: str  # empty if it failed before one was found
     until: float
 
 
-class Known:
-    """Bounded: the oldest is forgotten first."""
+class LoadHistory:
+    """Outlives the models in memory. Bounded: the oldest record is dropped first."""
 
     def __init__(self) -> None:
-        self._broken: OrderedDict[str, Broken] = OrderedDict()
+        self._broken: OrderedDict[str, BrokenModel] = OrderedDict()
         self._sizes: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def note_broken(self, name: str, broken: Broken) -> None:
+    def note_broken(self, name: str, broken: BrokenModel) -> None:
         self._broken[name] = broken
-        self._broken.move_to_end(name)
         if len(self._broken) > MAX_REMEMBERED:
             self._broken.popitem(last=False)
 
-    def find_broken(self, name: str, now: float) -> Broken | None:
-        broken = self._broken.get(name)
-        if broken is not None and broken.until <= now:
-            del self._broken[name]
-            return None
-        return broken
-
     def forget_broken(self, name: str) -> None:
-        """It is tried again, whatever became of it before."""
         self._broken.pop(name, None)
 
-    def broken(self, now: float) -> dict[str, Broken]:
+    def find_broken(self, name: str, now: float) -> BrokenModel | None:
+        broken = self._broken.get(name)
+        return broken if broken is not None and now < broken.until else None
+
+    def broken(self, now: float) -> dict[str, BrokenModel]:
         return {name: each for name, each in self._broken.items() if now < each.until}
 
     def note_size(self, name: str, version: str, num_bytes: int) -> None:
@@ -50,5 +45,5 @@ class Known:
             self._sizes.popitem(last=False)
 
     def find_size(self, name: str, version: str) -> int | None:
-        """Bytes on the device, if it was there before."""
+        """Return the measured bytes on the device, None before the first load."""
         return self._sizes.get((name, version))

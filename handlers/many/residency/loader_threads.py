@@ -1,12 +1,11 @@
-"""The threads that fetch, load, move and close models, as the shelf says, and tell it what came of it.
+"""Loader threads: fetch, load, move and close models as the cache decides, and report the outcomes to it.
 
-Looking up, downloading and unpacking have their threads, loading has its own, so that a missing model is not stuck
-behind large ones; what leaves memory leaves in a third one, because the others may be waiting for that.
+Fetching has its own threads, so that a missing model is refused while large ones load. Closing and demoting have
+another, because the loaders may be waiting for the memory that they free.
 """
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,121 +14,116 @@ from typing import Any
 import torch
 
 from handlers.errors import HandlerError, ModelBroken, ModelUnknown, OutOfMemory
-from handlers.many.archives.disk import DiskCache
 from handlers.many.model import Loader
-from handlers.many.residency.entry import Entry, Work
+from handlers.many.residency.cache import ModelCache
+from handlers.many.residency.disk import DiskCache
+from handlers.many.residency.entry import ModelEntry, Step
 from handlers.many.residency.process_memory import release_memory
-from handlers.many.residency.shelf import Shelf
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
-TIMES = ("download", "load", "unload")
-MAX_TIMES = 10_000  # kept of each kind until they are drained
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
 
-class Workshop:
-    """tell: calls a method of the shelf under its lock, and sees to what it leaves to do; returns its answer."""
+class LoaderThreads:
+    """report: calls a method of the cache under its lock, then does the resulting work; returns the method's result."""
 
     def __init__(
         self,
         settings: ManySettings,
-        shelf: Shelf,
+        cache: ModelCache,
         disk: DiskCache,
         load: Loader,
         device: torch.device,
-        tell: Callable[..., Any],
+        report: Callable[..., Any],
     ) -> None:
-        self.times: dict[str, deque[float]] = {kind: deque(maxlen=MAX_TIMES) for kind in TIMES}
-        self._settings = settings
-        self._shelf = shelf
+        self._load_timeout_s = settings.load_timeout_s
+        self._cache = cache
         self._disk = disk
         self._load = load
         self._device = device
-        self._tell = tell
+        self._report = report
         downloads = ThreadPoolExecutor(settings.num_downloads, "many-download")
         loaders = ThreadPoolExecutor(settings.num_loaders, "many-load")
         leaving = ThreadPoolExecutor(1, "many-evict")
         self._pools = (downloads, loaders, leaving)
         self._actions = {
-            Work.FETCH: (downloads, self._fetch),
-            Work.LOAD: (loaders, self._load_model),
-            Work.PROMOTE: (loaders, self._promote),
-            Work.DEMOTE: (leaving, self._demote),
-            Work.CLOSE: (leaving, self._close),
+            Step.FETCH: (downloads, self._fetch),
+            Step.LOAD: (loaders, self._load_model),
+            Step.PROMOTE: (loaders, self._promote),
+            Step.DEMOTE: (leaving, self._demote),
+            Step.CLOSE: (leaving, self._close),
         }
 
-    def do(self, work: Work, entry: Entry) -> None:
-        """Soon, in a thread."""
+    def do(self, work: Step, entry: ModelEntry) -> None:
+        """Do the work on a thread."""
         pool, action = self._actions[work]
         try:
             pool.submit(self._attempt, action, entry)
-        except RuntimeError:  # it was shut down: the last lease has ended after the registry
+        except RuntimeError:  # the pool was shut down before the last lease ended
             self._attempt(action, entry)
 
     def close(self) -> None:
-        """Returns when all work is done."""
+        """Wait for all work."""
         for pool in self._pools:
             pool.shutdown()
 
-    def _attempt(self, action: Callable[[Entry], None], entry: Entry) -> None:
-        """The top of a thread's work: whatever goes wrong is this model's alone."""
+    def _attempt(self, action: Callable[[ModelEntry], None], entry: ModelEntry) -> None:
+        """Run one action and report any exception as the failure of this model alone."""
+        error: HandlerError
         try:
             action(entry)
-        except ModelUnknown as exc:
-            self._tell(self._shelf.failed, entry, exc)
+            return
         except HandlerError as exc:
-            self._tell(self._shelf.failed, entry, _named(entry, exc))
+            error = exc
         except (MemoryError, torch.OutOfMemoryError):
-            self._tell(self._shelf.failed, entry, _named(entry, OutOfMemory("there is no memory for it")))
+            error = OutOfMemory("there is no memory for it")
         except (ValueError, OSError) as exc:
-            self._tell(self._shelf.failed, entry, _named(entry, ModelBroken(str(exc))))
+            error = ModelBroken(str(exc))
         except Exception as exc:
             logger.exception("model failed name=%s", entry.name)
-            reason = ModelBroken(f"{type(exc).__name__}; the worker's log has more")
-            self._tell(self._shelf.failed, entry, _named(entry, reason))
+            error = ModelBroken(f"{type(exc).__name__}; the worker's log has more")
+        self._report(self._cache.failed, entry, _named(entry, error))
 
-    def _fetch(self, entry: Entry) -> None:
-        if not self._tell(self._shelf.begin_fetch, entry):
+    def _fetch(self, entry: ModelEntry) -> None:
+        if not self._report(self._cache.begin_fetch, entry):
             return
-        entry.progress.allow(self._settings.load_timeout_s)
+        entry.progress.allow(self._load_timeout_s)
         began = time.monotonic()
         lease = self._disk.fetch(entry.name, entry.progress)
         if lease.is_new:
-            self.times["download"].append(time.monotonic() - began)
-            logger.info("model unpacked name=%s version=%s s=%.3f", entry.name, lease.version, time.monotonic() - began)
+            self._note("download", "unpacked", entry.name, lease.version, began)
         try:
             num_bytes = _weights_bytes(lease.folder)
             entry.progress.begin("room", 0)
         except BaseException:
-            lease.release()  # the shelf has not heard of it
+            lease.release()  # the cache does not know of it
             raise
-        self._tell(self._shelf.fetched, entry, lease, num_bytes)
+        self._report(self._cache.fetched, entry, lease, num_bytes)
 
-    def _load_model(self, entry: Entry) -> None:
+    def _load_model(self, entry: ModelEntry) -> None:
         assert entry.disk is not None
         began = time.monotonic()
-        entry.progress.allow(self._settings.load_timeout_s)
+        entry.progress.allow(self._load_timeout_s)
         entry.progress.begin("load", 0)
         model = self._load(entry.disk.folder, entry.progress)
-        self.times["load"].append(time.monotonic() - began)
-        logger.info("model loaded name=%s version=%s s=%.3f", entry.name, entry.version, time.monotonic() - began)
-        self._tell(self._shelf.loaded, entry, model)
+        self._note("load", "loaded", entry.name, entry.version, began)
+        self._report(self._cache.loaded, entry, model)
 
-    def _promote(self, entry: Entry) -> None:
+    def _promote(self, entry: ModelEntry) -> None:
         assert entry.model is not None
         entry.progress.begin("promote", 0)
         entry.model.to_device()
-        self._tell(self._shelf.promoted, entry)
+        self._report(self._cache.promoted, entry)
 
-    def _demote(self, entry: Entry) -> None:
+    def _demote(self, entry: ModelEntry) -> None:
         assert entry.model is not None
         entry.model.to_host()
         release_memory(self._device)
         logger.info("model to host name=%s", entry.name)
-        self._tell(self._shelf.demoted, entry)
+        self._report(self._cache.demoted, entry)
 
-    def _close(self, entry: Entry) -> None:
+    def _close(self, entry: ModelEntry) -> None:
         began = time.monotonic()
         model, entry.model = entry.model, None
         assert model is not None
@@ -139,17 +133,23 @@ class Workshop:
             logger.exception("closing a model failed name=%s", entry.name)
         del model
         release_memory(self._device)
-        self.times["unload"].append(time.monotonic() - began)
-        logger.info("model evicted name=%s version=%s", entry.name, entry.version)
-        self._tell(self._shelf.closed, entry)
+        self._note("unload", "evicted", entry.name, entry.version, began)
+        self._report(self._cache.closed, entry)
+
+    def _note(self, kind: str, event: str, name: str, version: str, began: float) -> None:
+        seconds = time.monotonic() - began
+        self._cache.counters.observe(kind, seconds)
+        logger.info("model %s name=%s version=%s s=%.3f", event, name, version, seconds)
 
 
 def _weights_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS)
 
 
-def _named(entry: Entry, error: HandlerError) -> HandlerError:
-    """The same error, with the model's name before the reason."""
+def _named(entry: ModelEntry, error: HandlerError) -> HandlerError:
+    """Put the model's name before the error's reason."""
+    if isinstance(error, ModelUnknown):  # names it already
+        return error
     named = type(error)(f"model {entry.name!r} cannot be used: {error.message}", param=error.param)
     if isinstance(named, ModelBroken):
         named.version = entry.version or getattr(error, "version", "")

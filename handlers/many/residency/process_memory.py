@@ -1,4 +1,4 @@
-"""How much memory there is for models, and giving freed memory back to the system."""
+"""The process's memory: how much models may take, and returning freed memory to the system."""
 
 import ctypes
 import os
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for what requests need while they are computed
+GPU_FRACTION = 0.8  # of a GPU's memory: the rest is for the computation of requests
 CPU_FRACTION = 0.5
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def choose_device_bytes(device: torch.device) -> int:
-    """What models may take on this device if nobody says."""
+    """Return the default budget for models on this device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1] * GPU_FRACTION)
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -24,7 +24,7 @@ def choose_device_bytes(device: torch.device) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """What was freed is the system's again when it returns. glibc and torch's allocator would keep it for later."""
+    """Return freed memory to the system, which glibc's and torch's allocators would keep."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,16 +1,16 @@
-"""From a model's name to a lease of it, loaded.
+"""The model registry: turns a model's name into a lease of it, loaded.
 
-Requests never wait here: `acquire` answers through callbacks. What the shelf decides is done by the workshop's threads.
-One thread watches the clock, one compares the models in memory with their source. The lock is held for bookkeeping
-only, never while a model, the disk or a caller's code is at work.
+Requests never wait here: `acquire` answers through callbacks. The cache decides; the loader threads do the work. One
+thread watches the clock, one compares the models in memory with their source. The lock covers bookkeeping only, never
+the work of a model, the disk or a caller's code.
 """
 
 import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -18,14 +18,17 @@ from typing import IO, Any
 import torch
 
 from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
-from handlers.many.archives.disk import DiskCache, take_home
-from handlers.many.model import Lease, Loader, Tier, Waiter
-from handlers.many.residency.entry import Entry, OnDone, State, Work, tier_of
-from handlers.many.residency.loader_threads import MAX_TIMES, Workshop
+from handlers.many.model import Cancel, Loader, ModelLease, ModelTier
+from handlers.many.residency.cache import ModelCache, Todo
+from handlers.many.residency.disk import DiskCache, take_home
+from handlers.many.residency.entry import ModelEntry, OnDone
+from handlers.many.residency.loader_threads import LoaderThreads
 from handlers.many.residency.process_memory import choose_device_bytes
-from handlers.many.residency.shelf import Shelf
-from handlers.many.residency.waiters import Ticket
-from handlers.many.sources.source import GivenSource, check_name, open_source
+from handlers.many.residency.status import add_disk, describe_memory
+from handlers.many.residency.waiting import ModelTicket
+from handlers.many.sources.given import GivenSource
+from handlers.many.sources.open import open_source
+from handlers.many.sources.source import check_name
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
@@ -33,9 +36,9 @@ MIN_TICK_S = 0.01
 
 
 class ModelRegistry:
-    """lock_file: kept open as long as the registry lives, see take_home.
+    """Any thread may call any method; only `refresh` and `close` take longer than a look-up.
 
-    All methods may be called from any thread, and none but `refresh` and `close` takes longer than a look-up.
+    lock_file: kept open until `close`, see take_home.
     """
 
     def __init__(
@@ -53,9 +56,8 @@ class ModelRegistry:
         self._lock_file = lock_file
         self._lock = threading.Lock()
         device_bytes = settings.device_bytes or choose_device_bytes(device)
-        self._shelf = Shelf(settings, device_bytes, self._give_back, is_unified=device.type == "cpu")
-        self._workshop = Workshop(settings, self._shelf, disk, load, device, self._tell)
-        self._times = {"wait": deque[float](maxlen=MAX_TIMES), **self._workshop.times}
+        self._cache = ModelCache(settings, device_bytes, self._give_back, is_unified=device.type == "cpu")
+        self._threads = LoaderThreads(settings, self._cache, disk, load, device, self._report)
         self._stopping = threading.Event()
         self._watchers = [
             threading.Thread(target=self._watch_clock, name="many-clock", daemon=True),
@@ -69,130 +71,101 @@ class ModelRegistry:
             self.prewarm(name, partial(_log_done, "prewarmed", name))
 
     def acquire(
-        self, name: str, on_ready: Callable[[Lease], None], on_failed: Callable[[HandlerError], None]
-    ) -> Waiter:
-        """Exactly one of the two is called: at once, in this thread, if the model is on the device or cannot be had.
+        self, name: str, on_ready: Callable[[ModelLease], None], on_failed: Callable[[HandlerError], None]
+    ) -> Cancel:
+        """Call exactly one callback, unless cancelled: at once on this thread if the model is on the device or refused.
 
-        Else from a thread of the registry's, and it must return soon. Errors: ModelUnknown, ModelBroken, ModelLoading
-        after hold_s, while the load goes on, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable, LoadStopped.
+        Otherwise a thread of the registry calls it later; it must return soon. Errors: ModelUnknown, ModelBroken,
+        ModelLoading after hold_s while the load goes on, OutOfMemory, OutOfDisk, Overloaded, SourceUnavailable,
+        LoadStopped.
         """
 
-        def ready(lease: Lease) -> None:
+        def ready(lease: ModelLease) -> None:
             if lease.found != "hit":
-                self._times["wait"].append(lease.load_s)
+                self._cache.counters.observe("wait", lease.load_s)
             on_ready(lease)
 
         return self._want(name, ready, on_failed, time.monotonic() + self._settings.hold_s)
 
     def load(self, name: str, url: str | None, on_done: OnDone) -> None:
-        """For an operator or a platform: into memory, until it is evicted. ModelLoaded if it is there already.
+        """Load a model into memory, where it stays until its eviction. ModelLoaded if it is there already.
 
-        url: a path or file:// below one of url_roots, which the name means from now on.
+        url: a path or file:// below one of url_roots, the name's source from now on.
         """
-        try:
-            name = check_name(name)
-            with self._lock:
-                entry = self._shelf.entries.get(name)
-                if entry is not None and tier_of(entry) is not Tier.LOADING:
-                    raise ModelLoaded(f"model {name!r} is loaded already")
-            if url is not None:
-                self._source.give(name, url)
-        except HandlerError as error:
-            on_done(error)
-            return
 
         def done(error: HandlerError | None) -> None:
             if error is not None and url is not None:
                 self._source.forget(name)
             on_done(error)
 
-        self.prewarm(name, done)
+        with _errors_to(on_done):
+            name = check_name(name)
+            with self._lock:
+                entry = self._cache.entries.current.get(name)
+                if entry is not None and entry.tier is not ModelTier.LOADING:
+                    raise ModelLoaded(f"model {name!r} is loaded already")
+            if url is not None:
+                self._source.give(name, url)
+            self.prewarm(name, done)
 
     def unload(self, name: str, on_done: OnDone) -> None:
         """Done when its leases have ended and its memory is free. ModelUnknown if it is not in memory."""
-        try:
+        with _errors_to(on_done):
             name = check_name(name)
             self._source.forget(name)
-            self._tell(self._shelf.unpin, name)
-            self._tell(self._shelf.retire, name, on_done)
-        except HandlerError as error:
-            on_done(error)
+            self._report(self._cache.unpin, name)
+            self._report(self._cache.retire, name, on_done)
 
     def prewarm(self, name: str, on_done: OnDone) -> None:
-        """Load it if it is not on the device."""
+        """Load a model unless it is on the device."""
 
-        def ready(lease: Lease) -> None:
+        def ready(lease: ModelLease) -> None:
             lease.release()
             on_done(None)
 
         self._want(name, ready, on_done, math.inf)
 
     def pin(self, name: str, on_done: OnDone) -> None:
-        """Load it, and keep it on the device whatever comes, in its newest version. An error leaves it unpinned."""
+        """Load a model and keep its newest version on the device. An error leaves it unpinned."""
 
         def done(error: HandlerError | None) -> None:
             if error is not None:
-                self._tell(self._shelf.unpin, name)
+                self._report(self._cache.unpin, name)
             on_done(error)
 
-        try:
+        with _errors_to(on_done):
             name = check_name(name)
-        except HandlerError as error:
-            on_done(error)
-            return
-        with self._lock:
-            self._shelf.pinned.add(name)
-        self.prewarm(name, done)
+            with self._lock:
+                self._cache.entries.pinned.add(name)
+            self.prewarm(name, done)
 
     def unpin(self, name: str) -> None:
-        """Raises ModelUnknown if it is not pinned."""
+        """Raises ModelUnknown if the model is not pinned."""
         name = check_name(name)
-        if name not in self._shelf.pinned:
+        if name not in self._cache.entries.pinned:
             raise ModelUnknown(f"model {name!r} is not pinned")
-        self._tell(self._shelf.unpin, name)
+        self._report(self._cache.unpin, name)
 
     def status(self) -> dict[str, Any]:
-        """What is where, in bytes and seconds; `next_to_go` from the next one on."""
-        now = time.monotonic()
+        """Report each model's place and the budgets, in bytes and seconds."""
         with self._lock:
-            shelf = self._shelf
-            models = [self._describe(entry, now) for entry in (*shelf.entries.values(), *shelf.others)]
-            broken = shelf.known.broken(now)
-            next_to_go = shelf.next_to_go()
-            counters = {name: getattr(shelf.counters, name) for name in type(shelf.counters).__slots__}
-            budgets = {
-                "device": {"used": shelf.ledger.device.used_bytes, "max": shelf.ledger.device.max_bytes},
-                "host": {"used": shelf.ledger.host.used_bytes, "max": shelf.ledger.host.max_bytes},
-                "disk": {"used": self._disk.used_bytes, "max": self._settings.disk_bytes},
-            }
-            in_memory = set(shelf.entries)
-            num_waiting = len(shelf.waiters)
-        for name, each in broken.items():
-            models.append({"name": name, "version": each.version, "tier": "broken", "reason": each.error.message})
-        for name, version, num_bytes in self._disk.models():
-            if name not in in_memory:
-                models.append({"name": name, "version": version, "tier": Tier.DISK.value, "bytes": num_bytes})
-        return {
-            "models": models,
-            "loading": [each["name"] for each in models if each["tier"] == Tier.LOADING.value],
-            "budgets": budgets,
-            "next_to_go": next_to_go,
-            "waiting": num_waiting,
-            "counters": counters,
-        }
+            status = describe_memory(self._cache, time.monotonic())
+            in_memory = set(self._cache.entries.current)
+        add_disk(status, in_memory, self._disk, self._settings.disk_bytes)
+        return status
 
     def drain_times(self, kind: str) -> list[float]:
-        """Seconds of each event since the last time: a download with its unpacking, a load, an unload until its memory
-        is free, a wait of a request whose model was not on the device.
+        """Return the seconds of each event since the last call.
+
+        download: with unpacking; load; unload: until the memory is free; wait: of a request until its model is ready.
         """
-        times = self._times[kind]
-        return [times.popleft() for _ in range(len(times))]
+        return self._cache.counters.drain(kind)
 
     def refresh(self) -> None:
-        """Compare what is in memory, or is remembered as broken, with the source, and give up what was replaced."""
+        """Compare the models in memory, and those remembered as broken, with the source; retire replaced ones."""
         with self._lock:
-            known = {name: entry.version for name, entry in self._shelf.entries.items() if entry.version}
-            broken = {name: each.version for name, each in self._shelf.known.broken(time.monotonic()).items()}
+            known = {name: entry.version for name, entry in self._cache.entries.current.items() if entry.version}
+            broken = {name: each.version for name, each in self._cache.history.broken(time.monotonic()).items()}
         for name, version in {**known, **broken}.items():
             if self._stopping.is_set():
                 return
@@ -201,97 +174,92 @@ class ModelRegistry:
             except SourceUnavailable as exc:
                 logger.warning("models cannot be compared with their source reason=%s", exc)
                 return
-            except HandlerError:  # gone, or not to be read
+            except HandlerError:  # removed or unreadable
                 newest = ""
             if newest != version:
                 self._replace(name, version)
 
     def close(self) -> None:
-        """Every waiter is told, every model is closed, those with leases when these end. Stops the threads."""
+        """Refuse every waiting request, close every model (leased ones when released), and stop the threads."""
         self._stopping.set()
-        error = LoadStopped("the worker is stopping")
-        self._tell(self._shelf.stop, error)
-        self._workshop.close()
+        self._report(self._cache.stop, LoadStopped("the worker is stopping"))
+        self._threads.close()
         for thread in self._watchers:
             thread.join()
         if self._lock_file is not None:
             self._lock_file.close()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if the books are wrong."""
+        """Raise RuntimeError if the bookkeeping is inconsistent."""
         with self._lock:
-            self._shelf.check_integrity()
+            self._cache.check_integrity()
 
     def _want(
-        self,
-        name: str,
-        on_ready: Callable[[Lease], None],
-        on_failed: Callable[[HandlerError], None],
-        until: float,
-    ) -> Waiter:
-        ticket = Ticket(on_ready, on_failed, until)
-        try:
-            name = check_name(name)
-        except HandlerError as error:
-            ticket.fail(error)
-            return _Waiter(self, ticket)
-        self._tell(self._shelf.want, ticket, name)
-        return _Waiter(self, ticket)
+        self, name: str, on_ready: Callable[[ModelLease], None], on_failed: Callable[[HandlerError], None], until: float
+    ) -> Cancel:
+        ticket = ModelTicket(on_ready, on_failed, until)
+        with _errors_to(ticket.fail):
+            self._report(self._cache.want, ticket, check_name(name))
+        return partial(self._cancel, ticket)
+
+    def _cancel(self, ticket: ModelTicket) -> None:
+        with self._lock:
+            self._cache.cancel(ticket)
 
     def _replace(self, name: str, version: str) -> None:
         with self._lock:
-            entry = self._shelf.entries.get(name)
+            entry = self._cache.entries.current.get(name)
             if entry is None:
-                self._shelf.known.forget_broken(name)
+                self._cache.history.forget_broken(name)
                 return
             if entry.version != version:
                 return
-            self._shelf.retire(name, None, time.monotonic())
+            self._cache.retire(name, None, time.monotonic())
             todo = self._take_todo()
-            is_pinned = name in self._shelf.pinned
+            is_pinned = name in self._cache.entries.pinned
         logger.info("model replaced or removed name=%s", name)
         self._do(todo)
         if is_pinned:
             self.prewarm(name, partial(_log_done, "pinned model loaded again", name))
 
-    def _give_back(self, entry: Entry) -> None:
-        self._tell(self._shelf.give_back, entry)
+    def _give_back(self, entry: ModelEntry) -> None:
+        self._report(self._cache.give_back, entry)
 
-    def _tell(self, event: Callable[..., Any], *arguments: Any) -> Any:
-        """The shelf what has happened, and do what it says."""
+    def _report(self, event: Callable[..., Any], *arguments: Any) -> Any:
+        """Report an event to the cache, then do the work that follows from it."""
         with self._lock:
             answer = event(*arguments, time.monotonic())
             todo = self._take_todo()
         self._do(todo)
         return answer
 
-    def _take_todo(self) -> list[Callable[[], None] | tuple[Work, Entry]]:
-        todo, self._shelf.todo = self._shelf.todo, []
+    def _take_todo(self) -> Todo:
+        todo, self._cache.todo = self._cache.todo, []
         return todo
 
-    def _do(self, todo: list[Callable[[], None] | tuple[Work, Entry]]) -> None:
-        """Callbacks here and now, the rest in its threads."""
+    def _do(self, todo: Todo) -> None:
+        """Run the callbacks here and the work on the loader threads."""
         for each in todo:
             if isinstance(each, tuple):
-                self._workshop.do(*each)
+                self._threads.do(*each)
                 continue
             try:
                 each()
             except Exception:
-                logger.exception("a model's waiter failed")
+                logger.exception("a model's callback failed")
 
     def _watch_clock(self) -> None:
-        """Whoever comes while this sleeps waits longer than it does."""
+        """Tick at each deadline. A request that arrives during the sleep has a later deadline than its end."""
         longest = min(self._settings.hold_s, self._settings.room_timeout_s)
         delay = longest
         while not self._stopping.wait(delay):
             try:
-                self._tell(self._shelf.tick)
+                self._report(self._cache.tick)
                 with self._lock:
-                    deadline = self._shelf.next_deadline()
+                    deadline = self._cache.next_deadline()
                 delay = min(max(deadline - time.monotonic(), MIN_TICK_S), longest)
             except Exception:
-                logger.exception("telling those who have waited long enough failed")
+                logger.exception("the models' clock failed")
                 delay = longest
 
     def _watch_source(self) -> None:
@@ -301,39 +269,20 @@ class ModelRegistry:
             except Exception:
                 logger.exception("comparing models with their source failed")
 
-    def _describe(self, entry: Entry, now: float) -> dict[str, Any]:
-        model = entry.model
-        return {
-            "name": entry.name,
-            "version": entry.version,
-            "tier": tier_of(entry).value,
-            "bytes": 0 if model is None else model.device_bytes + model.host_bytes,
-            "mapped_bytes": 0 if model is None else model.mapped_bytes,
-            "counted_bytes": entry.device_bytes + entry.host_bytes,
-            "pinned": entry.name in self._shelf.pinned and not entry.is_retired,
-            "retired": entry.is_retired,
-            "hits": entry.num_hits,
-            "leases": entry.num_leases,
-            "last_used_s": round(now - entry.last_used, 3) if entry.num_hits else None,
-            "progress": None if entry.state is State.READY else str(entry.progress),
-        }
-
-
-class _Waiter:
-    def __init__(self, registry: ModelRegistry, ticket: Ticket) -> None:
-        self._registry = registry
-        self._ticket = ticket
-
-    def cancel(self) -> None:
-        with self._registry._lock:
-            self._registry._shelf.cancel(self._ticket)
-
 
 def open_registry(settings: ManySettings, archive: Path, load: Loader, device: torch.device) -> ModelRegistry:
-    """With its source and its part of the disk. archive: what a relative source begins at. Raises ConfigError."""
+    """Build a registry with its source and its disk. archive: base of a relative source. Raises ConfigError."""
     source = GivenSource(open_source(settings, archive), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
     return ModelRegistry(settings, source, DiskCache(home, source, settings), load, device, lock_file)
+
+
+@contextmanager
+def _errors_to(on_failed: Callable[[HandlerError], None]) -> Iterator[None]:
+    try:
+        yield
+    except HandlerError as error:
+        on_failed(error)
 
 
 def _log_done(what: str, name: str, error: HandlerError | None) -> None:

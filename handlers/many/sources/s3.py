@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
 from handlers.errors import ConfigError, ModelBroken, ModelUnknown, SourceUnavailable
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
 from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, is_archive, version_of
 from handlers.settings import ManySettings
 
@@ -63,7 +63,7 @@ class S3Source:
                 raise ModelBroken(f"its folder has more files than handler.many.max_files ({self._max_files})")
         return files
 
-    def open(self, found: Found, file: File, progress: Progress) -> BinaryIO:
+    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
         key = self._prefix + (found.name if found.is_archive else f"{found.name}/{file.path}")
         body = _Body(self._client, self._bucket, key, file, progress)
         return cast(BinaryIO, io.BufferedReader(body, PIECE_BYTES))
@@ -72,7 +72,7 @@ class S3Source:
 class _Body(io.RawIOBase):
     """An object's bytes in order. A broken connection is opened again where it stood, if the object is the same."""
 
-    def __init__(self, client: Any, bucket: str, key: str, file: File, progress: Progress) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, file: File, progress: LoadProgress) -> None:
         self._client = client
         self._where = {"Bucket": bucket, "Key": key}
         self._file = file

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, texts_of
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
 from handlers.reply import Reply
 from handlers.settings import TaskSettings
@@ -126,7 +126,7 @@ class Embeddings(TextTask):
         super().__init__(model, tokenizer, settings, min(pooling.max_tokens or limit, limit))
         self._pooling = pooling
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters({"truncation": bool, "normalize": bool})
         texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
         is_truncated = request.get("truncation", True)  # as sentence-transformers does
@@ -141,7 +141,7 @@ class Embeddings(TextTask):
             found = vectors.tolist()
             return {"embeddings": found if isinstance(request.inputs, list) else found[0]}
 
-        return Work([self.as_input(self.encode(text, is_truncated=is_truncated)) for text in texts], finish)
+        return TaskWork([self.as_input(self.encode(text, is_truncated=is_truncated)) for text in texts], finish)
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """(width,) a row."""

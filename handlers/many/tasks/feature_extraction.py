@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, texts_of
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
@@ -17,7 +17,7 @@ class FeatureExtraction(TextTask):
 
     name = "feature-extraction"
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters({"truncation": bool})
         texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
         is_truncated = request.get("truncation", False)
@@ -26,7 +26,7 @@ class FeatureExtraction(TextTask):
             found = [[vectors.tolist()] for vectors in outputs]
             return found if isinstance(request.inputs, list) else found[0]
 
-        return Work([self.as_input(self.encode(text, is_truncated=is_truncated)) for text in texts], finish)
+        return TaskWork([self.as_input(self.encode(text, is_truncated=is_truncated)) for text in texts], finish)
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """(tokens, width) a row."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
 from handlers.many.request import TaskRequest, check_text, texts_of
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
@@ -29,7 +29,7 @@ class FillMask(TextTask):
         if self.tokenizer.mask_token_id is None:
             raise ModelBroken("the model's tokenizer has no mask token, which fill-mask needs")
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         top_k = request.top_k(DEFAULT_TOP_K) or DEFAULT_TOP_K
         targets = self._targets(request)
@@ -47,7 +47,7 @@ class FillMask(TextTask):
             found = [self._fill(own["input_ids"], logits, top_k, targets) for own, logits in pairs]
             return found if len(found) > 1 else found[0]  # one text in a list is answered like one alone, as there
 
-        return Work([self.as_input(own) for own in encoded], finish)
+        return TaskWork([self.as_input(own) for own in encoded], finish)
 
     def _targets(self, request: TaskRequest) -> list[int]:
         """Ids of the only tokens that are wanted; none if all are."""

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from handlers.chat.pictures.loader import ImageIntake
 from handlers.errors import InvalidRequest
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, check_number
 from handlers.many.tasks.scores import choose_function, label_scores
-from handlers.many.tasks.task import Input, Work
+from handlers.many.tasks.task import Input, TaskWork
 from handlers.reply import Reply
 from handlers.settings import TaskSettings
 
@@ -33,7 +33,7 @@ class ImageClassification:
         self._settings = settings
         self._intake = intake
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
         is_list = isinstance(request.inputs, list)
         references = request.inputs if is_list else [request.inputs]
@@ -53,7 +53,7 @@ class ImageClassification:
             found = [label_scores(logits, self.model.config, function)[:top_k] for logits in outputs]
             return found if is_list else found[0]
 
-        return Work(inputs, finish)
+        return TaskWork(inputs, finish)
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
         """Logits in float32."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, check_number, check_text
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
@@ -34,7 +34,7 @@ class QuestionAnswering(TextTask):
         if not self.tokenizer.is_fast:
             raise ModelBroken("question-answering needs a tokenizer.json, which says where in the text tokens are")
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         is_list = isinstance(request.inputs, list)
         asked = request.inputs if is_list else [request.inputs]
@@ -61,7 +61,7 @@ class QuestionAnswering(TextTask):
                 at += number
             return answers if is_list else answers[0]
 
-        return Work(inputs, finish)
+        return TaskWork(inputs, finish)
 
     def _encode(self, item: dict[str, str], request: TaskRequest) -> Any:
         """Pieces of the text, each behind the question."""

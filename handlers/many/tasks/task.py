@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.reply import Reply
 
@@ -19,7 +19,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskWork:
     """A request that has been read. finish: from the outputs of its rows, in order, to what JSON can say."""
 
     inputs: Sequence[Input]
@@ -31,7 +31,7 @@ class Task(Protocol):
 
     name: str
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         """Check and tokenize. reply: for what takes long, such as fetching an image.
 
         Raises the BadInput and BadImage families.

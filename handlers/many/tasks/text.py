@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from handlers.errors import ContextTooLong
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.tasks.task import Input
 from handlers.settings import TaskSettings
 

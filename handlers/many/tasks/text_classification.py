@@ -8,7 +8,7 @@ from torch import Tensor
 from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest, check_number, check_text
 from handlers.many.tasks.scores import choose_function, label_scores
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
@@ -24,7 +24,7 @@ class TextClassification(TextTask):
 
     name = "text-classification"
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         is_list = isinstance(request.inputs, list)
         inputs = request.inputs if is_list else [request.inputs]
@@ -45,7 +45,7 @@ class TextClassification(TextTask):
                 return best if is_list else best[0]
             return [labels[0] for labels in scored]
 
-        return Work(rows, finish)
+        return TaskWork(rows, finish)
 
     def _texts(self, value: Any) -> tuple[str, ...]:
         if not isinstance(value, dict):

@@ -10,7 +10,7 @@ from transformers.pipelines.token_classification import AggregationStrategy
 
 from handlers.errors import InvalidRequest
 from handlers.many.request import TaskRequest, texts_of
-from handlers.many.tasks.task import Work
+from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
@@ -32,7 +32,7 @@ class TokenClassification(TextTask):
             model=self.model, tokenizer=self.tokenizer, device=self.model.device
         )  # without a device it would choose one and move the model there
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
         strategy = self._choose_strategy(request)
         ignored = request.get("ignore_labels", ["O"])
@@ -48,7 +48,7 @@ class TokenClassification(TextTask):
             ]
             return found if isinstance(request.inputs, list) else found[0]
 
-        return Work([self.as_input(own) for own in encoded], finish)
+        return TaskWork([self.as_input(own) for own in encoded], finish)
 
     def _entities(self, text: str, encoded: Any, logits: Tensor, strategy: Any, ignored: list[str]) -> Any:
         offsets = encoded.get("offset_mapping")

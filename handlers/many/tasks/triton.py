@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.pbtxt import Message, parse_pbtxt
-from handlers.many.tasks.task import Input, Work
+from handlers.many.tasks.task import Input, TaskWork
 from handlers.reply import Reply
 
 CONFIG = "config.pbtxt"
@@ -164,7 +164,7 @@ class TritonTask:
             raise ModelBroken(f"{config.file} is no TorchScript: {str(exc).splitlines()[0][:300]}") from exc
         return cls(module.eval(), config, home.name if versions else "1", device)
 
-    def read(self, request: TaskRequest, reply: Reply) -> Work:
+    def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         given: dict[str, Tensor] = {}
         if not 0 < len(request.inputs) <= MAX_TENSORS:
             raise InvalidRequest(f"a request has 1 to {MAX_TENSORS} tensors", param="inputs")
@@ -186,7 +186,7 @@ class TritonTask:
 
         can_join = self._config.max_batch_size > 0
         kind = tuple((t.dtype, tuple(t.shape[1:])) for t in tensors) if can_join else object()
-        return Work([Input(tensors, 1, kind)], finish)
+        return TaskWork([Input(tensors, 1, kind)], finish)
 
     def _check(self, given: dict[str, Tensor]) -> list[Tensor]:
         """The model's inputs in its own order. Raises InvalidRequest."""

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from handlers.errors import ConfigError, LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SourceUnavailable
-from handlers.many.archives.disk import PARTIAL, DiskCache, take_home
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
+from handlers.many.residency.disk import PARTIAL, DiskCache, take_home
+from handlers.many.sources.directory import DirectorySource
+from handlers.many.sources.given import GivenSource
+from handlers.many.sources.open import open_source
 from handlers.many.sources.s3 import open_s3
-from handlers.many.sources.source import DirectorySource, GivenSource, ModelSource, Replaced, check_name, open_source
+from handlers.many.sources.source import ModelSource, Replaced, check_name
 from handlers.settings import ManySettings
 from tests.servers import BUCKET, LossyProxy, run_s3, run_silent_server
 
@@ -108,10 +111,10 @@ def test_an_archive_is_unpacked_once(place: Place) -> None:
     place.put("a/m.tar.gz", model())
     cache = place.cache()
 
-    first = cache.fetch("a/m.tar.gz", Progress())
-    second = cache.fetch("a/m.tar.gz", Progress())
+    first = cache.fetch("a/m.tar.gz", LoadProgress())
+    second = cache.fetch("a/m.tar.gz", LoadProgress())
     restarted = place.cache()
-    third = restarted.fetch("a/m.tar.gz", Progress())
+    third = restarted.fetch("a/m.tar.gz", LoadProgress())
 
     assert (first.folder / "model.safetensors").read_bytes() == b"w" * 1000
     assert first.folder == second.folder == third.folder
@@ -123,19 +126,19 @@ def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
     """By its version, while the worker runs; a lease keeps the old one."""
     cache = place.cache()
     with pytest.raises(ModelUnknown):
-        cache.fetch("m.tar.gz", Progress())
+        cache.fetch("m.tar.gz", LoadProgress())
 
     place.put("m.tar.gz", model(b"old"))
-    old = cache.fetch("m.tar.gz", Progress())
+    old = cache.fetch("m.tar.gz", LoadProgress())
     place.put("m.tar.gz", model(b"new"))
-    new = cache.fetch("m.tar.gz", Progress())
+    new = cache.fetch("m.tar.gz", LoadProgress())
     place.remove("m.tar.gz")
 
     assert (old.folder / "model.safetensors").read_bytes() == b"old"
     assert (new.folder / "model.safetensors").read_bytes() == b"new"
     assert old.version != new.version
     with pytest.raises(ModelUnknown):
-        cache.fetch("m.tar.gz", Progress())
+        cache.fetch("m.tar.gz", LoadProgress())
 
 
 def test_a_folder_is_a_model_too(place: Place) -> None:
@@ -145,9 +148,9 @@ def test_a_folder_is_a_model_too(place: Place) -> None:
     place.put("team/m/.cache/junk", b"x")
     cache = place.cache()
 
-    one = cache.fetch("team/m", Progress())
+    one = cache.fetch("team/m", LoadProgress())
     place.put("team/m/model.safetensors", b"two")
-    two = cache.fetch("team/m", Progress())
+    two = cache.fetch("team/m", LoadProgress())
 
     assert (two.folder / "model.safetensors").read_bytes() == b"two"
     assert one.version != two.version
@@ -158,7 +161,7 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
     directory.put("m/config.json", b"{}")
     cache = directory.cache()
 
-    lease = cache.fetch("m", Progress())
+    lease = cache.fetch("m", LoadProgress())
 
     assert lease.folder == Path(directory.settings.source) / "m"
     assert cache.used_bytes == 0
@@ -169,15 +172,15 @@ def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place:
     for name in "abcd":
         place.put(f"{name}.tar.gz", model())
     cache = place.cache(disk_bytes=2500)
-    leases = {name: cache.fetch(f"{name}.tar.gz", Progress()) for name in "ab"}
+    leases = {name: cache.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab"}
 
     with pytest.raises(OutOfDisk, match="disk_bytes"):
-        cache.fetch("c.tar.gz", Progress())
+        cache.fetch("c.tar.gz", LoadProgress())
     for lease in leases.values():
         lease.release()
         lease.release()
-    cache.fetch("a.tar.gz", Progress()).release()
-    cache.fetch("c.tar.gz", Progress())
+    cache.fetch("a.tar.gz", LoadProgress()).release()
+    cache.fetch("c.tar.gz", LoadProgress())
 
     assert [name for name, _, _ in cache.models()] == ["a.tar.gz", "c.tar.gz"]
     assert not leases["b"].folder.exists()
@@ -189,12 +192,12 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
     cache = directory.cache()
-    held = cache.fetch("a.tar.gz", Progress())
+    held = cache.fetch("a.tar.gz", LoadProgress())
     usage = shutil.disk_usage(directory.home)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
 
     with pytest.raises(OutOfDisk, match="only 1000 bytes left"):
-        cache.fetch("b.tar.gz", Progress())
+        cache.fetch("b.tar.gz", LoadProgress())
 
     assert (held.folder / "config.json").exists()
     assert [name for name, _, _ in cache.models()] == ["a.tar.gz"]
@@ -216,7 +219,7 @@ def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch
     monkeypatch.setattr(Path, "open", full)
 
     with pytest.raises(OutOfDisk, match="is full"):
-        cache.fetch("a.tar.gz", Progress())
+        cache.fetch("a.tar.gz", LoadProgress())
 
     assert cache.used_bytes == 0
     assert not list(directory.home.glob(f"{PARTIAL}*"))
@@ -227,7 +230,7 @@ def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
     cache = directory.cache()
-    good, spoilt = (cache.fetch(f"{name}.tar.gz", Progress()) for name in "ab")
+    good, spoilt = (cache.fetch(f"{name}.tar.gz", LoadProgress()) for name in "ab")
     (spoilt.folder / "model.safetensors").unlink()
     (directory.home / f"{PARTIAL}x").mkdir()
     (directory.home / "0000-1111" / "files").mkdir(parents=True)
@@ -242,10 +245,10 @@ def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> N
     """Directories for temporary files are cleaned by others, too."""
     directory.put("a.tar.gz", model())
     cache = directory.cache()
-    cache.fetch("a.tar.gz", Progress()).release()
+    cache.fetch("a.tar.gz", LoadProgress()).release()
     shutil.rmtree(next(directory.home.iterdir()))
 
-    lease = cache.fetch("a.tar.gz", Progress())
+    lease = cache.fetch("a.tar.gz", LoadProgress())
 
     assert (lease.folder / "model.safetensors").exists()
     cache.check_integrity()
@@ -257,7 +260,7 @@ def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> N
     cache = place.cache()
 
     with pytest.raises(ModelBroken) as caught:
-        cache.fetch("m.tar.gz", Progress())
+        cache.fetch("m.tar.gz", LoadProgress())
 
     assert caught.value.version == place.source.find("m.tar.gz").version
     assert cache.used_bytes == 0
@@ -269,16 +272,16 @@ def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place
     place.put("large.tar.gz", model(os.urandom(5000)))
 
     with pytest.raises(ModelBroken, match=r"no config\.json.*'readme'"):
-        place.cache().fetch("empty.tar.gz", Progress())
+        place.cache().fetch("empty.tar.gz", LoadProgress())
     with pytest.raises(ModelBroken, match="max_archive_bytes"):
-        place.cache(max_archive_bytes=4000).fetch("large.tar.gz", Progress())
+        place.cache(max_archive_bytes=4000).fetch("large.tar.gz", LoadProgress())
 
 
 def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
     """In the middle of the download."""
     place.put("m.tar.gz", model())
     now = iter(range(1000))
-    progress = Progress(lambda: next(now))
+    progress = LoadProgress(lambda: next(now))
     progress.allow(1)
 
     with pytest.raises(LoadTimedOut):
@@ -350,7 +353,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
         source = open_s3(bucket.settings)
         found = source.find("m.tar.gz")
         read = bytearray()
-        with source.open(found, found.files[0], Progress()) as content:
+        with source.open(found, found.files[0], LoadProgress()) as content:
             read += content.read(1 << 20)
             proxy.is_losing.set()
             while piece := content.read(1 << 20):
@@ -368,7 +371,7 @@ def test_an_object_that_is_replaced_in_between_is_noticed(bucket: Place) -> None
     bucket.put("m.tar.gz", model(b"new"))
 
     with pytest.raises(Replaced):
-        bucket.source.open(found, found.files[0], Progress()).read()
+        bucket.source.open(found, found.files[0], LoadProgress()).read()
 
 
 @pytest.mark.s3
@@ -377,16 +380,16 @@ def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
 ) -> None:
     """What was unpacked before is used; the rest is told to come back."""
     bucket.put("m.tar.gz", model())
-    bucket.cache().fetch("m.tar.gz", Progress()).release()
+    bucket.cache().fetch("m.tar.gz", LoadProgress()).release()
     with run_silent_server() as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
         settings = ManySettings(source=bucket.settings.source, connect_timeout_s=0.2, read_timeout_s=0.2)
         bucket.source = open_s3(settings)
         cache = bucket.cache()
 
-        lease = cache.fetch("m.tar.gz", Progress())
+        lease = cache.fetch("m.tar.gz", LoadProgress())
         with pytest.raises(SourceUnavailable):
-            cache.fetch("other.tar.gz", Progress())
+            cache.fetch("other.tar.gz", LoadProgress())
 
     assert (lease.folder / "config.json").exists()
 
@@ -409,7 +412,7 @@ def test_two_threads_fill_different_models_within_one_budget(directory: Place) -
 
     def fetch(number: int) -> None:
         for turn in range(10):
-            cache.fetch(f"m{(number + turn) % 8}.tar.gz", Progress()).release()
+            cache.fetch(f"m{(number + turn) % 8}.tar.gz", LoadProgress()).release()
             peaks.append(cache.used_bytes)
 
     with ThreadPoolExecutor(2) as pool:

@@ -26,7 +26,7 @@ from handlers.errors import (
     ModelUnknown,
     OutOfMemory,
 )
-from handlers.many.model import Lease, Loaded, Progress
+from handlers.many.model import LoadProgress, ModelLease, ResidentModel
 from handlers.many.residency.registry import ModelRegistry, open_registry
 from handlers.settings import ManySettings
 from tests.waiting import wait_until
@@ -61,7 +61,7 @@ class TinyModel:
         raise NotImplementedError
 
 
-def load_tiny(folder: Path, progress: Progress) -> Loaded:
+def load_tiny(folder: Path, progress: LoadProgress) -> ResidentModel:
     progress.begin("load", 1)
     if (folder / "config.json").read_text() != "{}":
         raise ValueError("its config.json is of no use")
@@ -78,9 +78,9 @@ def put(root: Path, name: str, text: str, config: str = "{}") -> None:
     (root / ".new").rename(root / name)
 
 
-def ask(registry: ModelRegistry, name: str) -> Lease:
+def ask(registry: ModelRegistry, name: str) -> ModelLease:
     """Wait for a lease. Raises what the request is told."""
-    heard: SimpleQueue[Lease | HandlerError] = SimpleQueue()
+    heard: SimpleQueue[ModelLease | HandlerError] = SimpleQueue()
     registry.acquire(name, heard.put, heard.put)
     answer = heard.get(timeout=60)
     if isinstance(answer, HandlerError):
@@ -88,7 +88,7 @@ def ask(registry: ModelRegistry, name: str) -> Lease:
     return answer
 
 
-def text_of(lease: Lease) -> str:
+def text_of(lease: ModelLease) -> str:
     assert isinstance(lease.model, TinyModel)
     assert not lease.model.is_closed
     return lease.model.text
@@ -115,7 +115,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Open]:
     """A registry over that directory; in the end its books are right and nothing is in memory."""
     opened: list[ModelRegistry] = []
 
-    def start(load: Callable[[Path, Progress], Loaded] = load_tiny, **limits: Any) -> ModelRegistry:
+    def start(load: Callable[[Path, LoadProgress], ResidentModel] = load_tiny, **limits: Any) -> ModelRegistry:
         defaults = {"device_bytes": 1000, "refresh_s": 1000.0, "cache_dir": str(tmp_path / "cache")}
         settings = ManySettings(**{"source": str(root), **defaults, **limits})
         opened.append(open_registry(settings, tmp_path, load, CPU))
@@ -150,8 +150,8 @@ def test_many_clients_of_many_models_each_get_the_right_one(root: Path, start: O
                 continue
             number = min(int(chance.paretovariate(0.7)) - 1, 23)
             if chance.random() < 0.05:
-                waiter = registry.acquire(names[number], lambda lease: lease.release(), lambda error: None)
-                waiter.cancel()
+                cancel = registry.acquire(names[number], lambda lease: lease.release(), lambda error: None)
+                cancel()
             lease = ask(registry, names[number])
             assert text_of(lease).split()[0] == f"m{number}"
             lease.release()
@@ -229,7 +229,7 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     put(root, "bad.tar.gz", "bad")
     loads: list[Path] = []
 
-    def load(folder: Path, progress: Progress) -> Loaded:
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
         loads.append(folder)
         raise RuntimeError("something unexpected, with details")
 
@@ -251,12 +251,12 @@ def test_a_load_that_fails_after_its_download_keeps_no_room_on_the_disk(
     put(root, "b.tar.gz", "b" * 100)
     registry = start(disk_bytes=150)
 
-    def is_over(progress: Progress, stage: str, total: int) -> None:
+    def is_over(progress: LoadProgress, stage: str, total: int) -> None:
         if stage == "room":
             raise LoadTimedOut("it takes too long")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "begin", is_over)
+        patch.setattr(LoadProgress, "begin", is_over)
         with pytest.raises(LoadTimedOut):
             ask(registry, "a.tar.gz")
 
@@ -268,7 +268,7 @@ def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -
     put(root, "m.tar.gz", "slow")
     gate = threading.Event()
 
-    def load(folder: Path, progress: Progress) -> Loaded:
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
         assert gate.wait(60)
         return load_tiny(folder, progress)
 

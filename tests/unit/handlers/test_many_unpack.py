@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from handlers.errors import HandlerError, LoadTimedOut, ModelBroken, OutOfDisk
-from handlers.many.archives.unpack import find_model_folder, unpack_tar, unpack_zip
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
+from handlers.many.unpack import find_model_folder, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
 Member = tuple[str, bytes] | tarfile.TarInfo
@@ -38,10 +38,10 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
-def unpack(archive: bytes, into: Path, progress: Progress | None = None, **limits: Any) -> list[str]:
+def unpack(archive: bytes, into: Path, progress: LoadProgress | None = None, **limits: Any) -> list[str]:
     taken: list[int] = []
     settings = ManySettings(**limits)
-    unpack_tar(io.BytesIO(archive), len(archive), into, settings, taken.append, progress or Progress())
+    unpack_tar(io.BytesIO(archive), len(archive), into, settings, taken.append, progress or LoadProgress())
     files = [path for path in into.rglob("*") if path.is_file()]
     assert sum(taken) == sum(path.stat().st_size for path in files)
     return sorted(str(path.relative_to(into)) for path in files)
@@ -145,7 +145,7 @@ def test_unpacking_ends_in_time(into: Path) -> None:
         now += 1
         return now
 
-    progress = Progress(clock)
+    progress = LoadProgress(clock)
     progress.allow(10)
 
     with pytest.raises(LoadTimedOut):
@@ -160,7 +160,7 @@ def test_room_is_asked_for_before_a_byte_is_written(into: Path) -> None:
         raise OutOfDisk(f"no room for {num_bytes}")
 
     with pytest.raises(OutOfDisk, match="5000"):
-        unpack_tar(io.BytesIO(archive), len(archive), into, ManySettings(), take, Progress())
+        unpack_tar(io.BytesIO(archive), len(archive), into, ManySettings(), take, LoadProgress())
 
     assert list(into.iterdir()) == []
 
@@ -178,7 +178,7 @@ def test_a_mar_is_unpacked_like_any_archive(tmp_path: Path, into: Path) -> None:
     """A zip, with TorchServe's manifest in it."""
     mar = zip_of(tmp_path / "m.mar", {"config.json": b"{}", "MAR-INF/MANIFEST.json": b"{}", "code/x.py": b""})
 
-    unpack_zip(mar, into, ManySettings(), lambda num_bytes: None, Progress())
+    unpack_zip(mar, into, ManySettings(), lambda num_bytes: None, LoadProgress())
 
     assert (into / "config.json").read_bytes() == b"{}"
     assert not (into / "code").exists()
@@ -201,7 +201,7 @@ def test_a_mar_is_not_trusted_either(
     mar = zip_of(tmp_path / "m.mar", members, mode)
 
     with pytest.raises(ModelBroken, match=reason):
-        unpack_zip(mar, into, ManySettings(**limits), lambda num_bytes: None, Progress())
+        unpack_zip(mar, into, ManySettings(**limits), lambda num_bytes: None, LoadProgress())
 
 
 def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, into: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, i
     for content in (lies, good[:-30], b"", vast):
         (tmp_path / "x.mar").write_bytes(content)
         with pytest.raises(HandlerError, match=r"damaged|larger than any"):
-            unpack_zip(tmp_path / "x.mar", into, ManySettings(), lambda num_bytes: None, Progress())
+            unpack_zip(tmp_path / "x.mar", into, ManySettings(), lambda num_bytes: None, LoadProgress())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 
 from torchmoor.admin.dashboard.history import INTERVAL_S, NUM_SAMPLES, VariantHistory, quantile
 from torchmoor.config.routing import VariantSettings
-from torchmoor.metrics.invocations import BUCKETS, Histogram, InvocationMetrics
+from torchmoor.metrics.histogram import BUCKETS, Histogram
+from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.registry import Variant
 
 

@@ -1,1 +1,1 @@
-"""The admin plane's page for people: the fleet as it is, the last minutes, and buttons to drain an instance."""
+"""The operators' web page: the fleet now and in the last minutes, and the actions on it."""

@@ -1,7 +1,7 @@
-"""The last minutes of a variant, as samples of its numbers: rates, quantiles, histograms and decisions.
+"""The last five minutes of a variant as samples: rates, quantiles, histograms and decisions.
 
-A sample is taken every INTERVAL_S, whether somebody looks or not, so that a page that is opened has a past. What costs
-time (quantiles) is computed then, once.
+A sample is taken every INTERVAL_S even while no page is open, so that a new page shows the past. Its quantiles are
+computed once, when it is taken.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torchmoor.metrics.invocations import BUCKETS, Histogram, Traffic
+from torchmoor.admin.collectors import VariantTraffic
+from torchmoor.metrics.histogram import BUCKETS, Histogram
 
 INTERVAL_S = 2.0
 NUM_SAMPLES = 151  # five minutes
-QUANTILE_SAMPLES = 5  # quantiles are of the requests of 10 s; fewer would be none, most of the time
+QUANTILE_SAMPLES = 5  # quantiles cover 10 s; a shorter time often has no requests
 
 
 @dataclass(slots=True)
 class Sample:
-    """Counts up to a moment, and what was true then. Quantiles in seconds, None where there was nothing."""
+    """Counts since the start, and gauges, at one moment. Quantiles are in seconds, None without requests."""
 
     at: float
     invocations: int
@@ -39,16 +40,16 @@ class Sample:
 
 
 class VariantHistory:
-    """One variant's samples; the first is taken at once."""
+    """Keeps one variant's samples; the constructor takes the first."""
 
-    def __init__(self, traffic: Traffic, now: float) -> None:
+    def __init__(self, traffic: VariantTraffic, now: float) -> None:
         """now: in monotonic seconds, as in `take`."""
         self.traffic = traffic
         self._samples: deque[Sample] = deque(maxlen=NUM_SAMPLES)
         self.take(now)
 
     def take(self, now: float) -> None:
-        """One more sample. now: in monotonic seconds."""
+        """Take a sample. now: in monotonic seconds."""
         metrics = self.traffic.metrics
         sample = Sample(
             at=now,
@@ -70,7 +71,7 @@ class VariantHistory:
         self._samples.append(sample)
 
     def describe(self) -> dict[str, Any]:
-        """Series, oldest first; histograms and decisions of the whole time. Times in milliseconds."""
+        """Return series, oldest first, and histograms and decisions of all samples. Durations are in milliseconds."""
         samples = list(self._samples)
         pairs = list(pairwise(samples))
         first, last = samples[0], samples[-1]
@@ -99,9 +100,9 @@ class VariantHistory:
 
 
 def quantile(counts: Sequence[int], q: float) -> float | None:
-    """Below which a part q of the values lies, in seconds; None if there are none.
+    """Return the quantile q in seconds; None without values.
 
-    Within a bucket values are taken as spread evenly; the open one ends where it begins.
+    Assumes that values spread evenly within a bucket. For the last bucket it returns the lower bound.
     """
     total = sum(counts)
     if not total:
@@ -133,7 +134,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _histogram(counts: Sequence[int]) -> dict[str, Any]:
-    """Counts by bucket, of the buckets from the first to the last that have any; bounds are their upper ends."""
+    """Return counts and upper bounds of the buckets from the first to the last that is not empty."""
     used = [number for number, count in enumerate(counts) if count]
     if not used:
         return {"upper_ms": [], "counts": [], "p50_ms": None, "p99_ms": None}

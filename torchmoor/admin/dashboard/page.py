@@ -1,4 +1,4 @@
-"""GET / and what it needs: the page's files, and GET /dashboard.json, which docs/dashboard.md describes."""
+"""The dashboard's routes: GET /, its static files, and GET /dashboard.json, which docs/dashboard.md describes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 
 from aiohttp import web
 
+from torchmoor.admin.collectors import VariantTraffic
 from torchmoor.admin.dashboard.history import INTERVAL_S, VariantHistory
-from torchmoor.admin.dashboard.statuses import InstanceStatuses
-from torchmoor.metrics.invocations import Traffic
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.admin.statuses import InstanceStatuses
+from torchmoor.admin.views import describe_instance, describe_scaling
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-# Nothing but this page's own files, and nobody frames it.
+# The page loads only its own files, and no other page may frame it.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -41,16 +41,16 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 class Dashboard:
-    """Use as a context, in which the samples are taken."""
+    """Takes samples and answers the dashboard's requests while its context lasts."""
 
     def __init__(
         self,
         registry: Registry,
         operations: Operations,
-        traffic: Iterable[Traffic],
+        traffic: Iterable[VariantTraffic],
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
-        """refresh: brings the numbers up to date, where that takes asking other processes."""
+        """refresh: collects the counts of other processes, if there are any."""
         self._refresh = refresh
         self._registry = registry
         self.statuses = InstanceStatuses(registry, operations)
@@ -73,7 +73,7 @@ class Dashboard:
         await self.statuses.__aexit__(kind, error, trace)
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """The page's addresses."""
+        """Add the routes."""
         for file in files(__package__).joinpath("static").iterdir():
             kind = KINDS.get(PurePath(file.name).suffix)
             if kind is not None:
@@ -97,7 +97,7 @@ class Dashboard:
         return web.json_response(self.describe(), headers=HEADERS)
 
     def describe(self) -> dict[str, Any]:
-        """All that the page shows."""
+        """Return the content of GET /dashboard.json."""
         return {
             "version": version("torchmoor"),
             "time": time.time(),
@@ -143,83 +143,8 @@ class Dashboard:
         }
 
 
-def describe_scaling(registry: Registry) -> list[dict[str, Any]]:
-    """Variants whose instances are started and stopped as they are needed: how many, and for what."""
-    return [
-        {
-            "endpoint": variant.endpoint,
-            "variant": variant.name,
-            "min_capacity": scaling.min_capacity,
-            "max_capacity": scaling.max_capacity,
-            "desired": scaling.initial_count if variant.scale is None else variant.scale.desired,
-            "backlog": 0 if variant.scale is None else variant.scale.backlog,
-            "running": len(list(variant.pool.members)),
-            "why": "" if variant.scale is None else variant.scale.why,
-            "last_start_s": _rounded(variant.last_start_s),
-        }
-        for endpoint in registry.endpoints()
-        for variant in endpoint.variants
-        if (scaling := variant.settings.scaling) is not None
-    ]
-
-
-def describe_instance(instance: Instance, registry: Registry) -> dict[str, Any]:
-    """An instance as the proxy counts it."""
-    return {
-        "name": instance.name,
-        "endpoint": instance.endpoint,
-        "variant": instance.variant,
-        "model": instance.model,
-        "host": instance.host,
-        "port": instance.port,
-        "management_port": instance.management_port,
-        "metrics_port": instance.metrics_port,
-        "state": instance.state.value,
-        "is_drained": registry.is_drained(instance.name),
-        "is_leaving": registry.is_leaving(instance.name),
-        "outstanding": instance.outstanding,
-        "capacity": instance.capacity,
-        "session_room": instance.session_room,
-        "breaker": instance.breaker.state.value,
-        "failures_in_a_row": instance.breaker.num_failures,
-        "share": round(instance.share, 3),
-        "starting_s": _starting_s(instance),
-        "last_start_s": _rounded(registry.variant_of(instance).last_start_s),
-        "idle_connections": len(instance.idle),
-        "source": instance.source or "static",
-    }
-
-
-def describe_discovery(registry: Registry) -> list[dict[str, Any]]:
-    """The DNS names that bring instances, and how asking for them goes."""
-    return [
-        {
-            "dns_name": source.dns_name,
-            "endpoint": source.endpoint,
-            "variant": source.variant,
-            "listed": source.num_listed,
-            "answer_age_s": _rounded(source.age_s()),
-            "failures": source.num_failures,
-            "error": source.error,
-            "notes": list(source.notes),
-        }
-        for source in registry.sources.values()
-    ]
-
-
 def _answering(text: str, kind: str) -> Any:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return answer
-
-
-def _starting_s(instance: Instance) -> float | None:
-    """For how long it has been starting; None if it is not, or is not ours."""
-    if instance.state is not InstanceState.STARTING or instance.started_at is None:
-        return None
-    return _rounded(time.monotonic() - instance.started_at)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from handlers.errors import HandlerError, InternalError, InvalidRequest, OutOfMemory, Overloaded
-from handlers.many.loading.compute import Compute, Row, RowQueue
+from handlers.many.compute import Compute, Row, RowQueue
 from handlers.settings import TaskSettings
 from tests.waiting import wait_until
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from handlers.errors import ModelBroken
 from handlers.many.loading.shared import SharedParts
 from handlers.many.loading.transformers_loading import Assembled, load_model
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
 from tests.unit.handlers.many.tiny import CONFIGS, save_checkpoint
 
 HEADS = {
@@ -41,7 +41,7 @@ def shared() -> SharedParts:
 def load(
     folder: Path, auto: Any, shared: SharedParts, dtype: torch.dtype | None = None, may_unpickle: bool = False
 ) -> Assembled:
-    return load_model(folder, auto, dtype, shared, may_unpickle=may_unpickle, progress=Progress())
+    return load_model(folder, auto, dtype, shared, may_unpickle=may_unpickle, progress=LoadProgress())
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from PIL import Image
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
 from handlers.many.loading.checkpoint import CheckpointLoader
-from handlers.many.model import Loaded, Progress
+from handlers.many.model import LoadProgress, ResidentModel
 from handlers.reply import Reply, Whole
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, IntakeSettings, ManySettings, ModelSettings, TaskSettings
@@ -26,19 +26,19 @@ from tests.waiting import wait_until
 
 TEXTS = ["the cat sat on the mat", "anna works at acme in paris.", "dog"]
 JSON = {"content-type": "application/json"}
-Load = Callable[..., Loaded]
+Load = Callable[..., ResidentModel]
 
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
     """Loads folders; what was loaded is closed afterwards, and nothing may be left of it."""
-    made: list[tuple[CheckpointLoader, Loaded]] = []
+    made: list[tuple[CheckpointLoader, ResidentModel]] = []
 
-    def make(folder: Path, **settings: Any) -> Loaded:
+    def make(folder: Path, **settings: Any) -> ResidentModel:
         device, ids = torch.device("cpu"), SessionIds.from_environment({})
         loader = CheckpointLoader(HandlerSettings(**settings), device, ids, {})
         try:
-            made.append((loader, loader(folder, Progress())))
+            made.append((loader, loader(folder, LoadProgress())))
         except BaseException:
             loader.stop()
             raise
@@ -51,7 +51,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         loader.stop()
 
 
-def send(model: Loaded, body: Any, headers: dict[str, str] = JSON) -> Reply:
+def send(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> Reply:
     reply = Reply(lambda: None)
     model.start(Incoming(headers, body), reply)
     return reply
@@ -64,13 +64,13 @@ def whole(reply: Reply) -> Whole:
     return said
 
 
-def ask(model: Loaded, inputs: Any, **parameters: Any) -> Any:
+def ask(model: ResidentModel, inputs: Any, **parameters: Any) -> Any:
     said = whole(send(model, {"inputs": inputs, "parameters": parameters}))
     assert said.status == 200, said.body
     return json.loads(said.body)
 
 
-def error(model: Loaded, body: Any, headers: dict[str, str] = JSON) -> tuple[int, str]:
+def error(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> tuple[int, str]:
     said = whole(send(model, body, headers))
     return said.status, json.loads(said.body)["error"]["message"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.loading.compute import Row
+from handlers.many.compute import Row
 from handlers.many.tasks.pbtxt import PbtxtError, parse_pbtxt
 from handlers.many.tasks.triton import TritonTask, is_triton, read_config, read_tensor, read_tensors
 from handlers.reply import Reply

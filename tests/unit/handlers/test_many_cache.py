@@ -20,11 +20,10 @@ from handlers.errors import (
     OutOfMemory,
     Overloaded,
 )
-from handlers.many.archives.disk import DiskLease
-from handlers.many.model import Lease, Loaded, Tier
-from handlers.many.residency.entry import Entry, State, Work, tier_of
-from handlers.many.residency.shelf import Shelf
-from handlers.many.residency.waiters import Ticket
+from handlers.many.model import DiskLease, ModelLease, ModelTier, ResidentModel
+from handlers.many.residency.cache import ModelCache
+from handlers.many.residency.entry import ModelEntry, ModelState, Step
+from handlers.many.residency.waiting import ModelTicket
 from handlers.settings import ManySettings
 
 NAMES = ("a", "b", "c", "d")
@@ -61,113 +60,113 @@ class FakeDiskLease:
 
 
 class Bench:
-    """A shelf, the work that it has asked for and that is not done yet, and what its clients have heard."""
+    """A cache, the work that it has asked for and that is not done yet, and what its clients have heard."""
 
     def __init__(self, device: int, host: int, *, is_unified: bool = False, **limits: Any) -> None:
         self.now = 1000.0
         self.settings = ManySettings(host_bytes=host, **limits)
-        self.shelf = Shelf(self.settings, device, self._give_back, is_unified=is_unified, clock=lambda: self.now)
-        self.work: list[tuple[Work, Entry]] = []
+        self.cache = ModelCache(self.settings, device, self._give_back, is_unified=is_unified, clock=lambda: self.now)
+        self.work: list[tuple[Step, ModelEntry]] = []
         self.models: list[FakeLoaded] = []
         self.disk_leases: list[FakeDiskLease] = []
-        self.leases: list[Lease] = []
-        self.heard: dict[Ticket, list[object]] = {}
-        self.cancelled: set[Ticket] = set()
+        self.leases: list[ModelLease] = []
+        self.heard: dict[ModelTicket, list[object]] = {}
+        self.cancelled: set[ModelTicket] = set()
         self.unloads: list[list[HandlerError | None]] = []
         self.num_versions = 0
 
     def pump(self) -> None:
-        while self.shelf.todo:
-            todo, self.shelf.todo = self.shelf.todo, []
+        while self.cache.todo:
+            todo, self.cache.todo = self.cache.todo, []
             for each in todo:
                 if isinstance(each, tuple):
                     self.work.append(each)
                 else:
                     each()
 
-    def want(self, name: str, *, is_patient: bool = False) -> Ticket:
+    def want(self, name: str, *, is_patient: bool = False) -> ModelTicket:
         heard: list[object] = []
 
-        def ready(lease: Lease) -> None:
+        def ready(lease: ModelLease) -> None:
             heard.append(lease)
             self.leases.append(lease)
 
         until = math.inf if is_patient else self.now + self.settings.hold_s
-        ticket = Ticket(ready, heard.append, until)
+        ticket = ModelTicket(ready, heard.append, until)
         self.heard[ticket] = heard
-        self.shelf.want(ticket, name, self.now)
+        self.cache.want(ticket, name, self.now)
         self.pump()
         return ticket
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: ModelTicket) -> None:
         self.cancelled.add(ticket)
-        self.shelf.cancel(ticket)
+        self.cache.cancel(ticket)
         self.pump()
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: ModelLease) -> None:
         self.leases.remove(lease)
         lease.release()
         lease.release()
 
-    def _give_back(self, entry: Entry) -> None:
-        self.shelf.give_back(entry, self.now)
+    def _give_back(self, entry: ModelEntry) -> None:
+        self.cache.give_back(entry, self.now)
         self.pump()
 
     def unload(self, name: str) -> list[HandlerError | None]:
         done: list[HandlerError | None] = []
-        self.shelf.retire(name, done.append, self.now)
+        self.cache.retire(name, done.append, self.now)
         self.unloads.append(done)
         self.pump()
         return done
 
-    def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> Work:
+    def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> Step:
         """Do one piece of the work that was asked for, well or with an error."""
         work, entry = self.work.pop(index % len(self.work))
-        shelf = self.shelf
-        if work is Work.FETCH and not shelf.begin_fetch(entry, self.now):
+        cache = self.cache
+        if work is Step.FETCH and not cache.begin_fetch(entry, self.now):
             pass
-        elif work is Work.CLOSE:
+        elif work is Step.CLOSE:
             assert entry.model is not None
             model = cast(FakeLoaded, entry.model)
             assert entry.num_leases == 0
             assert model.num_closed == 0
             model.num_closed += 1
             entry.model = None
-            shelf.closed(entry, self.now)
+            cache.closed(entry, self.now)
         elif error is not None:
-            shelf.failed(entry, error, self.now)
-        elif work is Work.FETCH:
+            cache.failed(entry, error, self.now)
+        elif work is Step.FETCH:
             self.num_versions += 1
             lease = FakeDiskLease(f"v{self.num_versions}")
             self.disk_leases.append(lease)
-            shelf.fetched(entry, cast(DiskLease, lease), num_bytes, self.now)
-        elif work is Work.LOAD:
+            cache.fetched(entry, cast(DiskLease, lease), num_bytes, self.now)
+        elif work is Step.LOAD:
             self.models.append(FakeLoaded(num_bytes))
-            shelf.loaded(entry, cast(Loaded, self.models[-1]), self.now)
+            cache.loaded(entry, cast(ResidentModel, self.models[-1]), self.now)
         else:
-            cast(FakeLoaded, entry.model).is_on_device = work is Work.PROMOTE
-            (shelf.promoted if work is Work.PROMOTE else shelf.demoted)(entry, self.now)
+            cast(FakeLoaded, entry.model).is_on_device = work is Step.PROMOTE
+            (cache.promoted if work is Step.PROMOTE else cache.demoted)(entry, self.now)
         self.pump()
         return work
 
-    def finish_all(self, num_bytes: int = 30) -> list[Work]:
+    def finish_all(self, num_bytes: int = 30) -> list[Step]:
         done = []
         while self.work:
             done.append(self.finish(num_bytes=num_bytes))
         return done
 
-    def load(self, name: str, num_bytes: int = 30) -> Lease:
+    def load(self, name: str, num_bytes: int = 30) -> ModelLease:
         ticket = self.want(name)
         self.finish_all(num_bytes)
         (lease,) = self.heard[ticket]
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, ModelLease)
         return lease
 
-    def tiers(self) -> dict[str, State]:
-        return {name: entry.state for name, entry in self.shelf.entries.items()}
+    def tiers(self) -> dict[str, ModelState]:
+        return {name: entry.state for name, entry in self.cache.entries.current.items()}
 
     def check(self) -> None:
-        self.shelf.check_integrity()
+        self.cache.check_integrity()
         for lease in self.leases:
             assert cast(FakeLoaded, lease.model).num_closed == 0
             assert cast(FakeLoaded, lease.model).is_on_device
@@ -180,21 +179,21 @@ class Bench:
             self.release(lease)
         self.finish_all()
         self.now += self.settings.hold_s + self.settings.room_timeout_s
-        self.shelf.tick(self.now)
+        self.cache.tick(self.now)
         self.pump()
         self.finish_all()
         self.check()
         assert all(len(heard) == 1 for ticket, heard in self.heard.items() if ticket not in self.cancelled)
-        self.shelf.stop(LoadStopped(), self.now)
+        self.cache.stop(LoadStopped(), self.now)
         self.pump()
         self.finish_all()
         for lease in list(self.leases):
             self.release(lease)
         self.finish_all()
         self.check()
-        assert self.shelf.entries == {}
-        assert self.shelf.others == set()
-        assert (self.shelf.ledger.device.used_bytes, self.shelf.ledger.host.used_bytes) == (0, 0)
+        assert self.cache.entries.current == {}
+        assert self.cache.entries.others == set()
+        assert (self.cache.budget.device.used_bytes, self.cache.budget.host.used_bytes) == (0, 0)
         assert all(model.num_closed == 1 for model in self.models)
         assert all(lease.num_released == 1 for lease in self.disk_leases)
         assert all(done == [None] for done in self.unloads)
@@ -203,7 +202,7 @@ class Bench:
 ERRORS = st.sampled_from([ModelBroken("x"), ModelUnknown("x"), OutOfMemory("x"), InternalError("x")])
 
 
-class ShelfMachine(RuleBasedStateMachine):
+class CacheMachine(RuleBasedStateMachine):
     """Whatever comes in whatever order, and however the work ends."""
 
     @initialize(is_unified=st.booleans(), cache=st.sampled_from(["enabled", "enabled", "disabled"]))
@@ -247,23 +246,23 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def pin(self, name: str) -> None:
-        self.bench.shelf.pinned.add(name)
+        self.bench.cache.entries.pinned.add(name)
         self.bench.want(name, is_patient=True)
 
     @rule(name=st.sampled_from(NAMES))
     def unpin(self, name: str) -> None:
-        self.bench.shelf.unpin(name, self.bench.now)
+        self.bench.cache.unpin(name, self.bench.now)
         self.bench.pump()
 
     @rule(name=st.sampled_from(NAMES))
     def unload(self, name: str) -> None:
-        if name in self.bench.shelf.entries:
+        if name in self.bench.cache.entries.current:
             self.bench.unload(name)
 
     @rule(seconds=st.sampled_from([1, 10, 31, 60]))
     def let_time_pass(self, seconds: float) -> None:
         self.bench.now += seconds
-        self.bench.shelf.tick(self.bench.now)
+        self.bench.cache.tick(self.bench.now)
         self.bench.pump()
 
     @invariant()
@@ -276,8 +275,8 @@ class ShelfMachine(RuleBasedStateMachine):
             self.bench.check_end()
 
 
-TestShelf = ShelfMachine.TestCase
-TestShelf.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
+TestCache = CacheMachine.TestCase
+TestCache.settings = hypothesis_settings(max_examples=60, stateful_step_count=60, deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -308,24 +307,24 @@ def test_long_random_lives_keep_the_books_right(seed: int) -> None:
             bench.release(random.choice(bench.leases))
         elif chance < 0.89 and waiting:
             bench.cancel(random.choice(waiting))
-        elif chance < 0.91 and name in bench.shelf.entries:
+        elif chance < 0.91 and name in bench.cache.entries.current:
             bench.unload(name)
         elif chance < 0.92:
-            bench.shelf.pinned.add(name)
+            bench.cache.entries.pinned.add(name)
             bench.want(name, is_patient=True)
         elif chance < 0.96:
-            for pinned in list(bench.shelf.pinned):
-                bench.shelf.unpin(pinned, bench.now)
+            for pinned in list(bench.cache.entries.pinned):
+                bench.cache.unpin(pinned, bench.now)
                 bench.pump()
         elif chance < 0.98:
             bench.now += random.choice([1, 10, 31])
-            bench.shelf.tick(bench.now)
+            bench.cache.tick(bench.now)
             bench.pump()
         bench.check()
 
-    counters = bench.shelf.counters
-    assert counters.hits > 0
-    assert counters.evictions + counters.demotions > 0 or bench.settings.cache == "disabled"
+    counters = bench.cache.counters
+    assert counters.get("hits") > 0
+    assert counters.get("evictions") + counters.get("demotions") > 0 or bench.settings.cache == "disabled"
     bench.check_end()
 
 
@@ -336,8 +335,8 @@ def test_many_who_want_a_model_share_one_load() -> None:
     tickets = [bench.want("a") for _ in range(5)]
     done = bench.finish_all()
 
-    assert done == [Work.FETCH, Work.LOAD]
-    assert len({id(cast(Lease, bench.heard[ticket][0]).model) for ticket in tickets}) == 1
+    assert done == [Step.FETCH, Step.LOAD]
+    assert len({id(cast(ModelLease, bench.heard[ticket][0]).model) for ticket in tickets}) == 1
     bench.check_end()
 
 
@@ -352,9 +351,9 @@ def test_the_least_recently_used_leaves_the_device_for_the_host_and_then_for_goo
     first = bench.tiers()
     bench.release(bench.load("d"))
 
-    assert first == {"a": State.READY, "b": State.ON_HOST, "c": State.READY}
-    assert bench.tiers() == {"a": State.ON_HOST, "c": State.READY, "d": State.READY}
-    assert bench.shelf.next_to_go() == ["c", "d"]
+    assert first == {"a": ModelState.READY, "b": ModelState.ON_HOST, "c": ModelState.READY}
+    assert bench.tiers() == {"a": ModelState.ON_HOST, "c": ModelState.READY, "d": ModelState.READY}
+    assert bench.cache.next_to_go() == ["c", "d"]
     bench.check_end()
 
 
@@ -364,12 +363,12 @@ def test_an_evicted_model_is_told_as_leaving_while_it_still_takes_memory() -> No
     bench.release(bench.load("a"))
 
     bench.want("b")
-    assert Work.FETCH is bench.finish()
+    assert Step.FETCH is bench.finish()
 
-    (leaving,) = bench.shelf.others
-    assert (leaving.name, tier_of(leaving), leaving.device_bytes) == ("a", Tier.LEAVING, 30)
-    assert Work.CLOSE is bench.finish()
-    assert not bench.shelf.others
+    (leaving,) = bench.cache.entries.others
+    assert (leaving.name, leaving.tier, leaving.device_bytes) == ("a", ModelTier.LEAVING, 30)
+    assert Step.CLOSE is bench.finish()
+    assert not bench.cache.entries.others
     bench.finish_all()
     bench.check()
 
@@ -382,10 +381,10 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
 
     bench.want("a")
 
-    assert Work.LOAD not in bench.finish_all()
+    assert Step.LOAD not in bench.finish_all()
     assert bench.leases[0].found == "host"
     assert bench.load("a").found == "hit"
-    assert bench.tiers() == {"a": State.READY, "b": State.ON_HOST}
+    assert bench.tiers() == {"a": ModelState.READY, "b": ModelState.ON_HOST}
     bench.check_end()
 
 
@@ -403,7 +402,7 @@ def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
 
     (second,) = bench.heard[ticket]
     assert waits == []
-    assert isinstance(second, Lease)
+    assert isinstance(second, ModelLease)
     assert (lease.found, second.found, second.load_s) == ("cold", "disk", 3)
     bench.check_end()
 
@@ -416,7 +415,7 @@ def test_a_load_does_not_wait_for_memory_for_ever() -> None:
     bench.finish_all()
 
     bench.now += bench.settings.room_timeout_s
-    bench.shelf.tick(bench.now)
+    bench.cache.tick(bench.now)
     bench.pump()
 
     assert [type(each) for each in bench.heard[ticket]] == [OutOfMemory]
@@ -438,22 +437,22 @@ def test_a_model_larger_than_the_budget_is_measured_once_and_then_refused_at_onc
     done = bench.finish_all()
 
     assert [type(bench.heard[each][0]) for each in (ticket, again)] == [OutOfMemory, OutOfMemory]
-    assert done == [Work.FETCH]
-    assert bench.tiers() == {"a": State.READY}
+    assert done == [Step.FETCH]
+    assert bench.tiers() == {"a": ModelState.READY}
     bench.check_end()
 
 
 def test_a_pinned_model_is_never_evicted() -> None:
     """What only fits without it is refused at once."""
     bench = Bench(50, 50)
-    bench.shelf.pinned.add("a")
+    bench.cache.entries.pinned.add("a")
     bench.release(bench.load("a"))
 
     ticket = bench.want("b")
     bench.finish_all()
 
     assert [type(each) for each in bench.heard[ticket]] == [OutOfMemory]
-    assert bench.tiers() == {"a": State.READY}
+    assert bench.tiers() == {"a": ModelState.READY}
     bench.check_end()
 
 
@@ -480,7 +479,7 @@ def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it()
     bench.release(bench.load("a"))
     bench.want("b")
     bench.finish()
-    assert [work for work, _ in bench.work] == [Work.DEMOTE]
+    assert [work for work, _ in bench.work] == [Step.DEMOTE]
 
     ticket = bench.want("a")
     bench.unload("a")
@@ -489,7 +488,7 @@ def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it()
         bench.release(lease)
         bench.finish_all()
 
-    assert isinstance(bench.heard[ticket][0], Lease)
+    assert isinstance(bench.heard[ticket][0], ModelLease)
     assert list(bench.tiers()) == ["b"]
     bench.check_end()
 
@@ -505,7 +504,7 @@ def test_a_broken_model_is_remembered_for_a_while() -> None:
     bench.want("a")
 
     assert [type(each) for each in bench.heard[again]] == [ModelBroken]
-    assert [work for work, _ in bench.work] == [Work.FETCH]
+    assert [work for work, _ in bench.work] == [Step.FETCH]
     bench.check_end()
 
 
@@ -520,7 +519,7 @@ def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
     after = bench.want("a")
     bench.finish_all()
 
-    assert [type(bench.heard[each][0]) for each in (during, after)] == [Lease, Lease]
+    assert [type(bench.heard[each][0]) for each in (during, after)] == [ModelLease, ModelLease]
     bench.check_end()
 
 
@@ -531,14 +530,14 @@ def test_who_waits_too_long_is_told_to_come_back_and_the_load_goes_on() -> None:
 
     bench.finish()
     bench.now += 55
-    bench.shelf.tick(bench.now)
+    bench.cache.tick(bench.now)
     bench.pump()
     bench.finish_all()
 
     (error,) = bench.heard[ticket]
     assert isinstance(error, ModelLoading)
     assert error.retry_after_s
-    assert bench.tiers() == {"a": State.READY}
+    assert bench.tiers() == {"a": ModelState.READY}
     bench.check_end()
 
 
@@ -550,7 +549,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_not_begun() -> None:
     bench.cancel(ticket)
     done = bench.finish_all()
 
-    assert done == [Work.FETCH]
+    assert done == [Step.FETCH]
     assert bench.tiers() == {}
     bench.check_end()
 
@@ -575,12 +574,12 @@ def test_without_a_cache_a_model_goes_with_its_last_request() -> None:
     first, second = bench.want("a"), bench.want("a")
     bench.finish_all()
 
-    bench.release(cast(Lease, bench.heard[first][0]))
+    bench.release(cast(ModelLease, bench.heard[first][0]))
     kept = bench.tiers()
-    bench.release(cast(Lease, bench.heard[second][0]))
+    bench.release(cast(ModelLease, bench.heard[second][0]))
     bench.finish_all()
 
-    assert kept == {"a": State.READY}
+    assert kept == {"a": ModelState.READY}
     assert bench.tiers() == {}
     bench.check_end()
 
@@ -596,7 +595,7 @@ def test_two_models_that_turn_out_too_large_do_not_wait_for_each_other() -> None
         bench.finish(num_bytes=70)
     bench.finish_all()
 
-    assert sorted(type(bench.heard[each][0]).__name__ for each in tickets) == ["Lease", "OutOfMemory"]
+    assert sorted(type(bench.heard[each][0]).__name__ for each in tickets) == ["ModelLease", "OutOfMemory"]
     bench.check_end()
 
 
@@ -610,5 +609,5 @@ def test_only_broken_models_are_remembered(error: HandlerError) -> None:
     ticket = bench.want("a")
     bench.finish_all()
 
-    assert isinstance(bench.heard[ticket][0], Lease)
+    assert isinstance(bench.heard[ticket][0], ModelLease)
     bench.check_end()

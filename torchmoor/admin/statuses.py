@@ -1,24 +1,24 @@
-"""What instances say of themselves while somebody looks: sessions, memory by tier, turns, tokens.
+"""The instances' own statuses, for the dashboard and the sessions view: sessions, memory by tier, turns, tokens.
 
-Asked by the handler's status operation, each instance at most once in MAX_AGE_S however many look, and never when
-nobody does. The ids of sessions, which are as good as credentials, are not kept. Instances with many models are not
-asked here: their answer may be long, and torchmoor.admin.models has it.
+Each instance is asked at most once in MAX_AGE_S, however many pages are open, and never while no page is open. Session
+ids are credentials and are not kept. Instances with many models are asked by torchmoor.admin.models instead, since
+their answers may be long.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from types import TracebackType
 from typing import Any
 
+from torchmoor.admin.http import read_status
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.operations import OperationAnswer, Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.wire import operations
 
 MAX_AGE_S = 1.5
-WAIT_S = 0.5  # for answers, before what is known is shown
+WAIT_S = 0.5  # for answers; then the page shows the last known ones
 TIMEOUT_S = 2.0
 MAX_QUESTIONS = 32  # at once
 _UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
@@ -26,7 +26,7 @@ SHOWN = ("device", "sessions", "memory", "turns", "tokens", "images", "engine")
 
 
 class InstanceStatuses:
-    """Use as a context."""
+    """Asks the handlers' operation `status`. The context cancels what is under way at its end."""
 
     def __init__(self, registry: Registry, operations: Operations) -> None:
         self._registry = registry
@@ -48,11 +48,11 @@ class InstanceStatuses:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """What an instance has said last; None if it does not say."""
+        """Return an instance's last status; None if it reports none."""
         return self._known.get(name)
 
     async def refresh(self, wait_s: float = WAIT_S) -> None:
-        """Ask those that were not asked lately, the longest ago first; wait a little for what they say."""
+        """Ask the instances that are due, the longest-known first, and wait a little for their answers."""
         now = asyncio.get_running_loop().time()
         due = [
             instance
@@ -70,7 +70,7 @@ class InstanceStatuses:
             await asyncio.wait(list(self._questions.values()), timeout=wait_s)
 
     async def refresh_all(self) -> None:
-        """The same, until all have answered or will not: for who depends on it."""
+        """As `refresh`, but wait until each instance has answered or timed out."""
         await self.refresh(TIMEOUT_S)
 
     async def _ask(self, instance: Instance) -> None:
@@ -87,18 +87,15 @@ class InstanceStatuses:
             self._known[instance.name] = status
 
     def _on_change(self, instance: Instance) -> None:
-        """An instance that is gone has nothing to say any more."""
+        """Forget an instance that is gone."""
         if self._registry.find(instance.name) is not instance:
             self._known.pop(instance.name, None)
             self._asked_at.pop(instance.name, None)
 
 
 def _read(answer: OperationAnswer | None) -> dict[str, Any] | None:
-    """What is shown of an answer; None if it is not one of a handler of ours."""
-    try:
-        status = json.loads(answer.body) if answer is not None and answer.status == 200 else None
-    except ValueError:
-        return None
-    if not isinstance(status, dict) or not isinstance(status.get("sessions"), dict):
+    """Return the part of an answer that is shown; None if another program than our handler answered."""
+    status = read_status(answer)
+    if status is None or not isinstance(status.get("sessions"), dict):
         return None
     return {key: status[key] for key in SHOWN if key in status}

@@ -24,13 +24,15 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from handlers.errors import ConfigError, ModelBroken, OutOfDisk, SourceUnavailable
-from handlers.many.archives.unpack import PIECE_BYTES, find_model_folder, unpack_tar, unpack_zip
-from handlers.many.model import Progress
+from handlers.many.model import DiskLease, LoadProgress
+from handlers.many.residency.eviction import disk_victim
 from handlers.many.sources.source import Found, ModelSource, Replaced
+from handlers.many.unpack import PIECE_BYTES, find_model_folder, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)
@@ -50,26 +52,6 @@ class _Unpacked:
     home: Path
     folder: Path  # where the model is, in there
     num_leases: int = 0
-
-
-class DiskLease:
-    """A folder that stays until it is released."""
-
-    def __init__(
-        self, version: str, folder: Path, entry: _Unpacked | None, cache: "DiskCache", *, is_new: bool
-    ) -> None:
-        """entry: None if the folder is the source's own."""
-        self.version = version
-        self.folder = folder
-        self.is_new = is_new  # unpacked just now
-        self._entry = entry
-        self._cache = cache
-
-    def release(self) -> None:
-        """More than once is as good as once."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            self._cache._give_back(entry)
 
 
 class DiskCache:
@@ -93,7 +75,7 @@ class DiskCache:
         with self._lock:
             return [(each.name, each.version, each.num_bytes) for each in self._unpacked.values()]
 
-    def fetch(self, name: str, progress: Progress) -> DiskLease:
+    def fetch(self, name: str, progress: LoadProgress) -> DiskLease:
         """The newest version of a model, unpacked. Two threads that ask for the same one both do the work.
 
         Raises ModelUnknown, ModelBroken, SourceUnavailable, OutOfDisk, and what progress raises.
@@ -109,7 +91,7 @@ class DiskCache:
                 return lease
             try:
                 if found.folder is not None:
-                    return DiskLease(found.version, find_model_folder(found.folder), None, self, is_new=False)
+                    return DiskLease(found.version, find_model_folder(found.folder), None, is_new=False)
                 lease = self._find(name, found.version) or self._fill(found, progress)
             except ModelBroken as exc:
                 exc.version = found.version
@@ -144,13 +126,13 @@ class DiskCache:
         os.utime(entry.home / MARKER)  # the order, for the next worker; raises if somebody cleaned up
         entry.num_leases += 1
         self._unpacked.move_to_end((entry.name, entry.version))
-        return DiskLease(entry.version, entry.folder, entry, self, is_new=is_new)
+        return DiskLease(entry.version, entry.folder, partial(self._give_back, entry), is_new=is_new)
 
     def _give_back(self, entry: _Unpacked) -> None:
         with self._lock:
             entry.num_leases -= 1
 
-    def _fill(self, found: Found, progress: Progress) -> DiskLease | None:
+    def _fill(self, found: Found, progress: LoadProgress) -> DiskLease | None:
         """Download and unpack; None if the model was replaced meanwhile."""
         limit = self._settings.max_archive_bytes if found.is_archive else self._settings.max_unpacked_bytes
         if found.num_bytes > limit:
@@ -173,7 +155,7 @@ class DiskCache:
             shutil.rmtree(partial, ignore_errors=True)
             space.give_back()
 
-    def _read(self, found: Found, partial: Path, space: "_Space", progress: Progress) -> None:
+    def _read(self, found: Found, partial: Path, space: "_Space", progress: LoadProgress) -> None:
         """What the source has, as files below partial."""
         files = partial / FILES
         if not found.is_archive:
@@ -224,7 +206,7 @@ class DiskCache:
                     if free >= num_bytes + SPARE_BYTES:
                         self._used_bytes += num_bytes
                         return
-                victim = next((each for each in self._unpacked.values() if not each.num_leases), None)
+                victim = disk_victim(self._unpacked.values())
                 if victim is None:
                     what = f"the disk of {self._home} has only {free} bytes left" if not is_full else self._budget()
                     raise OutOfDisk(f"there is no room on disk for {num_bytes} bytes more of this model: {what}")
@@ -319,7 +301,7 @@ def _read_marker(home: Path) -> _Unpacked | None:
     return _Unpacked(name, version, num_bytes, home, model) if is_right else None
 
 
-def _copy(content: IO[bytes], copy: IO[bytes], num_bytes: int, progress: Progress) -> None:
+def _copy(content: IO[bytes], copy: IO[bytes], num_bytes: int, progress: LoadProgress) -> None:
     left = num_bytes
     while left:
         piece = content.read(min(left, PIECE_BYTES))

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 from handlers.errors import ModelBroken
-from handlers.many.model import Progress
+from handlers.many.model import LoadProgress
 from handlers.settings import ManySettings
 
 Take = Callable[[int], None]  # so many bytes are about to be written; raises OutOfDisk
@@ -32,7 +32,7 @@ _SYMLINK = 0o120000
 
 
 def unpack_tar(
-    archive: BinaryIO, num_bytes: int, into: Path, limits: ManySettings, take: Take, progress: Progress
+    archive: BinaryIO, num_bytes: int, into: Path, limits: ManySettings, take: Take, progress: LoadProgress
 ) -> None:
     """num_bytes: of the archive. Raises ModelBroken, and what take and progress raise."""
     progress.begin("unpack", num_bytes)
@@ -59,7 +59,7 @@ def unpack_tar(
         raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc
 
 
-def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: Progress) -> None:
+def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: LoadProgress) -> None:
     """Of a .mar. Raises ModelBroken, and what take and progress raise."""
     num_bytes = archive.stat().st_size
     progress.begin("unpack", num_bytes)
@@ -147,7 +147,7 @@ class _Tree:
             except (FileExistsError, NotADirectoryError) as exc:
                 raise ModelBroken(f"{_shown(name)} in the archive is both a file and a folder") from exc
 
-    def add_file(self, name: str, content: IO[bytes], num_bytes: int, progress: Progress | None = None) -> None:
+    def add_file(self, name: str, content: IO[bytes], num_bytes: int, progress: LoadProgress | None = None) -> None:
         """progress: checked while it is written, if reading does not do that."""
         path = self._root / name
         self._take(num_bytes)
@@ -171,7 +171,7 @@ class _Tree:
 class _Unzipped(io.RawIOBase):
     """What a gzip stream holds; every byte is spent, whether it is wanted or not, and progress counts what was read."""
 
-    def __init__(self, archive: BinaryIO, allowance: _Allowance, progress: Progress) -> None:
+    def __init__(self, archive: BinaryIO, allowance: _Allowance, progress: LoadProgress) -> None:
         self._counted = _Counted(archive, progress)
         self._gzip = gzip.GzipFile(fileobj=cast(IO[bytes], self._counted), mode="rb")
         self._allowance = allowance
@@ -187,7 +187,7 @@ class _Unzipped(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    def __init__(self, archive: BinaryIO, progress: Progress) -> None:
+    def __init__(self, archive: BinaryIO, progress: LoadProgress) -> None:
         self._archive = archive
         self._progress = progress
 

@@ -1,1 +1,0 @@
-"""Archives on disk: unpacking within limits, and a budget of bytes."""

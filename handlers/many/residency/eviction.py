@@ -1,0 +1,67 @@
+"""Eviction: which model leaves the device, the host and the disk next. Every victim is chosen here.
+
+Victims are the least recently used first; a model with a lease stays, and on the device a pinned one, too.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from handlers.many.residency.entries import Entries
+from handlers.many.residency.entry import LEAVING, ModelEntry, ModelState, Step
+from handlers.many.residency.memory_budget import MemoryBudget
+
+
+class Leased(Protocol):
+    num_leases: int
+
+
+L = TypeVar("L", bound=Leased)
+
+
+def disk_victim(models: Iterable[L]) -> L | None:
+    """Return the first model without a lease. models: least recently used first."""
+    return next((each for each in models if not each.num_leases), None)
+
+
+def device_victims(entries: Entries) -> Iterator[ModelEntry]:
+    """Return the models that may leave the device, the next one first."""
+    return (each for each in entries.on_device if not each.num_leases and not entries.is_pinned(each))
+
+
+def plan_eviction(entries: Entries, budget: MemoryBudget) -> list[tuple[Step, ModelEntry]]:
+    """Choose what to demote or close so that the device gets room; empty if nothing can leave it now.
+
+    The victim goes to the host if others can make room for it there, and is closed otherwise.
+    """
+    victim = next(device_victims(entries), None)
+    if victim is None:
+        return []
+    if budget.is_unified:
+        return [(Step.CLOSE, victim)]
+    num_bytes, host = budget.after_demotion(victim), budget.host
+    steps: list[tuple[Step, ModelEntry]] = []
+    leaving = sum(each.host_bytes for each in entries.others if each.state is ModelState.CLOSING)
+    for each in entries.on_host:
+        if num_bytes > host.max_bytes or host.has_room(num_bytes - leaving):
+            break
+        steps.append((Step.CLOSE, each))
+        leaving += each.host_bytes
+    if not host.has_room(num_bytes - leaving):
+        steps.append((Step.CLOSE, victim))
+    elif host.has_room(num_bytes):
+        steps.append((Step.DEMOTE, victim))
+    return steps
+
+
+def leaving_bytes(entries: Entries) -> int:
+    """Return the device memory that models give back soon."""
+    return sum(each.device_bytes for each in entries if each.state in LEAVING)
+
+
+def reachable_bytes(entries: Entries, budget: MemoryBudget, entry: ModelEntry) -> int:
+    """Return the device memory for an entry after every possible eviction, now or later.
+
+    Entries that wait for room and hold memory stay: two of them would wait for each other.
+    """
+    staying = (e for e in entries if e is entry or e.state is ModelState.LOADED or entries.is_pinned(e))
+    return budget.device.max_bytes - sum(each.device_bytes for each in staying)

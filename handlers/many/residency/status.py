@@ -1,0 +1,56 @@
+"""The status of a worker of many models: each model's place, and the budgets."""
+
+from typing import Any
+
+from handlers.many.model import ModelTier
+from handlers.many.residency.cache import EVENTS, ModelCache
+from handlers.many.residency.disk import DiskCache
+from handlers.many.residency.entry import ModelEntry, ModelState
+
+
+def describe_memory(cache: ModelCache, now: float) -> dict[str, Any]:
+    """Report what is in memory, in bytes and seconds. The caller holds the cache's lock."""
+    budget = cache.budget
+    models = [_describe(entry, cache.entries.is_pinned(entry), now) for entry in cache.entries]
+    for name, broken in cache.history.broken(now).items():
+        reason = broken.error.message
+        models.append({"name": name, "version": broken.version, "tier": ModelTier.BROKEN.value, "reason": reason})
+    return {
+        "models": models,
+        "loading": [each["name"] for each in models if each["tier"] == ModelTier.LOADING.value],
+        "budgets": {
+            "device": {"used": budget.device.used_bytes, "max": budget.device.max_bytes},
+            "host": {"used": budget.host.used_bytes, "max": budget.host.max_bytes},
+        },
+        "next_to_go": cache.next_to_go(),
+        "waiting": cache.waiting.num_requests(),
+        "counters": {name: cache.counters.get(name) for name in EVENTS},
+    }
+
+
+def add_disk(status: dict[str, Any], in_memory: set[str], disk: DiskCache, max_bytes: int) -> None:
+    """Add the disk's budget, and the models that are on disk only."""
+    status["budgets"]["disk"] = {"used": disk.used_bytes, "max": max_bytes}
+    for name, version, num_bytes in disk.models():
+        if name not in in_memory:
+            status["models"].append(
+                {"name": name, "version": version, "tier": ModelTier.DISK.value, "bytes": num_bytes}
+            )
+
+
+def _describe(entry: ModelEntry, pinned: bool, now: float) -> dict[str, Any]:
+    model = entry.model
+    return {
+        "name": entry.name,
+        "version": entry.version,
+        "tier": entry.tier.value,
+        "bytes": 0 if model is None else model.device_bytes + model.host_bytes,
+        "mapped_bytes": 0 if model is None else model.mapped_bytes,
+        "counted_bytes": entry.device_bytes + entry.host_bytes,
+        "pinned": pinned,
+        "retired": entry.is_retired,
+        "hits": entry.num_hits,
+        "leases": entry.num_leases,
+        "last_used_s": round(now - entry.last_used, 3) if entry.num_hits else None,
+        "progress": None if entry.state is ModelState.READY else str(entry.progress),
+    }

@@ -1,0 +1,78 @@
+"""Models in a directory of this host, or one that is mounted."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from handlers.errors import ModelUnknown, SourceUnavailable
+from handlers.many.model import LoadProgress
+from handlers.many.sources.source import (
+    ARCHIVES,
+    File,
+    Found,
+    Replaced,
+    check_number_of_files,
+    is_archive,
+    version_of,
+)
+
+
+class DirectorySource:
+    """Follows symbolic links: the owner of the directory chooses the models."""
+
+    def __init__(self, root: Path, max_files: int) -> None:
+        self._root = root
+        self._max_files = max_files
+
+    def find(self, name: str) -> Found:
+        return find_in(self._root / name, name, self._max_files)
+
+    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
+        return open_file(self._root / found.name, file)
+
+
+def find_in(path: Path, name: str, max_files: int) -> Found:
+    """Find the model at this path."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and is_archive(path.name):
+            archive = File(path.name, status.st_size, _tag(status))
+            return Found(name, archive.tag, [archive], is_archive=True)
+        if stat.S_ISDIR(status.st_mode):
+            files = _walk(path, max_files)
+            return Found(name, version_of(files), files, is_archive=False, folder=path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as exc:
+        raise SourceUnavailable(f"the models' directory cannot be read: {exc.strerror or exc}") from exc
+    raise ModelUnknown(f"there is no model {name!r}; models are {', '.join(ARCHIVES)} files and folders")
+
+
+def open_file(path: Path, file: File) -> BinaryIO:
+    try:
+        opened = path.open("rb")
+    except OSError as exc:
+        raise Replaced(f"its file cannot be read any more: {exc.strerror or exc}") from exc
+    if _tag(os.fstat(opened.fileno())) != file.tag:
+        opened.close()
+        raise Replaced("it was replaced while it was read")
+    return opened
+
+
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"
+
+
+def _walk(folder: Path, max_files: int) -> list[File]:
+    """List a folder's files without hidden ones, which editors and unfinished copies leave."""
+    files: list[File] = []
+    for base, folders, names in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                path = Path(base, name)
+                status = path.stat()
+                files.append(File(str(path.relative_to(folder)), status.st_size, _tag(status)))
+        check_number_of_files(len(files), max_files)
+    return files

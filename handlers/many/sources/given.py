@@ -1,0 +1,55 @@
+"""Models that were given by name and url, as SageMaker gives them to a container, beside another source."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from handlers.errors import ModelUnknown
+from handlers.many.model import LoadProgress
+from handlers.many.sources.directory import find_in, open_file
+from handlers.many.sources.source import File, Found, ModelSource, Replaced
+
+MAX_GIVEN = 10_000
+FILE_URL = "file://"
+
+
+class NoSource:
+    """A source without models, for workers whose models are all given."""
+
+    def find(self, name: str) -> Found:
+        raise ModelUnknown(f"no model {name!r} has been loaded, and handler.many.source names no place to find it")
+
+    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
+        raise Replaced("it has been unloaded")
+
+
+class GivenSource:
+    """roots: directories; only paths below one of them can be given."""
+
+    def __init__(self, source: ModelSource, roots: Sequence[str], max_files: int) -> None:
+        self._source = source
+        self._roots = [Path(root).resolve() for root in roots]
+        self._max_files = max_files
+        self._given: dict[str, Path] = {}
+
+    def give(self, name: str, url: str) -> None:
+        """Make the name stand for the url's content. Raises ModelUnknown if the url is not allowed."""
+        path = Path(url.removeprefix(FILE_URL)).resolve()
+        if not any(path.is_relative_to(root) for root in self._roots):
+            raise ModelUnknown("the url must be a path below one of the directories in handler.many.url_roots")
+        if not path.exists():
+            raise ModelUnknown("there is nothing at the url")
+        if len(self._given) >= MAX_GIVEN and name not in self._given:
+            raise ModelUnknown(f"{MAX_GIVEN} models have been given by url; unload some")
+        self._given[name] = path
+
+    def forget(self, name: str) -> None:
+        self._given.pop(name, None)
+
+    def find(self, name: str) -> Found:
+        path = self._given.get(name)
+        return self._source.find(name) if path is None else find_in(path, name, self._max_files)
+
+    def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
+        path = self._given.get(found.name)
+        return self._source.open(found, file, progress) if path is None else open_file(path, file)

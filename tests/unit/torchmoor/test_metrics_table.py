@@ -1,0 +1,18 @@
+"""The table of metrics and the counts that it names."""
+
+from dataclasses import fields
+
+from torchmoor.metrics.histogram import Histogram
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.metrics.table import HISTOGRAM, METRICS
+
+
+def test_every_count_has_one_metric_of_its_type() -> None:
+    """Each field of InvocationMetrics is a row's; RoutingDecisions shows `decisions`."""
+    counts = InvocationMetrics("llava", "AllTraffic")
+    rows = {each.field: each.type for each in METRICS if each.field}
+    expected = {each.name for each in fields(InvocationMetrics)} - {"endpoint", "variant", "decisions"}
+
+    assert rows.keys() == expected
+    assert all(isinstance(getattr(counts, name), Histogram) == (kind is HISTOGRAM) for name, kind in rows.items())
+    assert len({each.name for each in METRICS}) == len(METRICS)

@@ -1,0 +1,137 @@
+"""Collectors of the metrics page: they render the proxy's counts and the fleet's state when Prometheus scrapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.metrics.table import ACCESS, ACCESS_LOG, DISCOVERY, INSTANCES, INVOCATIONS, MODELS, MetricFamilies
+from torchmoor.proxy.instances.breaker import BreakerState
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.registry import Registry, Variant
+
+BREAKER_STATES = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
+
+
+class VariantTraffic(Protocol):
+    """A variant, its counts, and its requests that wait now."""
+
+    variant: Variant
+    metrics: InvocationMetrics
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for an instance."""
+        ...
+
+    @property
+    def waiting_turns(self) -> Mapping[str, int]:
+        """Session turns among them, by the instance that they wait for."""
+        ...
+
+
+class LogCounts(Protocol):
+    """An access log's own counts."""
+
+    num_lines: int
+
+    @property
+    def num_dropped(self) -> int:
+        """Lines that were lost."""
+        ...
+
+
+class InstanceAverage:
+    """Invocations per instance, summed over scrapes, since the number of instances changes between them."""
+
+    __slots__ = ("_invocations", "_total")
+
+    def __init__(self) -> None:
+        self._invocations = 0
+        self._total = 0.0
+
+    def add(self, invocations: int, num_instances: int) -> float:
+        """Add the invocations since the last call, divided by the current instances. Returns the sum."""
+        self._total += (invocations - self._invocations) / max(1, num_instances)
+        self._invocations = invocations
+        return self._total
+
+
+class MetricsCollector:
+    """Collects invocations, instances, access and discovery.
+
+    denied: requests refused for their credentials, by error type. log: the access log; None without one.
+    """
+
+    def __init__(
+        self, registry: Registry, traffic: Iterable[VariantTraffic], denied: Mapping[str, int], log: LogCounts | None
+    ) -> None:
+        self._registry = registry
+        self._traffic = list(traffic)
+        self._denied = denied
+        self._log = log
+        self._averages = [InstanceAverage() for _ in self._traffic]
+
+    def collect(self) -> Iterator[Metric]:
+        families = MetricFamilies((*INVOCATIONS, *INSTANCES, *ACCESS, *(ACCESS_LOG if self._log is not None else ())))
+        for traffic, average in zip(self._traffic, self._averages, strict=True):
+            metrics = traffic.metrics
+            instances = list(traffic.variant.pool.members)
+            labels = (metrics.endpoint, metrics.variant)
+            outstanding = sum(instance.outstanding for instance in instances)
+            families.add_counts(metrics)
+            families.add("WaitingInvocations", labels, traffic.num_waiting)
+            families.add("ConcurrentRequestsPerModel", labels, outstanding + traffic.num_waiting)
+            families.add("InvocationsPerInstance", labels, average.add(metrics.invocations, len(instances)))
+            for reason, tally in metrics.decisions.items():
+                families.add("RoutingDecisions", (*labels, reason), tally.count)
+        for instance in self._registry.instances():
+            labels = (instance.endpoint, instance.name)
+            families.add("OutstandingInvocations", labels, instance.outstanding)
+            families.add("InstanceReady", labels, int(instance.state is InstanceState.READY))
+            families.add("InstanceBreaker", labels, BREAKER_STATES.index(instance.breaker.state))
+            families.add("InstanceShare", labels, instance.share)
+        for error, count in list(self._denied.items()):
+            families.add("AccessDenied", (error,), count)
+        if self._log is not None:
+            families.add("AccessLogLines", (), self._log.num_lines)
+            families.add("AccessLogDropped", (), self._log.num_dropped)
+        yield from families
+        if self._registry.sources:
+            yield from self._discovery()
+
+    def _discovery(self) -> MetricFamilies:
+        families = MetricFamilies(DISCOVERY)
+        counts = Counter(instance.source for instance in self._registry.instances())
+        for source in self._registry.sources.values():
+            labels = (source.endpoint, source.variant, source.dns_name)
+            families.add("DiscoveredInstances", labels, counts[source.dns_name])
+            families.add("DiscoveryFailures", labels, source.num_failures)
+            age_s = source.age_s()
+            if age_s is not None:
+                families.add("DiscoveryAnswerAge", labels, age_s)
+        return families
+
+
+class ModelMetricsCollector:
+    """Collects the metrics of endpoints with many models. Yields nothing without such an endpoint."""
+
+    def __init__(self, traffic: Iterable[VariantTraffic]) -> None:
+        self._traffic = [each for each in traffic if each.variant.models is not None]
+
+    def collect(self) -> Iterator[Metric]:
+        families = MetricFamilies(MODELS)
+        for traffic in self._traffic:
+            families.add_counts(traffic.metrics)
+            models = traffic.variant.models
+            assert models is not None
+            for instance in traffic.variant.pool.members:
+                families.add(
+                    "LoadedModelCount", (traffic.variant.endpoint, instance.name), models.num_loaded(instance.name)
+                )
+        if self._traffic:
+            yield from families
