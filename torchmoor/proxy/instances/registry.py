@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
+from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
@@ -53,7 +53,10 @@ class Variant:
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
-        self.strategy = get_strategy(settings.routing_strategy)
+        try:
+            self.strategy = get_strategy(settings.routing_strategy)
+        except ValueError as error:
+            raise ConfigError(f"variant {settings.name} of endpoint {endpoint}: {error}") from error
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None

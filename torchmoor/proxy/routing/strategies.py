@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from torchmoor.errors import ConfigError
 from torchmoor.proxy.routing.kv_aware import KvAware
 from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
@@ -46,8 +45,8 @@ DEFAULT_STRATEGY = _ROWS[0].name
 
 
 def get_strategy(name: str) -> StrategyRow:
-    """Return a strategy's row. Raises ConfigError."""
+    """Return a strategy's row. Raises ValueError."""
     row = STRATEGIES.get(name)
     if row is None:
-        raise ConfigError(f"RoutingStrategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
+        raise ValueError(f"RoutingStrategy must be one of {', '.join(STRATEGIES)}, not {name!r}")
     return row
