@@ -24,42 +24,19 @@ ONLY = {
 SHARED_NAMES = {
     "Asker",
     "Assignment",
-    "AsyncEndpoint",
     "Caller",
     "ConfigError",
-    "Counters",
-    "Entry",
     "Event",
     "Front",
-    "Known",
-    "Lease",
     "Line",
     "Member",
     "Outcome",
-    "Patience",
     "Placement",
-    "Plan",
-    "Progress",
-    "Record",
     "Reply",
     "Sample",
-    "Slots",
-    "State",
     "Target",
-    "Ticket",
-    "Tier",
-    "Traffic",
-    "Waiter",
-    "Work",
-    "_Body",
-    "_Counted",
-    "_File",
-    "_Progress",
 }
-LONG_MODULES = {
-    "torchmoor/async_inference/objects/s3_store.py",
-    "torchmoor/config/settings.py",
-}
+LONG_MODULES: set[str] = set()
 
 
 def modules(*folders: str) -> list[Path]:
