@@ -1,29 +1,30 @@
-"""Writes docs/configuration.md from the settings classes, and the metrics in docs/runtime-api.md from their table.
+"""Write docs/configuration.md, and the tables in docs/container.md and docs/runtime-api.md, from the code.
 
 python scripts/make_reference.py            writes it
 python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
 """
 
 import argparse
-import ast
 import inspect
 import sys
-import textwrap
-import tokenize
-from dataclasses import MISSING, Field, fields
-from io import StringIO
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config.group import SettingsGroup, allowed_range
+from torchmoor.config.group import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
+from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
 from torchmoor.metrics.table import METRICS
 
 TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+CONTAINER_PAGE = PAGE.with_name("container.md")
+VARIABLES_BEGIN = "<!-- variables: written by scripts/make_reference.py -->\n"
+VARIABLES_END = "<!-- end of variables -->\n"
 METRICS_PAGE = PAGE.with_name("runtime-api.md")
 METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
 METRICS_END = "<!-- end of metrics -->\n"
@@ -65,27 +66,13 @@ def make_page() -> str:
         make_group("`multi_model` of an endpoint", MultiModelSettings),
         HANDLERS,
     ]
-    parts += [make_group(f"`handler.{field.name}`", _class_of(field)) for field in fields(HandlerSettings)]
+    for name, field in HandlerSettings.model_fields.items():
+        assert isinstance(field.annotation, type)
+        parts.append(make_group(f"`handler.{name}`", field.annotation))
     return "\n".join(parts)
 
 
-def make_group(title: str, kind: type) -> str:
-    """One settings class as a table."""
-    if issubclass(kind, SettingsGroup):
-        return make_model_group(title, kind)
-    comments = read_comments(kind)
-    lines = [f"### {title}", ""]
-    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
-        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
-    lines += TABLE
-    for field in fields(kind):
-        default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
-        comment = comments.get(field.name, "").replace("|", r"\|")
-        lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
-    return "\n".join([*lines, ""])
-
-
-def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
+def make_group(title: str, kind: type[BaseModel]) -> str:
     """Return one settings model as a table."""
     lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
     for name, field in kind.model_fields.items():
@@ -93,50 +80,22 @@ def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
         limits = allowed_range(field)
         text = (field.description or "").replace("|", r"\|")
         if limits and limits != "positive":
-            text += f" Allowed: {limits}."
+            text = f"{text} Allowed: {limits}.".lstrip()
         lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
 
 
-def read_comments(kind: type) -> dict[str, str]:
-    """What is written beside each field: behind it and below, or, if nothing is behind it, above."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    texts = {
-        token.start[0]: token.string.lstrip("# ").rstrip()
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    comments: dict[str, str] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        first, last = node.lineno, node.end_lineno or node.lineno
-        own = [number for number in range(first, last + 1) if number in texts]
-        if own:
-            while last + 1 in texts and source.splitlines()[last].lstrip().startswith("#"):
-                last += 1
-                own.append(last)
-        else:
-            while first - 1 in texts and source.splitlines()[first - 2].lstrip().startswith("#"):
-                first -= 1
-                own.insert(0, first)
-        comments[node.target.id] = " ".join(texts.pop(number) for number in own)
-    return comments
-
-
-def _class_of(field: "Field[object]") -> type:
-    assert isinstance(field.default_factory, type)
-    return field.default_factory
-
-
-def _has_no_default(field: "Field[object]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _default_of(field: "Field[object]") -> object:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def make_container_page() -> str:
+    """Return docs/container.md with the table of the container's variables."""
+    before, _, rest = CONTAINER_PAGE.read_text().partition(VARIABLES_BEGIN)
+    _, _, after = rest.partition(VARIABLES_END)
+    lines = ["| variable | default | |", "|---|---|---|"]
+    for key, field in ContainerEnvironment.model_fields.items():
+        if field.alias:
+            names = ", ".join(f"`{name}`" for name in (field.alias, *OVERRIDES.get(key, ())))
+            default = "" if field.default in (None, "") else f"`{_show(field.default)}`"
+            lines.append(f"| {names} | {default} | {field.description} |".replace("|  |", "| |"))
+    return "".join([before, VARIABLES_BEGIN, "\n", *(f"{line}\n" for line in lines), "\n", VARIABLES_END, after])
 
 
 def _show(value: object) -> str:
@@ -168,7 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     is_check = parser.parse_args().check
-    for path, page in ((PAGE, make_page()), (METRICS_PAGE, make_metrics_page())):
+    pages = {PAGE: make_page(), CONTAINER_PAGE: make_container_page(), METRICS_PAGE: make_metrics_page()}
+    for path, page in pages.items():
         if not is_check:
             path.write_text(page)
         elif not path.is_file() or path.read_text() != page:
