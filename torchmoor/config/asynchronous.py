@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,7 @@ class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
     success_topic: str = Field("", description="An SNS topic's ARN.")
     error_topic: str = Field("", description="An SNS topic's ARN.")
     include_response_in: tuple[str, ...] = ()
-    max_concurrent_per_instance: Annotated[int, Field(ge=1, le=1000)] | None = None
+    max_concurrent_per_instance: int | None = Field(None, ge=1, le=1000)
 
 
 class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
