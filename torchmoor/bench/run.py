@@ -28,8 +28,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM)  # after both, sessions are closed
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run a load and return its results. report: called every second with the progress. SIGINT or SIGTERM ends the load early,
-    a second SIGINT at once.
+    """Run a load and return its results. report: called every second with the progress.
+
+    SIGINT or SIGTERM ends the load early, a second SIGINT at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """

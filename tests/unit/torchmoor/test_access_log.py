@@ -14,8 +14,8 @@ import pytest
 from tests.waiting import wait_until
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
+from torchmoor.proxy.dispatch.record import Record
 from torchmoor.proxy.observe.access_log import PIPE_BYTES, AccessLog, render
-from torchmoor.proxy.observe.record import Record
 
 WRITER = """
 import sys

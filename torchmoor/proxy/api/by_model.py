@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, WrongModel
-from torchmoor.proxy.api.invocation import body_too_large
+from torchmoor.proxy.api.operation import body_too_large
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.call import Call, Deadlines, Outcome, Target, Waiter, Waiting

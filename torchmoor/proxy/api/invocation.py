@@ -8,37 +8,42 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.validation import INFERENCE_ID, INVOCATION_ID, PREFIX_AWARE_ID, SESSION_ID
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable
+from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
+from torchmoor.proxy.api.validation import (
+    INFERENCE_ID,
+    INVOCATION_ID,
+    PREFIX_AWARE_ID,
+    SESSION_ID,
+    TARGET_MODEL,
+)
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
-from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY, Gateway
+from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY
 from torchmoor.proxy.dispatch.observer import TRACEPARENT, Observer, Trace
+from torchmoor.proxy.dispatch.record import Record, begin_record
 from torchmoor.proxy.http.answer import Answer, Loss, WatchedAnswer
-from torchmoor.proxy.http.call import Deadlines, Outcome, Waiter, Waiting
+from torchmoor.proxy.http.call import Outcome, Waiter, Waiting
 from torchmoor.proxy.http.message import AnswerHead, BodyCheck, Reply, Request
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.strategy import RouteRequest
 from torchmoor.wire import error_codes, headers
+from torchmoor.wire.session_hash import session_hash
 from torchmoor.wire.session_ids import SessionId
 
 ERROR_HEADER = headers.ERROR.encode()
 REFUSED_FOR_NOW = frozenset(code.encode() for code in error_codes.REFUSED_FOR_NOW)
 TORCHSERVE_BUSY = frozenset((503, 507))  # queue full or no worker; worker died
 WORKER_DIED = 500  # what TorchServe answers for a request that its worker took along; or a handler's own, not of ours
-# An instance gets this much longer than the client: who waited too long is told so by the proxy, in the API's words.
-TIMEOUT_GRACE_S = 1.0
 NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
 CLOSED_SESSION_ID = headers.CLOSED_SESSION_ID.encode()
 PREFILL_TOKENS = headers.PREFILL_TOKENS.encode()  # a handler's receipt: computed for this answer
 CONTEXT_TOKENS = headers.CONTEXT_TOKENS.encode()  # of the whole prompt
-_ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
 _PRINCIPAL_LINE = f"{headers.PRINCIPAL}: ".encode()
 _REQUEST_ID_LINE = f"{headers.REQUEST_ID}: ".encode()
 _INFERENCE_ID_LINE = f"\r\n{headers.INFERENCE_ID}: ".encode()
-_TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 _INVOCATION_ID_LINE = f"{headers.INVOCATION_ID}: ".encode()
 # Looking a member up in its Enum takes longer than many a step here.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
@@ -49,29 +54,6 @@ TIMED_OUT = (
     "Your invocation timed out while waiting for a response from container primary. "
     "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
 )
-
-
-class Operation:
-    """What all requests for one operation of an endpoint share."""
-
-    __slots__ = (
-        "gateway",
-        "endpoint",
-        "deadlines",
-        "max_body_bytes",
-        "max_session_body_bytes",
-        "endpoint_line",
-        "timeout_line",
-    )
-
-    def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
-        self.gateway = gateway
-        self.endpoint = endpoint
-        self.deadlines = deadlines
-        self.max_body_bytes = max_body_bytes
-        self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
-        self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
-        self.timeout_line = timeout_line(deadlines.total_s)
 
 
 class Invocation(Assignment):
@@ -314,14 +296,15 @@ class Invocation(Assignment):
         return self.fail(body_too_large(self.max_body_bytes))
 
     def finish(self, outcome: Outcome) -> None:
-        """Give back what is held, and count."""
+        """Release what is held, then count and record the invocation."""
+        now = monotonic()
+        record = self._record(outcome, now)
+        self.gateway.decisions.note(record, now)
         if self.observer is not None:
-            self.observer.on_end(self, self._waiter, outcome)
+            self.observer.on_end(record, self.trace)
         self.let_go()
         if self._body_check is not None:
             self._body_check.release()
-        now = monotonic()
-        self.gateway.decisions.note(self, outcome, now)
         metrics = self.metrics
         if self.sent_at:
             model_s = now - self.sent_at
@@ -335,6 +318,60 @@ class Invocation(Assignment):
         elif outcome is _BROKEN:
             metrics.mid_stream_errors += 1
             self.note_failure(is_dead=True)
+
+    def _record(self, outcome: Outcome, now: float) -> Record:
+        record = begin_record(self.request, self.request_id, outcome, now)
+        variant = self.dispatcher.variant
+        record.endpoint = variant.endpoint
+        record.variant = variant.name
+        record.operation = self.operation_name
+        record.status = self.status or None
+        if self.choice is not None:
+            record.instance, record.routing_reason = self.choice.instance.name, self.choice.reason
+        if self.session is not None:
+            record.session = session_hash(self.session.text)
+        if self.num_retries:
+            record.num_retries = self.num_retries
+        if self.waited_s:
+            record.waited_s = self.waited_s
+        if self.error_kind:
+            record.error_type = self.error_kind
+        elif outcome is _BROKEN:
+            record.error_type = "MidStreamError"
+        if self.observer is not None:
+            self._record_details(record, now)
+        return record
+
+    def _record_details(self, record: Record, now: float) -> None:
+        """Add what only an observer reads."""
+        request, waiter, watched, head = self.request, self._waiter, self.watched, self.answer_head
+        record.model = self.dispatcher.variant.settings.model
+        if waiter is not None:
+            record.status = record.status or waiter.status_replied or None
+            record.num_bytes_in, record.num_bytes_out = waiter.num_bytes_in, waiter.num_bytes_replied
+        if self.sent_at:
+            record.upstream_s = now - self.sent_at
+        if watched is not None:
+            record.num_bytes_out += watched.num_bytes
+            if watched.began_at:
+                record.first_byte_s = watched.began_at - request.received_at
+        inference_id, target_model = request.find(INFERENCE_ID), request.find(TARGET_MODEL)
+        if inference_id is not None:
+            record.inference_id = inference_id.decode("latin-1")
+        if target_model is not None:
+            record.target_model = target_model.decode("latin-1")
+        if head is None:
+            return
+        opened = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) if self.opens_session else None
+        if opened:
+            record.session = session_hash(opened.partition(b";")[0].strip())
+        if head.status >= 400:
+            record.status_refused = head.status
+            code = head.find(ERROR_HEADER)  # passes to the client in some dialects
+            record.error_type = record.error_type or (code.decode("latin-1") if code else None)
+        tokens = head.find(CONTEXT_TOKENS)
+        if tokens is not None and tokens.isdigit():
+            record.num_context_tokens = int(tokens)
 
     # Parts of the above
 
@@ -353,13 +390,3 @@ class Invocation(Assignment):
             original_status=0,
             original_message=TIMED_OUT,
         )
-
-
-def timeout_line(time_left_s: float) -> bytes:
-    """Tells an instance how long somebody will wait; it begins with the end of the line before it."""
-    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
-
-
-def body_too_large(limit: int) -> ValidationError:
-    """The refusal of a body above a limit."""
-    return ValidationError(f"The request body is longer than the limit of {limit} bytes.")

@@ -25,7 +25,8 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.by_model import ByModel
-from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation, Operation, body_too_large
+from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.operation import Operation, body_too_large
 from torchmoor.proxy.api.replies import unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
 from torchmoor.proxy.api.target_model import ForTargetModel, is_for_target_model

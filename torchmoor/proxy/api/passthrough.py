@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
-from torchmoor.proxy.api.invocation import Invocation, Operation, body_too_large
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.operation import Operation, body_too_large
 from torchmoor.proxy.api.replies import container_error
 from torchmoor.proxy.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members

@@ -23,15 +23,8 @@ from torchmoor.errors import (
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
-from torchmoor.proxy.api.invocation import (
-    ERROR_HEADER,
-    NEW_SESSION_ID,
-    REFUSED_FOR_NOW,
-    TORCHSERVE_BUSY,
-    Invocation,
-    Operation,
-    body_too_large,
-)
+from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, REFUSED_FOR_NOW, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.operation import Operation, body_too_large
 from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
 from torchmoor.proxy.api.target_model import ForTargetModel

@@ -1,15 +1,11 @@
-"""Who is told of each request: the seam between the dialects and what writes logs and traces."""
+"""The observer of requests: implemented by the access log and traces, called by the request path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from torchmoor.proxy.http.call import Outcome, Waiter
+from torchmoor.proxy.dispatch.record import Record
 from torchmoor.proxy.http.message import Reply, Request
-
-if TYPE_CHECKING:
-    from torchmoor.proxy.api.invocation import Invocation
-
 
 TRACEPARENT = b"traceparent"  # W3C Trace Context
 
@@ -19,21 +15,21 @@ class Trace(Protocol):
 
     @property
     def line(self) -> bytes:
-        """The header line that tells the instance of it, in the place of the client's own."""
+        """Return the header line that replaces the client's own on the way to the instance."""
         ...
 
 
 class Observer(Protocol):
-    """None of its methods may wait, raise, or keep what it is given."""
+    """Observes every request. Its methods must not wait, raise, or keep a request."""
 
     def begin_trace(self, request: Request) -> Trace | None:
-        """An invocation begins; None if it is not traced."""
+        """Begin to trace an invocation; None if it is not sampled."""
         ...
 
-    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
-        """An invocation is over. waiter: None if it ended before it was routed."""
+    def on_end(self, record: Record, trace: Trace | None) -> None:
+        """Observe the end of an invocation."""
         ...
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
-        """The proxy answers a request itself: it has an error, or asks for nothing that an instance knows."""
+        """Observe a request that the proxy answers itself."""
         ...

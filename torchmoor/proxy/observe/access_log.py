@@ -16,7 +16,7 @@ from collections import deque
 from json.encoder import encode_basestring_ascii as quote
 
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.observe.record import Record
+from torchmoor.proxy.dispatch.record import Record
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.http.call import Outcome, Waiter
+from torchmoor.proxy.dispatch.observer import Trace
+from torchmoor.proxy.dispatch.record import Record, record_reply
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.observe.access_log import STDERR, AccessLog
-from torchmoor.proxy.observe.record import record_invocation, record_reply
 
 if TYPE_CHECKING:
     from torchmoor.proxy.observe.tracing import SpanTrace, Tracing
@@ -42,18 +41,15 @@ class RequestObserver:
             logger.exception("request not traced")
             return None
 
-    def on_end(self, invocation: Invocation, waiter: Waiter | None, outcome: Outcome) -> None:
+    def on_end(self, record: Record, trace: Trace | None) -> None:
         """Close the span and write the line."""
         try:
-            record = record_invocation(invocation, waiter, outcome, monotonic())
-            trace: SpanTrace | None = invocation.trace  # type: ignore[assignment]  # ours, from begin_trace
             if trace is not None and self._tracing is not None:
-                record.trace_id = trace.trace_id
                 self._tracing.end(trace, record)
             if self.log is not None:
                 self.log.write(record)
         except Exception:
-            logger.exception("request not recorded request_id=%s", invocation.request_id.decode())
+            logger.exception("request not recorded request_id=%s", record.request_id)
 
     def on_reply(self, request: Request, request_id: bytes, reply: Reply) -> None:
         """Write the line."""

@@ -21,9 +21,9 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from torchmoor.proxy.dispatch.observer import TRACEPARENT
+from torchmoor.proxy.dispatch.observer import TRACEPARENT, Trace
+from torchmoor.proxy.dispatch.record import Record
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.observe.record import Record
 
 EXPORT_TIMEOUT_S = 5.0
 TRACESTATE = b"tracestate"
@@ -89,8 +89,11 @@ class Tracing:
         name = request.method.decode("latin-1")
         return SpanTrace(self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began))
 
-    def end(self, trace: SpanTrace, record: Record) -> None:
+    def end(self, trace: Trace, record: Record) -> None:
         """Close the span with what became of the request."""
+        if not isinstance(trace, SpanTrace):
+            return
+        record.trace_id = trace.trace_id
         span = trace.span
         if not span.is_recording():
             return

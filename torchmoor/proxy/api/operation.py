@@ -1,0 +1,47 @@
+"""One operation of an endpoint: its limits, and the header lines that all its requests share."""
+
+from __future__ import annotations
+
+from torchmoor.errors import ValidationError
+from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.instances.registry import Endpoint
+from torchmoor.wire import headers
+
+# An instance gets this much more time than the client, so that the proxy reports a time-out first, in the API's words.
+TIMEOUT_GRACE_S = 1.0
+_ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
+_TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
+
+
+class Operation:
+    """Holds what all requests for one operation of an endpoint share."""
+
+    __slots__ = (
+        "gateway",
+        "endpoint",
+        "deadlines",
+        "max_body_bytes",
+        "max_session_body_bytes",
+        "endpoint_line",
+        "timeout_line",
+    )
+
+    def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
+        self.gateway = gateway
+        self.endpoint = endpoint
+        self.deadlines = deadlines
+        self.max_body_bytes = max_body_bytes
+        self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
+        self.endpoint_line = b"%b%b\r\n" % (_ENDPOINT_LINE, endpoint.name.encode())
+        self.timeout_line = timeout_line(deadlines.total_s)
+
+
+def timeout_line(time_left_s: float) -> bytes:
+    """Tell an instance how long its answer is awaited; begins with the line end of the field before."""
+    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
+
+
+def body_too_large(limit: int) -> ValidationError:
+    """Refuse a body above a limit."""
+    return ValidationError(f"The request body is longer than the limit of {limit} bytes.")

@@ -1,0 +1,84 @@
+"""What became of one request, for routing decisions, the access log and traces."""
+
+from __future__ import annotations
+
+import time
+
+from torchmoor.proxy.http.call import Outcome
+from torchmoor.proxy.http.message import Reply, Request
+from torchmoor.wire import headers
+
+MAX_PATH = 256  # bytes of a request's path
+_ERROR_KIND = b"x-amzn-errortype"
+_ERROR_HEADER = headers.ERROR.encode()
+_WORDS = {outcome: outcome.value for outcome in Outcome}
+
+
+class Record:
+    """One finished request, without prompt, answer, credential or session id. None means "did not happen".
+
+    ended_at: seconds since 1970. inference_id: the client's, or the request id, which the proxy assigns.
+    outcome: a value of torchmoor.proxy.http.call.Outcome. status: the client's. status_refused: the instance's own, if
+    it refused the request. num_bytes_in: of the request's body; num_bytes_out: of the whole answer as sent.
+    Times are in seconds from the end of the request's head: total_s to the end, first_byte_s to the answer's body,
+    waited_s until an instance was free. upstream_s runs from sending the request on to the end. session: the hash of
+    the session's id. principal: the caller's name as instances see it.
+
+    A plain class without slots: attributes that most requests do not need are not set, which halves its cost.
+    The byte counts, ids, names and times of an answer are set only if there is an observer.
+    """
+
+    endpoint: str | None = None
+    variant: str | None = None
+    operation: str | None = None
+    instance: str | None = None
+    routing_reason: str | None = None
+    status_refused: int | None = None
+    num_bytes_in = 0
+    num_bytes_out = 0
+    upstream_s: float | None = None
+    first_byte_s: float | None = None
+    waited_s: float | None = None
+    num_retries = 0
+    session: str | None = None
+    principal: str | None = None
+    model: str | None = None
+    target_model: str | None = None
+    num_context_tokens: int | None = None
+    trace_id: str | None = None
+
+    def __init__(self, request_id: str, method: str, path: str, outcome: str, total_s: float) -> None:
+        self.ended_at = time.time()
+        self.inference_id = self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.outcome = outcome
+        self.total_s = total_s
+        self.status: int | None = None
+        self.error_type: str | None = None
+
+
+def begin_record(request: Request, request_id: bytes, outcome: Outcome, now: float) -> Record:
+    """Record what the request's head says. now: monotonic seconds."""
+    record = Record(
+        request_id.decode(),
+        request.method.decode("latin-1"),
+        request.path.decode("latin-1")[:MAX_PATH],
+        _WORDS[outcome],
+        now - request.received_at,
+    )
+    if request.principal:
+        record.principal = request.principal
+    return record
+
+
+def record_reply(request: Request, request_id: bytes, reply: Reply, now: float) -> Record:
+    """Record a request that the proxy answers itself. now: monotonic seconds."""
+    record = begin_record(request, request_id, Outcome.ANSWERED, now)
+    fields = dict(reply.headers)
+    kind = fields.get(_ERROR_KIND) or fields.get(_ERROR_HEADER)
+    record.status = reply.status
+    record.error_type = None if kind is None else kind.decode("latin-1")
+    record.num_bytes_in = request.content_length or 0
+    record.num_bytes_out = len(reply.render(keep_alive=True))
+    return record
