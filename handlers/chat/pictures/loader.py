@@ -1,8 +1,8 @@
 """The loader of images: reads references and checks which addresses may be fetched.
 
 A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in an allowed bucket. An http
-host is resolved once and each of its addresses is checked; the connection goes to a checked address, also after a redirect.
-The limits on pixels are in image_decoding.py.
+host is resolved once and each of its addresses is checked; the connection goes to a checked address, also after a
+redirect. The limits on pixels are in image_decoding.py.
 """
 
 import base64
@@ -192,9 +192,8 @@ class ImageLoader:
                 try:
                     url = urljoin(url, answer)
                 except ValueError as exc:
-                    raise ImageUnreachable(
-                        "the image's address redirects to what is no valid URL"
-                    ) from exc  # prose: allow
+                    reason = "the image's address redirects to what is no valid URL"  # prose: allow
+                    raise ImageUnreachable(reason) from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
 
     def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
