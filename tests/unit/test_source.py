@@ -28,13 +28,10 @@ SHARED_NAMES = {
     "ConfigError",
     "Event",
     "Front",
-    "Line",
     "Member",
     "Outcome",
-    "Placement",
     "Reply",
     "Sample",
-    "Target",
 }
 LONG_MODULES: set[str] = set()
 
