@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from handlers.adapter import Pump
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
@@ -52,7 +52,7 @@ def start_chat(
     engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=lambda: os._exit(1))
     ids = SessionIds.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s)
-    service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
+    service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
 

@@ -230,7 +230,7 @@ def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeSt
 
     wait_until(lambda: len(stage.a.received) == len(stage.b.received) == 2, "four run")
     metrics = stage.proxy.data.async_inference.endpoints["llava"].metrics  # type: ignore[union-attr]
-    stage.until(lambda: (metrics.backlog.running, metrics.backlog.waiting) == (4, 6), "the others wait")
+    stage.until(lambda: (metrics.num_running, metrics.num_waiting) == (4, 6), "the others wait")
     assert stage.outstanding() == 4
     gate.open()
 

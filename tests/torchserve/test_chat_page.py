@@ -82,8 +82,9 @@ def ask(page: Page, question: str) -> Locator:
 
 
 def lengthen(route: Route) -> None:
-    """Make the answer last: nonsense, hundreds of tokens of it."""
-    body = {**json.loads(route.request.post_data or ""), "parameters": {"temperature": 30.0, "max_new_tokens": 1500}}
+    """Make the answer last: with this seed, 1,500 tokens pass before one ends it."""
+    endless = {"temperature": 1e6, "seed": 6, "max_new_tokens": 1500}
+    body = {**json.loads(route.request.post_data or ""), "parameters": endless}
     route.continue_(post_data=json.dumps(body))
 
 

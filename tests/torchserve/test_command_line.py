@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from time import sleep
@@ -30,11 +34,11 @@ def picture(tmp_path: Path) -> str:
     return str(path)
 
 
-def begin(fleet: Fleet, *arguments: str) -> subprocess.Popen[str]:
+def begin(fleet: Fleet, *arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     where = {"TORCHMOOR_URL": fleet.runtime, "TORCHMOOR_ADMIN_URL": fleet.admin}
     return subprocess.Popen(
         [sys.executable, "-m", "torchmoor", *arguments],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -46,6 +50,28 @@ def run(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
     with begin(fleet, *arguments) as process:
         output, errors = process.communicate(timeout=120)
     return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+@contextmanager
+def begin_in_full_pipe(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Start a command, and yield it with the end of its output pipe to read from, once it has begun to write.
+
+    The pipe has room for a few words only, so an answer that is longer cannot be over, however slow this process is.
+    """
+    reader, writer = os.pipe()
+    room = 512
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"." * (size - room))
+    with begin(fleet, *arguments, stdout=writer) as process:
+        os.close(writer)
+        wait_until(lambda: num_waiting(reader) > size - room, "the answer has begun")
+        yield process, reader
+
+
+def num_waiting(reader: int) -> int:
+    """Return how many bytes a pipe holds."""
+    (number,) = struct.unpack("i", fcntl.ioctl(reader, termios.FIONREAD, bytes(4)))
+    return int(number)
 
 
 def num_open(fleet: Fleet) -> int:
@@ -97,13 +123,12 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
     `timeout` sends its signal twice: to the process, and to its group.
     """
-    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(1)
-
+    with begin_in_full_pipe(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         for number in numbers:
             process.send_signal(number)
             sleep(0.01)
+        with os.fdopen(reader, "rb") as output:
+            output.read()
         _, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
@@ -112,11 +137,9 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
     """`torchmoor ask ... | head -c 1`; its session is closed, too."""
-    with begin(fleet, "ask", "Where is it?", picture, *ENDLESS) as process:
-        assert process.stdout is not None
+    with begin_in_full_pipe(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         assert process.stderr is not None
-        assert process.stdout.read(1)
-        process.stdout.close()
+        os.close(reader)
         errors = process.stderr.read()
         process.wait(60)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,16 @@ def proxies_of(fleet_pid: int) -> list[int]:
 
 
 def ask_anew(fleet: Fleet, session_id: str) -> str:
-    """A turn on new connections, sent again if the process behind one dies."""
-    for _ in range(20):
-        try:
-            return Chat(fleet.client(), session_id).ask("What color is the circle?")
-        except BotoCoreError:
-            continue
-    pytest.fail("no process takes connections")
+    """A turn on new connections, sent again if the process behind one dies or none listens yet."""
+    answers: list[str] = []
+
+    def ask() -> bool:
+        with suppress(BotoCoreError):
+            answers.append(Chat(fleet.client(), session_id).ask("What color is the circle?"))
+        return bool(answers)
+
+    wait_until(ask, "a process takes connections")
+    return answers[0]
 
 
 def test_session_outlives_the_process_that_it_was_opened_through(archives: Path, tmp_path: Path) -> None:

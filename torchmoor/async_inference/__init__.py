@@ -1,1 +1,4 @@
-"""Asynchronous inference: requests in a durable queue, objects in stores, workers between them, and notices."""
+"""Asynchronous inference: a durable queue, object stores, workers and notifications.
+
+May import metrics, config, wire and errors; never proxy, fleet or admin.
+"""

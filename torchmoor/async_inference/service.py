@@ -1,4 +1,4 @@
-"""Asynchronous inference as the rest of the proxy sees it: submit, look, cancel; and the workers behind it."""
+"""Asynchronous inference for the rest of the proxy: submit, find and cancel requests; run the workers."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from torchmoor.metrics.asynchronous import AsyncMetrics
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 1.0  # at the backlog
+BACKLOG_INTERVAL_S = 1.0  # between two readings of the backlog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncParts:
-    """What lies outside of this process, as functions that open it."""
+    """Functions that open what lies outside this process."""
 
     queue: Callable[[], Queue]
     store: Callable[[], ObjectStore]  # for inputs and results of requests
-    results: Callable[[], ObjectStore]  # for those who may read every result
+    results: Callable[[], ObjectStore]  # for the admin plane, which may read every result
     notifier: Callable[[], Notifier]
 
 
 class AsyncEndpointContext:
-    """An endpoint that takes asynchronous requests.
+    """An endpoint that accepts asynchronous requests.
 
-    capacity: where this process runs them; None if another process does. root: of results without a path of their own.
+    capacity: where this process runs them; None if another process does. root: default parent of the results.
     """
 
     def __init__(
@@ -66,7 +66,11 @@ class AsyncEndpointContext:
 
 
 class AsyncInference:
-    """For as long as the context lasts. wall: epoch seconds. on_submitted: told of each request's endpoint."""
+    """Accepts asynchronous requests and runs them, within its context.
+
+    remember_s: how long the queue remembers an ended request. wall: epoch seconds.
+    on_submitted: called with the endpoint of each new request.
+    """
 
     queue: Queue
     store: ObjectStore
@@ -79,13 +83,15 @@ class AsyncInference:
         parts: AsyncParts,
         *,
         connect_timeout_s: float,
+        remember_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         self.workers: dict[str, Worker] = {}
-        self.on_submitted: Callable[[str], None] = _nobody
+        self.on_submitted: Callable[[str], None] = lambda endpoint: None
         self._parts = parts
+        self._remember_s = remember_s
         self._wall = wall
         self._client = InstanceClient(connect_timeout_s=connect_timeout_s)
         self._submitting: set[asyncio.Task[None]] = set()
@@ -95,10 +101,10 @@ class AsyncInference:
         async with AsyncExitStack() as stack:
             self.queue = self._parts.queue()
             stack.push_async_callback(self.queue.close)
-            stack.push_async_callback(self._stop_submitting)
+            stack.push_async_callback(self._finish_submitting)
             self.store = self._parts.store()
             stack.push_async_callback(self.store.close)
-            self._check_places()
+            self._check_locations()
             self._results = self._parts.results()
             stack.push_async_callback(self._results.close)
             notifier = self._parts.notifier()
@@ -108,14 +114,14 @@ class AsyncInference:
                 if endpoint.capacity is not None:
                     worker = self.workers[endpoint.name] = self._make_worker(endpoint, endpoint.capacity, notifier)
                     await stack.enter_async_context(worker)
-            watching = asyncio.get_running_loop().create_task(self._watch())
+            watching = asyncio.get_running_loop().create_task(self._watch_queue())
             stack.push_async_callback(asyncio.wait, (watching,))
             stack.callback(watching.cancel)
             self._stack = stack.pop_all()
         return self
 
-    def _check_places(self) -> None:
-        """Raise ConfigError if an endpoint's results may not be written where they are to go."""
+    def _check_locations(self) -> None:
+        """Raise ConfigError if the results of an endpoint cannot be written."""
         for name in self.endpoints:
             try:
                 self.locate(name, "any", filename="", extension="")
@@ -127,8 +133,8 @@ class AsyncInference:
     ) -> None:
         await self._stack.aclose()
 
-    async def _stop_submitting(self) -> None:
-        """The queue ends each in its time; whoever asked may have gone."""
+    async def _finish_submitting(self) -> None:
+        """Wait for the running submits, each of which the queue bounds in time."""
         await asyncio.gather(*self._submitting, return_exceptions=True)
 
     def _make_worker(self, endpoint: AsyncEndpointContext, capacity: Capacity, notifier: Notifier) -> Worker:
@@ -147,26 +153,29 @@ class AsyncInference:
             topics=endpoint.topics,
             output_path=endpoint.output_path,
             max_delay_s=self.settings.max_backoff_s,
+            max_late_s=self._remember_s,
             wall=self._wall,
         )
         return Worker(endpoint.name, self.queue, capacity, context, publisher, self._wall)
 
-    async def _watch(self) -> None:
-        """Look at the backlogs, for metrics; and have the queue forget what is old."""
+    async def _watch_queue(self) -> None:
+        """Read the backlogs for the metrics, and drop old requests from the queue."""
         while True:
             try:
                 for endpoint in self.endpoints.values():
-                    endpoint.metrics.backlog = await self.queue.backlog(endpoint.name)
+                    backlog, metrics = await self.queue.backlog(endpoint.name), endpoint.metrics
+                    metrics.num_waiting, metrics.num_running = backlog.waiting, backlog.running
+                    metrics.oldest_age_s = backlog.oldest_age_s
                 while await self.queue.forget():
                     pass
             except QueueUnavailable as error:
                 logger.warning("backlog unknown error=%s", error)
             except Exception:
-                logger.exception("fault while looking at the backlog")
-            await asyncio.sleep(LOOK_INTERVAL_S)
+                logger.exception("backlog could not be read")
+            await asyncio.sleep(BACKLOG_INTERVAL_S)
 
     def locate(self, endpoint: str, inference_id: str, *, filename: str, extension: str) -> ResultLocations:
-        """Where a request's result or failure will be. Raises LocationRefused."""
+        """Return where a request's result or failure will be stored. Raises LocationRefused."""
         found = self.endpoints[endpoint]
         locations = locate_results(
             found.output_path, found.failure_path, inference_id, filename=filename, extension=extension
@@ -176,7 +185,7 @@ class AsyncInference:
         return locations
 
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
-        """As `Queue.submit`; a worker of this process looks at once, another's soon."""
+        """Queue a request, as `Queue.submit`, and wake this process's worker. Other processes poll for it."""
         stored = await self.queue.submit(request)
         worker = self.workers.get(request.endpoint)
         if worker is not None:
@@ -185,7 +194,7 @@ class AsyncInference:
         return stored
 
     def try_submit(self, request: AsyncRequest, on_done: Callable[[AsyncRequest | ApiError], None]) -> bool:
-        """`submit` by and by; on_done is called once, unless we stop. False if too many are being submitted."""
+        """Submit in the background; on_done is called once, unless the proxy stops. Returns False at max_submitting."""
         if len(self._submitting) >= self.settings.max_submitting:
             return False
 
@@ -195,7 +204,7 @@ class AsyncInference:
             except ApiError as error:
                 on_done(error)
             except Exception:
-                logger.exception("fault inference_id=%s", request.inference_id)
+                logger.exception("submit failed inference_id=%s", request.inference_id)
                 on_done(InternalFailure(f"The proxy failed to queue the request {request.inference_id}."))
 
         task = asyncio.get_running_loop().create_task(run())
@@ -204,17 +213,13 @@ class AsyncInference:
         return True
 
     async def cancel(self, inference_id: str) -> AsyncState | None:
-        """As `Queue.cancel`; if a worker of this process has it, it stops at once."""
+        """Cancel a request, as `Queue.cancel`. If a worker of this process runs it, it stops at once."""
         state = await self.queue.cancel(inference_id)
         for worker in self.workers.values():
-            worker.look(inference_id)
+            worker.check_claim(inference_id)
             worker.wake()
         return state
 
     async def open_result(self, record: AsyncRecord) -> Download:
-        """The result of a request that has completed. Raises ObjectError."""
+        """Open the result of a completed request. Raises ObjectError."""
         return await self._results.open(record.request.output_location)
-
-
-def _nobody(endpoint: str) -> None:
-    """Nobody starts instances here."""

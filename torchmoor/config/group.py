@@ -68,6 +68,20 @@ class SettingsGroup(BaseModel):
         return type(self)(**{**dict(self), **changes})
 
 
+def like(group: type[SettingsGroup], key: str, **changes: Any) -> Any:
+    """Return a field with the default and the description of another group's field. changes: of pydantic's Field."""
+    field = group.model_fields[key]
+    return Field(**{"default": field.default, "description": field.description, **changes})
+
+
+def field_at(group: type[SettingsGroup], path: str) -> FieldInfo:
+    """Return the field that a dotted path leads to. Raises KeyError."""
+    *names, last = path.split(".")
+    for name in names:
+        group = next(groups_of(group.model_fields[name].annotation))
+    return group.model_fields[last]
+
+
 def refusal(key: str, text: str) -> PydanticCustomError:
     """Return the error that a group's validator raises about one of its keys. text: "must be ...", with the value."""
     return PydanticCustomError("refused", "{text}", {"key": key, "text": text})
@@ -97,16 +111,28 @@ def groups_of(annotation: object) -> Iterator[type[SettingsGroup]]:
             yield each
 
 
+def limits_of(field: FieldInfo) -> dict[str, Any]:
+    """Return the numeric limits of a field by their names: gt, ge, le."""
+    return {
+        name: getattr(each, name)
+        for each in field.metadata
+        for name, kind in (("gt", Gt), ("ge", Ge), ("le", Le))
+        if isinstance(each, kind)
+    }
+
+
 def allowed_range(field: FieldInfo) -> str:
     """Return the numbers that a field allows, as in "must be ...". Empty if it has no limits."""
-    least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
-    above = next((each.gt for each in field.metadata if isinstance(each, Gt)), None)
-    most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
-    if most is not None:
-        return f"from {least} to {most}" if least is not None else f"above {above} and at most {most}"
-    if least is not None:
-        return f"{least} or more"
-    return "positive" if above is not None else ""
+    match limits_of(field):
+        case {"ge": least, "le": most}:
+            return f"from {least} to {most}"
+        case {"gt": least, "le": most}:
+            return f"above {least} and at most {most}"
+        case {"ge": least}:
+            return f"{least} or more"
+        case {"gt": _}:
+            return "positive"
+    return ""
 
 
 def _describe(group: type[SettingsGroup], error: ValidationError, where: str) -> str:

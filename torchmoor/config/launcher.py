@@ -8,15 +8,27 @@ from pydantic import Field
 
 from torchmoor.config.group import Count, SettingsGroup
 
+DEFAULT_CAPACITY = 100  # below the handlers' own limit
+DEFAULT_HEAP_MIB = 512
+DEFAULT_BODY_MIB = 64
+
 
 class LaunchSettings(SettingsGroup, title="launcher"):
     """Instances that `torchmoor serve` starts on its own host: the instances of variants with Autoscaling."""
 
-    model_store: str = Field("model_store", description="The directory of the variants' archives, MODEL_NAME.mar.")
+    model_store: str = Field("model_store", description="The directory of the .mar archives, one for each model.")
     run_dir: str = Field(
         "", description="The instances' folders and logs while they run. Empty: a temporary directory."
     )
-    capacity: Count = Field(100, description="Requests that an instance is sent at a time.")
+    capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
     start_timeout_s: Annotated[float, Field(ge=1)] = Field(
-        180.0, description="How long an instance may take to load its model."
+        180.0,
+        description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
+    )
+    max_body_mib: Annotated[int, Field(ge=1, le=2047)] = Field(
+        DEFAULT_BODY_MIB,
+        description="Longest request or answer of an instance. Asynchronous requests may need 1024, and a larger heap.",
+    )
+    heap_mib: Annotated[int, Field(ge=128)] = Field(
+        DEFAULT_HEAP_MIB, description="Memory of an instance's JVM, which holds several copies of every body."
     )

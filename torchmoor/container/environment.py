@@ -1,7 +1,7 @@
-"""What the environment tells a container, read and checked in one place. docs/container.md has the table.
+"""The container's environment variables, read and checked in one place. docs/container.md has the table.
 
-Names of three kinds: SageMaker's own and those of AWS's inference toolkit (SAGEMAKER_*), TorchServe's (TS_*), ours
-(TORCHMOOR_*). The handlers read theirs, TORCHMOOR_HANDLER_*, by themselves.
+There are three kinds of names: SageMaker's own and those of AWS's inference toolkit (SAGEMAKER_*), TorchServe's (TS_*),
+and ours (TORCHMOOR_*). The handlers read TORCHMOOR_HANDLER_* themselves.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, get_args
 
-from torchmoor.config.instances import INSTANCE_NAME
+from pydantic import Field, field_validator
+
+from torchmoor.config.group import Count, Port, SettingsGroup, like
+from torchmoor.config.instances import check_instance_name
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.limits import TimeoutSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.launcher import DEFAULT_CAPACITY
-from torchmoor.fleet.torchserve import DEFAULT_HEAP_MIB
 
-MODEL_DIR = "/opt/ml/model"  # where SageMaker puts the model
-ARCHIVES = "/opt/torchmoor/dist/archives"  # those that the image brings
 TORCHSERVE_PREFIX = "TS_"
-# What TorchServe's config.properties may be told; addresses, ports, models and tokens are the container's own business.
+# Keys of TorchServe's config.properties that may be set. The container itself sets addresses, ports, models and tokens.
 TORCHSERVE_KEYS: Mapping[str, type] = {
     "allowed_urls": str,
     "default_response_timeout": int,
@@ -36,15 +39,15 @@ TORCHSERVE_KEYS: Mapping[str, type] = {
     "prefer_direct_buffer": bool,
     "unregister_model_timeout": int,
 }
-# What is so in any case (torchmoor.fleet.torchserve). Images say it, too: AWS's deep learning containers for GPUs have
-# TS_DISABLE_SYSTEM_METRICS, and whatever is built on one inherits it.
+# Values that torchmoor.fleet.torchserve sets in any case. AWS's deep learning containers for GPUs set
+# TS_DISABLE_SYSTEM_METRICS as well, and images that are built on one inherit it.
 AS_IT_IS = {"disable_system_metrics": "true", "disable_token_authorization": "true", "metrics_mode": "prometheus"}
-# The same by the names of AWS's toolkit.
+# Names of AWS's toolkit for the same keys.
 TOOLKIT = {
     "SAGEMAKER_MODEL_SERVER_WORKERS": "default_workers_per_model",
     "SAGEMAKER_TS_RESPONSE_TIMEOUT": "default_response_timeout",
 }
-# A model of somebody else's is told by its own model-config how many rows it takes; these would have to rewrite it.
+# A foreign model's own model-config sets its batch size and workers; these variables would have to rewrite it.
 UNSERVED = {
     "SAGEMAKER_PROGRAM": "there is no inference.py here: make an archive of the handler with torch-model-archiver",
     "SAGEMAKER_TS_BATCH_SIZE": "set batchSize in the archive's model-config",
@@ -52,80 +55,109 @@ UNSERVED = {
     "SAGEMAKER_TS_MIN_WORKERS": "set minWorkers in the archive's model-config",
     "SAGEMAKER_TS_MAX_WORKERS": "set maxWorkers in the archive's model-config",
 }
+OVERRIDES = {"log_level": ("TORCHMOOR_LOG_LEVEL",)}  # further variables of a field; the last one wins
 MAX_PORT = 65_535
+MAX_SECONDS = 86_400
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 
 _RANGE = re.compile(r"(\d{1,5})-(\d{1,5})", re.ASCII)
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEnvironment:
-    """Everything that a role is told."""
+class ContainerEnvironment(
+    SettingsGroup, title="container", validate_by_name=True, validate_by_alias=True, arbitrary_types_allowed=True
+):
+    """The settings of a role. A field's alias is its variable; a field without an alias is read specially."""
 
-    port: int = 8080
-    admin_port: int = 9080
-    safe_ports: range | None = None  # from which all ports but the first are to be taken; None: any free one
-    model_dir: Path = Path(MODEL_DIR)
-    archives: Path = Path(ARCHIVES)
-    model: str = ""  # an archive's name, where model_dir does not say it
-    is_multi_model: bool = False
-    num_instances: int | None = None  # None: one an accelerator, or one
-    model_timeout_s: float = 60.0
-    start_timeout_s: float = 1800.0
-    settle_s: float = 5.0  # after SIGTERM, until those who send requests know of it
-    drain_s: float = 20.0  # after SIGTERM, for running requests; SageMaker waits for 30 s in all
-    capacity: int = DEFAULT_CAPACITY
-    heap_mib: int = DEFAULT_HEAP_MIB
-    properties: Mapping[str, str] = field(default_factory=dict)  # of TorchServe: lines of its config.properties
-    log_level: str = "WARNING"
-    access_log: str = ""
-    instance_name: str = ""
-    inference_port: int = 8085
-    side_port: int = 8086
+    port: Port = like(ListenSettings, "port", alias="SAGEMAKER_BIND_TO_PORT", description="The proxy's port.")
+    safe_ports: range | None = Field(
+        None,
+        alias="SAGEMAKER_SAFE_PORT_RANGE",
+        description="`21000-21999`: the range of all other ports, 5 for each instance and one more. Unset: any ports.",
+    )
+    is_multi_model: bool = Field(False, alias="SAGEMAKER_MULTI_MODEL", description="The platform loads models.")
+    model_timeout_s: Seconds = like(TimeoutSettings, "model_timeout_s", alias="SAGEMAKER_MODEL_SERVER_TIMEOUT")
+    log_level: str = Field(
+        "WARNING",
+        alias="SAGEMAKER_CONTAINER_LOG_LEVEL",
+        description="The proxy's log level, by name or by Python's number; TORCHMOOR_LOG_LEVEL overrides it.",
+    )
+    model: str = Field("", alias="TORCHMOOR_MODEL", description="The archive to serve, where there are several.")
+    model_dir: Path = Field(
+        Path("/opt/ml/model"), alias="TORCHMOOR_MODEL_DIR", description="The directory of the model, as on SageMaker."
+    )
+    archives: Path = Field(
+        Path("/opt/torchmoor/dist/archives"), alias="TORCHMOOR_ARCHIVES", description="The image's own archives."
+    )
+    num_instances: int | None = Field(
+        None,
+        gt=0,
+        alias="TORCHMOOR_INSTANCES",
+        description="Instances of `serve`, in turns on the GPUs. Unset: one for each GPU, or one.",
+    )
+    capacity: Count = like(LaunchSettings, "capacity", alias="TORCHMOOR_CAPACITY")
+    start_timeout_s: Seconds = like(
+        LaunchSettings,
+        "start_timeout_s",
+        default=1800.0,
+        alias="TORCHMOOR_START_TIMEOUT_S",
+        description="Seconds for a model to load.",
+    )
+    drain_s: Seconds = Field(
+        20.0,
+        alias="TORCHMOOR_DRAIN_S",
+        description="Seconds after SIGTERM for running requests; SageMaker waits 30 s in all.",
+    )
+    settle_s: Annotated[float, Field(ge=0, le=MAX_SECONDS)] = Field(
+        5.0,
+        alias="TORCHMOOR_SETTLE_S",
+        description="Seconds of these until `instance` looks whether anything runs, so that proxies learn of the end.",
+    )
+    heap_mib: Count = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
+    admin_port: Port = like(
+        ListenSettings,
+        "admin_port",
+        alias="TORCHMOOR_ADMIN_PORT",
+        description="The admin plane of `serve`, on loopback; one of the safe ports where there are any.",
+    )
+    instance_name: str = Field(
+        "", alias="TORCHMOOR_INSTANCE_NAME", description="The name of `instance`. Unset: the host's name."
+    )
+    inference_port: Port = Field(
+        8085, alias="TORCHMOOR_INFERENCE_PORT", description="The inference port of `instance`, on all addresses."
+    )
+    side_port: Port = Field(
+        8086, alias="TORCHMOOR_SIDE_PORT", description="The probe port of `instance`, on all addresses."
+    )
+    properties: dict[str, str] = Field({}, description="Lines of TorchServe's config.properties.")
+
+    _check_name = field_validator("instance_name")(check_instance_name)
 
 
 def read_environment(environ: Mapping[str, str]) -> ContainerEnvironment:
-    """Raises ConfigError, which names the variable and says what it may be."""
+    """Read the container's variables. Raises ConfigError, which names the variable and says what is allowed."""
     for name, advice in UNSERVED.items():
         if environ.get(name, "").strip():
             raise ConfigError(f"{name} is set, and has no effect here: {advice}, and leave {name} out")
-    values: dict[str, object] = {}
-
-    def take(key: str, name: str, parse: Callable[[str], object]) -> None:
-        text = environ.get(name, "").strip()
-        if text:
-            try:
-                values[key] = parse(text)
-            except ValueError as error:
-                raise ConfigError(f"{name} must be {error}, not {text!r}") from None
-
-    take("port", "SAGEMAKER_BIND_TO_PORT", _port)
-    take("safe_ports", "SAGEMAKER_SAFE_PORT_RANGE", _ports)
-    take("is_multi_model", "SAGEMAKER_MULTI_MODEL", _flag)
-    take("model_timeout_s", "SAGEMAKER_MODEL_SERVER_TIMEOUT", _seconds)
-    take("log_level", "SAGEMAKER_CONTAINER_LOG_LEVEL", _log_level)
-    take("log_level", "TORCHMOOR_LOG_LEVEL", _log_level)
-    take("admin_port", "TORCHMOOR_ADMIN_PORT", _port)
-    take("model_dir", "TORCHMOOR_MODEL_DIR", Path)
-    take("archives", "TORCHMOOR_ARCHIVES", Path)
-    take("model", "TORCHMOOR_MODEL", str)
-    take("num_instances", "TORCHMOOR_INSTANCES", _count)
-    take("start_timeout_s", "TORCHMOOR_START_TIMEOUT_S", _seconds)
-    take("settle_s", "TORCHMOOR_SETTLE_S", _seconds_or_none)
-    take("drain_s", "TORCHMOOR_DRAIN_S", _seconds)
-    take("capacity", "TORCHMOOR_CAPACITY", _count)
-    take("heap_mib", "TORCHMOOR_HEAP_MIB", _count)
-    take("access_log", "TORCHMOOR_ACCESS_LOG", str)
-    take("instance_name", "TORCHMOOR_INSTANCE_NAME", _instance_name)
-    take("inference_port", "TORCHMOOR_INFERENCE_PORT", _port)
-    take("side_port", "TORCHMOOR_SIDE_PORT", _port)
-    values.setdefault("instance_name", _name_of_host())
-    values["properties"] = _read_properties(environ)
-    return ContainerEnvironment(**values)  # type: ignore[arg-type]
+    values: dict[str, object] = {
+        "TORCHMOOR_INSTANCE_NAME": _name_of_host(),
+        "properties": _read_properties(environ),
+    }
+    for key, field in ContainerEnvironment.model_fields.items():
+        for name in (field.alias, *OVERRIDES.get(key, ())):
+            text = environ.get(name, "").strip() if name else ""
+            if text:
+                kind = next((each for each in get_args(field.annotation)), field.annotation)
+                try:
+                    values[field.alias or key] = _PARSERS[key](text) if key in _PARSERS else _convert(kind, text)
+                except ValueError as error:
+                    raise ConfigError(f"{name} must be {error}, not {text!r}") from None
+    return ContainerEnvironment.read(values)
 
 
 def _read_properties(environ: Mapping[str, str]) -> dict[str, str]:
-    """Lines of TorchServe's config.properties; TS_* beat the toolkit's names for the same."""
+    """Return lines of TorchServe's config.properties. TS_* override the toolkit's names for the same key."""
     found: dict[str, str] = {}
     for name, key in TOOLKIT.items():
         text = environ.get(name, "").strip()
@@ -154,57 +186,36 @@ def _property(name: str, key: str, text: str) -> str:
 
 
 def _name_of_host() -> str:
-    """The host's name as an instance's: a pod's is its own in a StatefulSet, and fits as it is."""
+    """Return the host's name as an instance's name. The name of a StatefulSet's pod stays as it is."""
     name = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:63].strip("-")
     return name or "instance"
 
 
-# What values may be: each raises ValueError with the end of "NAME must be ...".
+def _convert(kind: object, text: str) -> object:
+    """Return a value of a field's type. Raises ValueError, which continues "NAME must be"."""
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError("true or false")
+        return text.lower() == "true"
+    if kind is Path:
+        return Path(text)
+    if kind is str:
+        return text
+    try:
+        return float(text) if kind is float else int(text)
+    except ValueError:
+        raise ValueError("a number of seconds" if kind is float else "a whole number") from None
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_PORT:
-        raise ValueError(f"a port from 1 to {MAX_PORT}")
-    return int(text)
-
-
-def _ports(text: str) -> range:
+def _parse_ports(text: str) -> range:
     match = _RANGE.fullmatch(text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_PORT:
         raise ValueError("two ports such as 21000-21999")
     return range(int(match[1]), int(match[2]) + 1)
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return text.lower() == "true"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError("a number above 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if (value := _seconds_or_none(text)) == 0:
-        raise ValueError("a number of seconds above 0")
-    return value
-
-
-def _seconds_or_none(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 86_400:
-        raise ValueError("a number of seconds")
-    return value
-
-
-def _log_level(text: str) -> str:
-    """By name, or by Python's number for it, as AWS's toolkit has it."""
+def _parse_log_level(text: str) -> str:
+    """Return a level by its name, or by Python's number for it, which AWS's toolkit uses."""
     if text.isdecimal() and int(text) % 10 == 0 and 10 <= int(text) <= 50:
         return _LEVELS[int(text) // 10 - 1]
     if text.upper() not in _LEVELS:
@@ -212,7 +223,4 @@ def _log_level(text: str) -> str:
     return text.upper()
 
 
-def _instance_name(text: str) -> str:
-    if len(text) > 63 or not INSTANCE_NAME.fullmatch(text):
-        raise ValueError("of a-z, 0-9 and single hyphens, 63 at most")
-    return text
+_PARSERS: Mapping[str, Callable[[str], object]] = {"safe_ports": _parse_ports, "log_level": _parse_log_level}

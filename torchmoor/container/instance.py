@@ -18,7 +18,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
 from torchmoor.container.probe_port import SidePort
-from torchmoor.container.runtime_directory import Workplace, make_launcher_settings
+from torchmoor.container.runtime_directory import Workplace, container_launcher_settings
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.instance_names import Asker
@@ -26,7 +26,9 @@ from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
-from torchmoor.run.up import SESSION_KEYS, find_gpus, stop_on_signals
+from torchmoor.run.gpus import find_gpus
+from torchmoor.run.launching import SESSION_KEYS
+from torchmoor.run.up import stop_on_signals
 from torchmoor.wire.operations import IN_FLIGHT
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
         gpu = next(iter(find_gpus(os.environ)), None)
         launch = Launch(told.instance_name, name, found.archive, gpu, host="0.0.0.0", port=told.inference_port)
         async with (
-            Launcher(make_launcher_settings(told, found, work), registry, found.environment, report) as launcher,
+            Launcher(container_launcher_settings(told, found, work), registry, found.environment, report) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             Operations() as operations,
             SidePort(registry, told.instance_name, told.side_port, launcher.is_running) as side,

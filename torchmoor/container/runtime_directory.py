@@ -8,16 +8,17 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import LauncherSettings
 from torchmoor.fleet.ports import USUAL
-from torchmoor.fleet.torchserve import TorchServeSettings
-from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_launcher_settings
 
 logger = logging.getLogger(__name__)
 
@@ -56,23 +57,17 @@ def make_home(folder: Path) -> None:
     os.environ.setdefault("USER", "torchmoor")  # torch asks for it, and a user of Kubernetes' making has no name
 
 
-def make_launcher_settings(told: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
-    """How the container's instances are run."""
-    java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
-    return LauncherSettings(
-        torchserve=TorchServeSettings(
-            model_store=found.store,
-            java_home=Path(java_home) if java_home else None,
-            heap_mib=told.heap_mib,
-            logs_to_console=True,
-            properties=told.properties,
-        ),
-        run_dir=work / "run",
-        start_timeout_s=told.start_timeout_s,
-        stop_grace_s=STOP_GRACE_S,
+def container_launcher_settings(told: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
+    """Return how the container's instances are started."""
+    launch = LaunchSettings(
+        model_store=str(found.store),
         capacity=told.capacity,
-        ports=told.safe_ports or USUAL,
+        heap_mib=told.heap_mib,
+        start_timeout_s=told.start_timeout_s,
     )
+    settings = make_launcher_settings(launch, work / "run")
+    torchserve = replace(settings.torchserve, logs_to_console=True, properties=told.properties)
+    return replace(settings, torchserve=torchserve, stop_grace_s=STOP_GRACE_S, ports=told.safe_ports or USUAL)
 
 
 def make_session_keys(environ: Mapping[str, str]) -> str:

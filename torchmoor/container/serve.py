@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchmoor.config.dialects import ContainerSettings
 from torchmoor.config.group import MIB
+from torchmoor.config.launcher import DEFAULT_BODY_MIB
 from torchmoor.config.limits import LimitSettings, TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
@@ -23,18 +24,19 @@ from torchmoor.config.sessions import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.runtime_directory import Workplace, make_launcher_settings, make_session_keys
+from torchmoor.container.runtime_directory import Workplace, container_launcher_settings, make_session_keys
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
-from torchmoor.fleet.torchserve import DEFAULT_BODY_MIB
 from torchmoor.proxy.access.credentials import KEYS_FILE, read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
+from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
 from torchmoor.run.many import CACHE, MANY, plan_many
-from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, share_gpus, stop_on_signals
+from torchmoor.run.up import stop_on_signals
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
         if told.is_multi_model:
             environment |= plan_many([MANY], "", os.environ).environment
         async with (
-            Launcher(make_launcher_settings(told, found, work), registry, environment, report) as launcher,
+            Launcher(container_launcher_settings(told, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
             HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):

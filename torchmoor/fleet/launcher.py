@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from torchmoor.config.launcher import DEFAULT_CAPACITY
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.fleet import supervisor
@@ -43,7 +44,6 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
-DEFAULT_CAPACITY = 100  # below the handlers' own limit
 NUM_LOG_LINES = 15
 LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its supervisors give their instances
 NUM_REMOVERS = 8  # threads that delete what an instance leaves

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB
 from torchmoor.config.routing import ALL_TRAFFIC
 from torchmoor.errors import LaunchError
 from torchmoor.proxy.access.credentials import SECRETS
@@ -21,8 +22,6 @@ PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
 MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
 # No files in the shared /tmp; a JVM without memory ends and is started again, instead of limping on.
-DEFAULT_HEAP_MIB = 512
-DEFAULT_BODY_MIB = 64
 JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
 WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+

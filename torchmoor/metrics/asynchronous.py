@@ -1,4 +1,4 @@
-"""What asynchronous inference counts, under CloudWatch's names, rendered when scraped."""
+"""Metrics of asynchronous inference, under CloudWatch's names, rendered when scraped."""
 
 from __future__ import annotations
 
@@ -6,57 +6,58 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from torchmoor.async_inference.request import Backlog
 from torchmoor.metrics.histogram import Histogram
 from torchmoor.metrics.invocations import InvocationMetrics
 
 COUNTERS = {
-    "InvocationsProcesssed": "Asynchronous requests that have ended with a result. AWS spells it so.",
-    "InvocationFailures": "Asynchronous requests that have failed.",
+    "InvocationsProcesssed": "Asynchronous requests that ended with a result. The spelling is AWS's.",
+    "InvocationFailures": "Asynchronous requests that failed.",
     "ExpiredRequests": "Asynchronous requests whose time to live passed before they were answered.",
     "CancelledRequests": "Asynchronous requests that were cancelled.",
     "RequestDownloadFailures": "Inputs that could not be read.",
     "ResponseUploadFailures": "Results that could not be written.",
-    "NotificationFailures": "Notices that nobody took.",
-    "RepeatedAttempts": "Attempts at asynchronous requests that came to nothing and were tried again.",
+    "NotificationFailures": "Notifications that could not be delivered.",
+    "RepeatedAttempts": "Attempts at asynchronous requests that failed and were repeated.",
 }
 HISTOGRAMS = {
     "TimeInBacklog": "Seconds from an asynchronous request's arrival to its first attempt.",
     "TotalProcessingTime": "Seconds from an asynchronous request's arrival until it was published.",
-    "RequestDownloadLatency": "Seconds until an input's first byte was there.",
-    "ResponseUploadLatency": "Seconds that a result took to its store.",
+    "RequestDownloadLatency": "Seconds until the first byte of an input was read.",
+    "ResponseUploadLatency": "Seconds to write a result to its store.",
 }
 GAUGES = {
     "ApproximateBacklogSize": "Asynchronous requests that wait or run.",
-    "ApproximateBacklogSizePerInstance": "The same for each ready instance; all of them while there is none.",
-    "ApproximateAgeOfOldestRequest": "Seconds since the oldest of them came; 0 without one.",
-    "HasBacklogWithoutCapacity": "1 while requests wait and no instance is ready.",
+    "ApproximateBacklogSizePerInstance": "Backlog per ready instance; the whole backlog while no instance is ready.",
+    "ApproximateAgeOfOldestRequest": "Seconds since the oldest of them arrived; 0 if there are none.",
+    "HasBacklogWithoutCapacity": "1 while requests wait or run and no instance is ready.",
 }
 
 
 class AsyncMetrics:
-    """One endpoint's numbers, for whoever counts and whoever shows them.
+    """Counts one endpoint's asynchronous requests.
 
-    variants: where each counts. A request that no instance has seen counts for the first.
+    variants: each variant's counters. A request that no instance has received counts for the first variant.
     """
 
     def __init__(self, endpoint: str, variants: Mapping[str, InvocationMetrics], num_ready: Callable[[], int]) -> None:
         self.endpoint = endpoint
         self.variants = variants
-        self.backlog = Backlog()  # as it was when it was last looked at
+        self.num_waiting = 0  # this and the next two: as last read from the queue
+        self.num_running = 0
+        self.oldest_age_s = 0.0
         self._num_ready = num_ready
         self._first = next(iter(variants))
 
     def of(self, variant: str | None) -> InvocationMetrics:
-        """A variant's."""
+        """Return a variant's counters."""
         return self.variants[self._first if variant is None else variant]
 
     def gauges(self) -> Iterator[tuple[str, float]]:
-        """The endpoint's, by their names."""
-        size, num_ready = self.backlog.waiting + self.backlog.running, self._num_ready()
+        """Yield the endpoint's gauges by name."""
+        size, num_ready = self.num_waiting + self.num_running, self._num_ready()
         yield "ApproximateBacklogSize", size
         yield "ApproximateBacklogSizePerInstance", size / max(1, num_ready)
-        yield "ApproximateAgeOfOldestRequest", self.backlog.oldest_age_s
+        yield "ApproximateAgeOfOldestRequest", self.oldest_age_s
         yield "HasBacklogWithoutCapacity", int(size > 0 and num_ready == 0)
 
 
@@ -79,13 +80,12 @@ def _histograms(metrics: InvocationMetrics) -> Iterator[tuple[str, Histogram]]:
 
 
 class AsyncMetricsCollector:
-    """Turns the numbers of all asynchronous endpoints into Prometheus metrics, when scraped."""
+    """Renders the metrics of all asynchronous endpoints for prometheus_client."""
 
     def __init__(self, endpoints: Iterable[AsyncMetrics]) -> None:
         self._endpoints = list(endpoints)
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus_client."""
         labels = ["endpoint", "variant"]
         counters = {name: CounterMetricFamily(name, text, labels=labels) for name, text in COUNTERS.items()}
         histograms = {name: HistogramMetricFamily(name, text, labels=labels) for name, text in HISTOGRAMS.items()}

@@ -1,4 +1,4 @@
-"""Where `torchmoor up` keeps asynchronous requests, their inputs and their results: one folder, and no service."""
+"""The folder in which `torchmoor up` keeps asynchronous requests, their inputs and their results."""
 
 from __future__ import annotations
 
@@ -12,41 +12,43 @@ from urllib.parse import quote
 
 from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.objects import ObjectSettings
+from torchmoor.run.launching import naming_directory
 
 
 class AsyncFolder:
-    """queue.db, inputs/ that clients may name as file://, and results/."""
+    """A folder with queue.db, inputs/ that clients may name as file://, and results/."""
 
-    def __init__(self, path: Path, report: Callable[[str], None], *, more_inputs: Sequence[Path] = ()) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None], *, more_inputs: Sequence[Path | str] = ()) -> None:
         self.path = path
         self._report = report
         self._inputs, self._results = path / "inputs", path / "results"
-        self._more_inputs = more_inputs
+        self._more_inputs = [Path(folder).resolve() for folder in more_inputs]
 
     @property
     def inference(self) -> AsyncInferenceSettings:
-        """The queue, and the place of results."""
+        """The queue, and where results are stored."""
         return AsyncInferenceSettings(
             queue=f"sqlite://{quote(str(self.path / 'queue.db'))}", output_root=self._results.as_uri()
         )
 
     @property
     def objects(self) -> ObjectSettings:
-        """What may be read and written."""
+        """The directories that inputs are read from and results are written to."""
         return ObjectSettings(
             input_directories=tuple(str(folder) for folder in (self._inputs, *self._more_inputs)),
             output_directories=(str(self._results),),
         )
 
     async def __aenter__(self) -> AsyncFolder:
-        self._inputs.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o700)  # for nobody but this user
+        with naming_directory(self.path.parent):
+            self._inputs.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """What holds something stays; else it goes, with the folder around it if nothing else is there."""
+        """Keep the folder if it holds requests or results; else remove it, and its parent if that is empty."""
         if self._results.exists() or any(self._inputs.iterdir()) or self._has_requests():
             self._report(f"asynchronous requests and results stay in {self.path}")
             return
@@ -61,5 +63,5 @@ class AsyncFolder:
         with closing(sqlite3.connect(database)) as connection:
             try:
                 return connection.execute("SELECT 1 FROM requests LIMIT 1").fetchone() is not None
-            except sqlite3.Error:  # whatever it is, it is not ours to remove
+            except sqlite3.Error:  # an unknown file stays
                 return True

@@ -1,4 +1,4 @@
-"""Asynchronous inference put together from the proxy's settings."""
+"""Assembles asynchronous inference from the proxy's settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from torchmoor.async_inference.notifications.notifier import Notifier
-from torchmoor.async_inference.objects.scheme_store import open_object_store
+from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.service import AsyncEndpointContext, AsyncInference, AsyncParts
 from torchmoor.config.settings import ProxySettings
@@ -17,8 +17,8 @@ from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.instances.registry import Endpoint, Registry
 
 
-class Counting(Protocol):
-    """A variant's numbers."""
+class HasMetrics(Protocol):
+    """Holds a variant's counters."""
 
     metrics: InvocationMetrics
 
@@ -26,12 +26,13 @@ class Counting(Protocol):
 def make_async_inference(
     settings: ProxySettings,
     registry: Registry,
-    counted: Iterable[Counting],
+    counted: Iterable[HasMetrics],
     gateway: Gateway | None,
 ) -> AsyncInference | None:
-    """None if no endpoint has it. counted: all variants' numbers. gateway: None in a process that works for nobody.
+    """Assemble asynchronous inference; returns None if no endpoint accepts it.
 
-    Raises ConfigError if results have nowhere to go.
+    counted: the counters of all variants. gateway: None in a process that runs no requests.
+    Raises ConfigError if an endpoint has no location for its results.
     """
     endpoints = [
         _make_endpoint(settings, endpoint, [each.metrics for each in counted], gateway)
@@ -43,14 +44,16 @@ def make_async_inference(
     objects = settings.objects
     parts = AsyncParts(
         queue=lambda: open_queue(settings.async_inference.queue, settings.async_queue),
-        store=lambda: open_object_store(objects),
-        results=lambda: open_object_store(
-            objects.replace(input_directories=objects.output_directories, input_prefixes=())
-        ),
+        store=lambda: SchemeStore(objects),
+        results=lambda: SchemeStore(objects.replace(input_directories=objects.output_directories, input_prefixes=())),
         notifier=lambda: Notifier(settings.notices),
     )
     return AsyncInference(
-        settings.async_inference, endpoints, parts, connect_timeout_s=settings.timeouts.connect_timeout_s
+        settings.async_inference,
+        endpoints,
+        parts,
+        connect_timeout_s=settings.timeouts.connect_timeout_s,
+        remember_s=settings.async_queue.remember_s,
     )
 
 

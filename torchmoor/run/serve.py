@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -20,19 +19,20 @@ from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
-from torchmoor.fleet.launcher import Launch, Launcher, LauncherSettings, check_archives
+from torchmoor.fleet.launcher import Launch, Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
-from torchmoor.fleet.torchserve import TorchServeSettings
 from torchmoor.proxy.access.credentials import ASYNC_QUEUE, read_credentials
 from torchmoor.proxy.access.exposure import check_exposure
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
+from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
 from torchmoor.run.many import read_container
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
-from torchmoor.run.up import JOURNAL_URL, SESSION_KEYS, find_gpus, find_pending, share_gpus
+from torchmoor.run.up import find_pending
 
 
 async def run(
@@ -96,21 +96,11 @@ def make_launcher(
     configuration: Configuration, registry: Registry, launches: Sequence[Launch], report: Callable[[str], None]
 ) -> Launcher:
     """For the instances of variants with Autoscaling."""
-    launch = configuration.launch
-    run_dir = Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
-    java_home = os.environ.get("TORCHMOOR_JAVA_HOME")
-    settings = LauncherSettings(
-        torchserve=TorchServeSettings(
-            model_store=Path(launch.model_store).resolve(), java_home=Path(java_home) if java_home else None
-        ),
-        run_dir=run_dir,
-        start_timeout_s=launch.start_timeout_s,
-        capacity=launch.capacity,
-    )
+    run_dir = find_run_dir(configuration.launch)
     environment = share_gpus(launches, os.environ)
     if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
         environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
-    return Launcher(settings, registry, environment, report)
+    return Launcher(make_launcher_settings(configuration.launch, run_dir), registry, environment, report)
 
 
 def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -46,7 +46,7 @@ class ChatModel:
         device: torch.device,
         settings: HandlerSettings,
         ids: SessionIds,
-        intake: ImageIntake,
+        intake: ImageLoader,
     ) -> None:
         self._settings = replace(settings, journal=JournalSettings())
         self._ids = ids

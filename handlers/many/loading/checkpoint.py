@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.errors import ModelBroken
 from handlers.many.compute import Compute
@@ -99,7 +99,7 @@ class CheckpointLoader:
         self._device = device
         self._ids = ids
         self._environ = environ
-        self._intake = ImageIntake(settings.intake)
+        self._intake = ImageLoader(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
         self.compute = Compute(settings.tasks, device, on_device_lost=lambda: os._exit(1))
         self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")

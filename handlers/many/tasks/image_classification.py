@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.errors import InvalidRequest
 from handlers.many.compute import Row
 from handlers.many.request import TaskRequest, check_number
@@ -27,7 +27,7 @@ class ImageClassification:
 
     name = "image-classification"
 
-    def __init__(self, model: Any, processor: Any, settings: TaskSettings, intake: ImageIntake) -> None:
+    def __init__(self, model: Any, processor: Any, settings: TaskSettings, intake: ImageLoader) -> None:
         self.model = model
         self._processor = processor
         self._settings = settings

@@ -5,7 +5,6 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -218,7 +217,7 @@ def test_one_process_is_the_default() -> None:
 
 def test_late_binding_needs_one_process() -> None:
     """Each process would have a queue of its own; the error names the endpoint and both ways out."""
-    endpoint = replace(SETTINGS.endpoints[0], name="late", late_binding=LateBindingSettings())
+    endpoint = SETTINGS.endpoints[0].replace(name="late", late_binding=LateBindingSettings())
     settings = SETTINGS.replace(endpoints=(*SETTINGS.endpoints, endpoint), listen=ListenSettings(processes=2))
 
     with pytest.raises(ConfigError, match=r"set listen\.processes .* to 1, or turn late binding off for late"):

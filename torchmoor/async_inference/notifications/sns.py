@@ -1,4 +1,4 @@
-"""Messages to SNS topics, by boto3 in threads; credentials and AWS_ENDPOINT_URL_SNS the usual AWS ways."""
+"""Messages to SNS topics, through boto3 in threads. Credentials and AWS_ENDPOINT_URL_SNS are found as boto3 does."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torchmoor.async_inference.objects.threads import Threads
 from torchmoor.config.notifications import TOPIC, NotificationSettings
 from torchmoor.errors import NotDelivered
 
-_LATER = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
+RETRYABLE_CODES = {"Throttling", "ThrottlingException", "ThrottledException", "RequestTimeTooSkewed", "ExpiredToken"}
 
 
 def region_of(topic: str) -> str:
-    """The region that a topic's ARN names, "" if it is no ARN."""
+    """Return the region in a topic's ARN, or "" if it is not an ARN."""
     found = TOPIC.fullmatch(topic)
     return found[1] if found else ""
 
 
 class Sns:
-    """One client for each region. Makes no request before the first message."""
+    """Publishes with one client per region. Makes no request before the first message."""
 
     def __init__(self, settings: NotificationSettings) -> None:
         self._settings = settings
-        self._threads = Threads("notices-sns", settings.max_in_flight)
+        self._threads = Threads("notifications-sns", settings.max_in_flight)
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
 
     async def publish(self, topic: str, message: str) -> None:
-        """One try. Raises NotDelivered."""
+        """Publish a message, with one try. Raises NotDelivered."""
         await self._threads.run(self._publish, topic, message)
 
     def _publish(self, topic: str, message: str) -> None:
@@ -41,7 +41,7 @@ class Sns:
         except ClientError as exc:
             code = str(exc.response.get("Error", {}).get("Code", "unknown"))
             status = int(exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            is_permanent = status < 500 and status != 429 and code not in _LATER
+            is_permanent = status < 500 and status != 429 and code not in RETRYABLE_CODES
             raise NotDelivered(f"SNS refused the message ({code})", is_permanent=is_permanent) from exc
         except BotoCoreError as exc:
             raise NotDelivered(f"SNS cannot be reached ({type(exc).__name__})") from exc
@@ -55,14 +55,14 @@ class Sns:
                     config=Config(
                         connect_timeout=self._settings.connect_timeout_s,
                         read_timeout=self._settings.timeout_s,
-                        retries={"mode": "standard", "total_max_attempts": 1},  # the notifier tries again
+                        retries={"mode": "standard", "total_max_attempts": 1},  # the notifier retries
                         max_pool_connections=self._settings.max_in_flight,
                     ),
                 )
             return self._clients[region]
 
     async def close(self) -> None:
-        """Wait for the tries that have begun."""
+        """Wait for the running tries."""
         await self._threads.close()
         for client in self._clients.values():
             client.close()

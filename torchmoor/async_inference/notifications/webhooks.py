@@ -1,4 +1,4 @@
-"""Messages to webhooks, signed as the Standard Webhooks specification says, for which receivers have libraries.
+"""Messages to webhooks, signed as the Standard Webhooks specification defines; libraries verify the signature.
 
     webhook-id: Notification.message_id       webhook-timestamp: seconds since the epoch, of this try
     webhook-signature: v1,base64(HMAC-SHA256(secret, "{id}.{timestamp}.{body}"))
@@ -21,17 +21,17 @@ from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolv
 from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import NotDelivered
 
-_LATER = (408, 425, 429)
+RETRYABLE_STATUSES = (408, 425, 429)
 
 
 def sign(key: bytes, message_id: str, timestamp: int, body: bytes) -> str:
-    """The signature's header."""
+    """Return the value of the signature header."""
     digest = hmac.digest(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256)
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
 class WebhookSender:
-    """One try at a time; whether to try again is the caller's to say."""
+    """Sends each message with one try; the caller decides whether to retry."""
 
     def __init__(self, settings: NotificationSettings, resolver: Resolve = resolve) -> None:
         self._timeout_s = settings.timeout_s
@@ -44,7 +44,7 @@ class WebhookSender:
         )
 
     async def send(self, webhook: Webhook, message_id: str, timestamp: int, body: bytes) -> None:
-        """Any answer of 2xx is a success; its body is not read. Raises NotDelivered."""
+        """Send a message. Any 2xx answer is a success, and its body is not read. Raises NotDelivered."""
         host = urlsplit(webhook.url).hostname
         headers = {
             "Content-Type": "application/json",
@@ -61,7 +61,7 @@ class WebhookSender:
             raise NotDelivered(f"the webhook at {host} cannot be reached ({type(exc).__name__})") from exc
         response.close()
         if not 200 <= response.status < 300:
-            is_permanent = response.status < 500 and response.status not in _LATER
+            is_permanent = response.status < 500 and response.status not in RETRYABLE_STATUSES
             raise NotDelivered(f"the webhook at {host} answered {response.status}", is_permanent=is_permanent)
 
     async def close(self) -> None:

@@ -1,22 +1,21 @@
-"""Inputs by https, presigned URLs above all: read only, from the hosts that an operator names.
+"""Inputs from https URLs, such as presigned ones, on the hosts that the configuration lists.
 
-No message here shows more of a URL than its host: the rest of a presigned one is as good as a password.
+Messages show only a URL's host, because the rest of a presigned URL is a credential.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import NoReturn
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from torchmoor.async_inference.objects.object_store import (
     Download,
+    InputStore,
     LocationRefused,
     ObjectDenied,
     ObjectMissing,
-    ObjectStore,
     ObjectUnavailable,
     TooLarge,
 )
@@ -24,11 +23,9 @@ from torchmoor.async_inference.objects.outbound import Outbound, Resolve, resolv
 from torchmoor.config.group import MIB
 from torchmoor.config.objects import ObjectSettings
 
-PIECE_BYTES = MIB
 
-
-class HttpsStore(ObjectStore):
-    """https:// URLs of the configured hosts."""
+class HttpsStore(InputStore):
+    """Reads https:// URLs of the configured hosts."""
 
     def __init__(self, settings: ObjectSettings, resolver: Resolve = resolve) -> None:
         self._settings = settings
@@ -53,9 +50,6 @@ class HttpsStore(ObjectStore):
             for listed in self._settings.https_hosts
         )
 
-    def check_output(self, url: str) -> NoReturn:
-        raise LocationRefused("results cannot be written to https locations; name s3:// or file://")
-
     async def open(self, url: str) -> Download:
         self.check_input(url)
         host = urlsplit(url).hostname
@@ -64,15 +58,15 @@ class HttpsStore(ObjectStore):
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise ObjectUnavailable(f"{host} cannot be reached ({type(exc).__name__})") from exc
         try:
-            size = self._judge(response, host)
+            size = self._check_answer(response, host)
         except BaseException:
             response.close()
             raise
         content_type = response.headers.get("Content-Type", "")
         return Download(size, content_type, self._read(response, size, host), response.close)
 
-    def _judge(self, response: aiohttp.ClientResponse, host: str | None) -> int:
-        """The body's size."""
+    def _check_answer(self, response: aiohttp.ClientResponse, host: str | None) -> int:
+        """Return the body's size. Raises ObjectError."""
         status = response.status
         if status in (404, 410):
             raise ObjectMissing(f"{host} has no such object")
@@ -90,31 +84,13 @@ class HttpsStore(ObjectStore):
         num_left = size
         while num_left:
             try:
-                data = await response.content.read(min(PIECE_BYTES, num_left))
+                data = await response.content.read(min(MIB, num_left))
             except (aiohttp.ClientError, TimeoutError) as exc:
                 raise ObjectUnavailable(f"{host} broke off ({type(exc).__name__})") from exc
             if not data:
                 raise ObjectUnavailable(f"{host} ended before the object's last byte")
             num_left -= len(data)
             yield data
-
-    async def upload(
-        self,
-        url: str,
-        chunks: AsyncIterator[bytes],
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> int:
-        self.check_output(url)
-
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        self.check_output(url)
-
-    async def publish(self, staged: str, final: str) -> None:
-        self.check_output(final)
-
-    async def delete(self, url: str) -> None:
-        self.check_output(url)
 
     async def close(self) -> None:
         await self._outbound.close()

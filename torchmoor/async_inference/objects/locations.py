@@ -1,10 +1,10 @@
-"""Names of results: where an answer or a failure goes, and where an answer waits until it is decided that it counts.
+"""Locations of results, failures and staged answers.
 
     {S3OutputPath}/{S3OutputPathExtension}/{Filename}         or {InferenceId}.out without a Filename
     {S3FailurePath}/{InferenceId}-error.out
     {S3OutputPath}/.torchmoor/{InferenceId}.{attempt}         staged
 
-Plain text only: whether a location may be written is the object store's to say.
+Works on text only; the object store checks whether a location may be written.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torchmoor.async_inference.objects.object_store import LocationRefused
 STAGING = ".torchmoor"
 OUTPUTS = "async-endpoint-outputs"  # as the SageMaker SDK names them
 FAILURES = "async-endpoint-failures"
-MAX_URL_CHARS = 1024  # of an answer's header
+MAX_URL_CHARS = 1024  # of a response header
 
 
 @dataclass(frozen=True, slots=True)
 class ResultLocations:
-    """URLs of one request's two possible results."""
+    """URLs of the result and of the failure of one request."""
 
     output: str
     failure: str
 
 
 def default_output_path(root: str, endpoint: str) -> str:
-    """S3OutputPath of an endpoint that does not name one. root: s3://bucket, s3://bucket/prefix or file:///a/path."""
+    """Return the S3OutputPath of an endpoint that does not set one. root: s3://bucket, s3://bucket/prefix or file:///a/path."""
     return _below(root, f"{OUTPUTS}/{endpoint}")
 
 
 def default_failure_path(root: str, endpoint: str) -> str:
-    """S3FailurePath of an endpoint that does not name one."""
+    """Return the S3FailurePath of an endpoint that does not set one."""
     return _below(root, f"{FAILURES}/{endpoint}")
 
 
 def locate_results(
     output_path: str, failure_path: str, inference_id: str, *, filename: str = "", extension: str = ""
 ) -> ResultLocations:
-    """Where a request's answer or failure will be. Raises LocationRefused, with words for the client."""
+    """Return where a request's result or failure goes. Raises LocationRefused with a message for the client."""
     _check_name("InferenceId", inference_id)
     name = f"{inference_id}.out"
     if filename:
@@ -61,12 +61,12 @@ def locate_results(
 
 
 def locate_staged(output_path: str, inference_id: str, attempt: int) -> str:
-    """Where the answer of one attempt waits. Beside the results, so that giving it its name costs no copying."""
+    """Return where an attempt's answer is staged: beside the results, so that publishing is a rename."""
     return _below(output_path, f"{STAGING}/{inference_id}.{attempt}")
 
 
 def _below(folder: str, name: str) -> str:
-    """A key of S3 is written as it is, a path with what a URL must quote."""
+    """Append a name: unquoted to an S3 prefix, URL-quoted to a file URL."""
     return f"{folder.rstrip('/')}/{quote(name) if folder.startswith('file:') else name}"
 
 

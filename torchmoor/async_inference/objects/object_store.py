@@ -1,64 +1,64 @@
-"""Where asynchronous inputs are read from and results are written to: one interface, a class for each kind of location.
+"""Interface of the object stores, and their errors.
 
-    s3://bucket/key         S3, or a store that speaks it
-    file:///a/path          a directory of this machine, below the configured ones
-    https://host/path       read only, presigned URLs for instance, from the configured hosts
+    s3://bucket/key         S3, or a compatible store
+    file:///a/path          a file of this machine, below one of the configured directories
+    https://host/path       read only, such as a presigned URL, from one of the configured hosts
 
-Whoever uses it sees a whole object or none: under its own name an object appears at once, with its last byte.
+A reader sees a whole object or none: an object appears under its name only when its last byte is stored.
 
 ObjectError
-|-- LocationRefused      no URL that may be read or written here; permanent
-|-- ObjectMissing        no such object, bucket or directory; permanent
-|-- ObjectDenied         the store does not let us; permanent
-|-- TooLarge             more bytes than the limit; permanent
+|-- LocationRefused      the URL is malformed or not allowed here; permanent
+|-- ObjectMissing        the object, bucket or directory does not exist; permanent
+|-- ObjectDenied         the store denies access; permanent
+|-- TooLarge             the object exceeds the limit; permanent
 `-- ObjectUnavailable    the store is down, slow or full; try again later
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 from torchmoor.errors import TorchmoorError
 
 
 class ObjectError(TorchmoorError):
-    """An object could not be read or written. The message is for the client: it has no credentials in it."""
+    """Raised when an object cannot be read or written. Clients see the message; it holds no credentials."""
 
-    is_permanent = True  # trying again will not help
+    is_permanent = True  # another try cannot succeed
 
 
 class LocationRefused(ObjectError):
-    """The URL is malformed, or none of those that may be read or written here."""
+    """Raised when a URL is malformed, or must not be read or written here."""
 
 
 class ObjectMissing(ObjectError):
-    """There is no such object, bucket or directory."""
+    """Raised when the object, bucket or directory does not exist."""
 
 
 class ObjectDenied(ObjectError):
-    """The store does not let us read or write this."""
+    """Raised when the store denies access."""
 
 
 class TooLarge(ObjectError):
-    """The object has more bytes than may be read or written."""
+    """Raised when an object has more bytes than the limit."""
 
 
 class ObjectUnavailable(ObjectError):
-    """The store cannot be reached, did not answer in time, or has no room left."""
+    """Raised when the store cannot be reached, does not answer in time, or is full."""
 
     is_permanent = False
 
 
 @dataclass(slots=True, eq=False)
 class Download:
-    """An object that is being read. Leave its context, or `close` it, however far it was read.
+    """An open input. Leave its context or call `close` once, whether or not it was read to its end.
 
-    size: bytes, known before the first one is read. content_type: "" if the store does not know it.
-    chunks: never empty, at most 1 MiB each, read only as fast as they are taken; they add up to `size`, or iterating
-    raises ObjectUnavailable. release: gives back what the store holds for it.
+    size: bytes, known before the first is read. content_type: "" if the store does not know it.
+    chunks: never empty, at most 1 MiB each, read only as fast as the caller takes them. They add up to `size`;
+    otherwise the iterator raises ObjectUnavailable. release: frees what the store holds for the download.
     """
 
     size: int
@@ -76,57 +76,47 @@ class Download:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection or the file, also under a read that is going on. May be called twice."""
+        """Close the connection or the file, also during a read. Later calls do nothing."""
         if not self.is_closed:
             self.is_closed = True
             self.release()
 
 
-class ObjectStore(ABC):
-    """Reads and writes objects by their URLs. Every method may raise ObjectError; each is safe to call again."""
+class InputStore(Protocol):
+    """Reads inputs by their URLs. Every method may raise ObjectError and may be called again."""
 
-    @abstractmethod
     def check_input(self, url: str) -> None:
-        """Raise LocationRefused unless this URL may be read here. Asks nobody; the rest is seen when it is opened."""
+        """Raise LocationRefused unless this URL may be read here. Does no I/O."""
 
-    @abstractmethod
-    def check_output(self, url: str) -> None:
-        """Raise LocationRefused unless this URL may be written here. Asks nobody."""
-
-    @abstractmethod
     async def open(self, url: str) -> Download:
-        """Begin to read an input. Raises TooLarge before the first byte."""
+        """Open an input. Raises TooLarge before the first byte."""
 
-    @abstractmethod
-    async def upload(
-        self,
-        url: str,
-        chunks: AsyncIterator[bytes],
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> int:
-        """Write an object of unknown length; the number of its bytes.
-
-        If the chunks raise, are too many, or the caller is cancelled, no object comes into being (unless the last
-        request is on its way already), and what was sent is taken back. metadata: kept by S3 only, ASCII.
-        """
-
-    @abstractmethod
-    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        """Write a small object that is in memory."""
-
-    @abstractmethod
-    async def publish(self, staged: str, final: str) -> None:
-        """Give a staged object its final name, whole and at once; whatever had that name before is replaced.
-
-        Both lie in the same store: one bucket, or one file system. Done already counts as done: if nothing is
-        staged and there is an object of the final name, all is well. Raises ObjectMissing if there is neither.
-        """
-
-    @abstractmethod
-    async def delete(self, url: str) -> None:
-        """Remove an object; none there is no error."""
-
-    @abstractmethod
     async def close(self) -> None:
-        """Wait, within the stores' time-outs, for what must be taken back; then let go of connections and threads."""
+        """Finish the clean-up of aborted uploads within the time-outs; then release connections and threads."""
+
+
+class ObjectStore(InputStore, Protocol):
+    """Reads inputs and writes results by their URLs."""
+
+    def check_output(self, url: str) -> None:
+        """Raise LocationRefused unless this URL may be written here. Does no I/O."""
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
+        """Write an object of unknown length, and return the number of its bytes.
+
+        If the chunks raise or exceed the limit, or the caller is cancelled, the upload is aborted and no object
+        appears, unless the final request was sent already.
+        """
+
+    async def put(self, url: str, body: bytes, content_type: str = "") -> None:
+        """Write a small object from memory."""
+
+    async def publish(self, staged: str, final: str) -> None:
+        """Rename a staged object atomically; replaces any object of the final name.
+
+        Both names must be in one bucket or file system. Without a staged object, an existing final one counts as
+        published; ObjectMissing is raised if neither exists.
+        """
+
+    async def delete(self, url: str) -> None:
+        """Remove an object, if it exists."""

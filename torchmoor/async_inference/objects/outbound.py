@@ -1,7 +1,7 @@
-"""Requests to hosts that others name: every address that a name resolves to is judged, and no other is connected to.
+"""HTTP client for URLs that clients or operators name; it connects only to allowed addresses.
 
-A name's address must be on the public internet, or in one of the networks that an operator allows; plain http goes to
-those networks only. Redirects are not followed: what a redirect leads to, nobody has judged.
+Every address that a name resolves to must be on the public internet or in a network that the configuration allows;
+plain http is allowed in those networks only. Redirects are not followed, because their targets are not checked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ READ_BUFFER_BYTES = 1 << 18
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host name. Raises OSError."""
+    """Return the addresses of a host name. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class Outbound:
-    """HTTP to judged addresses. private_networks: CIDRs that are allowed beside the public internet."""
+    """Sends requests to allowed addresses. private_networks: CIDRs allowed besides the public internet."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Outbound:
         self._sessions: dict[str, aiohttp.ClientSession] = {}
 
     def check(self, url: str) -> SplitResult:
-        """Raise LocationRefused unless this is a sound https or http URL; an address in it is judged, a name later."""
+        """Raise LocationRefused unless this is a valid https or http URL. A host name's addresses are checked later."""
         try:
             parts = urlsplit(url)
             host, _ = parts.hostname, parts.port
@@ -66,12 +66,12 @@ class Outbound:
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
-            return parts  # a name
-        self.judge(parts.scheme, host, [str(address)])
+            return parts  # a name, checked when it is resolved
+        self.check_addresses(parts.scheme, host, [str(address)])
         return parts
 
-    def judge(self, scheme: str, host: str, addresses: list[str]) -> None:
-        """Raise LocationRefused unless each of a host's addresses may be connected to."""
+    def check_addresses(self, scheme: str, host: str, addresses: list[str]) -> None:
+        """Raise LocationRefused unless every address of a host is allowed."""
         for address in addresses:
             ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
             is_allowed = any(ip.version == network.version and ip in network for network in self._networks)
@@ -84,13 +84,13 @@ class Outbound:
     async def request(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> aiohttp.ClientResponse:
-        """The answer's head; release or close it. Raises LocationRefused, aiohttp.ClientError, TimeoutError."""
+        """Return the response head; the caller closes it. Raises LocationRefused, aiohttp.ClientError, TimeoutError."""
         parts = self.check(url)
         try:
             session = await self._session(parts.scheme)
             return await session.request(
                 method,
-                URL(url, encoded=True),  # a presigned URL is right as it is
+                URL(url, encoded=True),  # a presigned URL must not be re-encoded
                 headers=headers,
                 data=body,
                 allow_redirects=False,
@@ -101,12 +101,12 @@ class Outbound:
             raise
 
     async def _session(self, scheme: str) -> aiohttp.ClientSession:
-        # Not aiohttp's own context, which is of the time of its import; reading the certificates takes a while.
+        # aiohttp's own context dates from its import. Reading the certificates takes a while, so a thread does it.
         context = await asyncio.to_thread(ssl.create_default_context) if scheme not in self._sessions else None
         if scheme not in self._sessions:
             self._sessions[scheme] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    resolver=_JudgingResolver(self, scheme, self._resolver),
+                    resolver=_CheckingResolver(self, scheme, self._resolver),
                     use_dns_cache=False,
                     ssl=context or True,
                     limit=self._max_connections,
@@ -120,17 +120,16 @@ class Outbound:
         return self._sessions[scheme]
 
     async def close(self) -> None:
-        """Close every connection."""
         for session in self._sessions.values():
             await session.close()
 
 
 class _Refused(OSError):
-    """What aiohttp lets a resolver raise."""
+    """Carries LocationRefused through aiohttp, which accepts only OSError from a resolver."""
 
 
-class _JudgingResolver(AbstractResolver):
-    """Gives aiohttp the addresses that were judged, which are all that it connects to."""
+class _CheckingResolver(AbstractResolver):
+    """Resolves a name to allowed addresses; aiohttp connects to no others."""
 
     def __init__(self, outbound: Outbound, scheme: str, resolver: Resolve) -> None:
         self._outbound = outbound
@@ -140,10 +139,10 @@ class _JudgingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        async with asyncio.timeout(self._outbound.connect_timeout_s):  # aiohttp's own begins after this
+        async with asyncio.timeout(self._outbound.connect_timeout_s):  # aiohttp's own time-out begins after this
             addresses = await self._resolver(host, port)
         try:
-            self._outbound.judge(self._scheme, host, addresses)
+            self._outbound.check_addresses(self._scheme, host, addresses)
         except LocationRefused as exc:
             raise _Refused(str(exc)) from exc
         return [
@@ -159,11 +158,11 @@ class _JudgingResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the resolver holds no connection."""
 
 
 def _destination(ip: Address) -> Address:
-    """Where a packet to this address ends up: IPv6 has several ways to carry an IPv4 address."""
+    """Return the address that packets reach: IPv6 can embed an IPv4 address in several ways."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None

@@ -1,8 +1,8 @@
-"""Objects in S3, or a store that speaks it, by boto3 in threads.
+"""Objects in S3 or a compatible store, through boto3 in threads.
 
-An upload of unknown length is sent in parts, a few in memory at a time; S3 shows the object when the last request has
-put the parts together, and not before. Publishing copies within the store: no byte comes here.
-Why boto3 and not a library of asyncio: docs/decisions/0021-objects-by-boto3.md.
+An upload of unknown length is a multipart upload with a few parts in memory; S3 shows the object only when the upload
+is completed. Publishing copies within the store, so that no byte passes through this process.
+docs/decisions/0021-objects-by-boto3.md explains why boto3 is used.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import base64
 import hashlib
 import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -39,11 +38,11 @@ from torchmoor.config.objects import ObjectSettings
 
 logger = logging.getLogger(__name__)
 
-PIECE_BYTES = MIB
+RETRYABLE_CODES = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown"}  # despite their status of 4xx
 
 
 class S3Store(ObjectStore):
-    """s3:// URLs. Makes no request before the first object is asked for."""
+    """Serves s3:// URLs. Makes no request before the first object is used."""
 
     def __init__(self, settings: ObjectSettings) -> None:
         self._settings = settings
@@ -52,7 +51,7 @@ class S3Store(ObjectStore):
         self._client: Any = None
 
     def check_input(self, url: str) -> None:
-        _parse(url)
+        _where(url)
         prefixes = self._settings.input_prefixes
         if prefixes and not url.startswith(prefixes):
             raise LocationRefused(
@@ -60,36 +59,31 @@ class S3Store(ObjectStore):
             )
 
     def check_output(self, url: str) -> None:
-        _parse(url)
+        _where(url)
 
     async def open(self, url: str) -> Download:
         self.check_input(url)
-        body = _Body(self._connect, url, self._settings)
-        opened = self._threads.submit(body.open)
+        reader = _ObjectReader(self._connect, url, self._settings)
+        opened = self._threads.submit(reader.open)
         try:
             await asyncio.wrap_future(opened)
         except BaseException:
-            self._threads.submit(body.close)
+            self._threads.submit(reader.close)
             raise
-        return Download(body.size, body.content_type, self._read(body), lambda: self._release(body))
 
-    async def _read(self, body: _Body) -> AsyncIterator[bytes]:
-        while body.num_left:
-            yield await self._threads.run(body.read)
+        def release() -> None:
+            reader.interrupt()
+            self._threads.submit(reader.close)
 
-    def _release(self, body: _Body) -> None:
-        body.cut()
-        self._threads.submit(body.close)
+        return Download(reader.size, reader.content_type, self._read(reader), release)
 
-    async def upload(
-        self,
-        url: str,
-        chunks: AsyncIterator[bytes],
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> int:
+    async def _read(self, reader: _ObjectReader) -> AsyncIterator[bytes]:
+        while reader.num_left:
+            yield await self._threads.run(reader.read)
+
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
         self.check_output(url)
-        upload = _Upload(self._connect, self._threads, url, _headers(content_type, metadata))
+        upload = _MultipartUpload(self._connect, self._threads, url, content_type)
         part: list[bytes] = []
         num_bytes = num_waiting = 0
         try:
@@ -100,9 +94,9 @@ class S3Store(ObjectStore):
                 if num_bytes > self._settings.max_output_bytes:
                     raise TooLarge(f"the result has more than {self._settings.max_output_bytes} bytes")
                 if num_waiting >= self._settings.part_bytes:
-                    await upload.send(_take(part), self._settings.parallel_parts)
+                    await upload.send(_join(part), self._settings.parallel_parts)
                     num_waiting = 0
-            await upload.finish(_take(part), num_bytes)
+            await upload.finish(_join(part), num_bytes)
         except BaseException:
             self._threads.submit(upload.abort)
             raise
@@ -110,11 +104,9 @@ class S3Store(ObjectStore):
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
         self.check_output(url)
-        await self._threads.run(_put, self._connect, url, body, _headers(content_type, None))
+        await self._threads.run(_put, self._connect, url, body, content_type)
 
     async def publish(self, staged: str, final: str) -> None:
-        self.check_output(staged)
-        self.check_output(final)
         await self._threads.run(self._publish, staged, final)
 
     def _publish(self, staged: str, final: str) -> None:
@@ -123,20 +115,17 @@ class S3Store(ObjectStore):
         with _translated(staged):
             try:
                 client.copy_object(CopySource=source, **target)
-            except ClientError as exc:
-                if not _is_missing_key(exc):
+            except ClientError as error:
+                if _status(error) != 404 or _code(error) == "NoSuchBucket":
                     raise
-                self._require(client, final, f"neither {staged} nor {final} is there")
-                return
-            client.delete_object(**source)
-
-    def _require(self, client: Any, url: str, words: str) -> None:
-        try:
-            client.head_object(**_where(url))
-        except ClientError as exc:
-            if _status(exc) == 404:
-                raise ObjectMissing(words) from exc
-            raise
+                try:
+                    client.head_object(**target)
+                except ClientError as exc:
+                    if _status(exc) == 404:
+                        raise ObjectMissing(f"neither {staged} nor {final} is there") from exc
+                    raise
+            else:
+                client.delete_object(**source)
 
     async def delete(self, url: str) -> None:
         self.check_output(url)
@@ -153,7 +142,7 @@ class S3Store(ObjectStore):
             self._client.close()
 
     def _connect(self) -> Any:
-        """The client, made by the first who needs it: that reads files, and may ask the machine for credentials."""
+        """Return the client. The first call makes it, which reads files and may query the machine for credentials."""
         with self._lock:
             if self._client is None:
                 with _translated("s3"):
@@ -161,8 +150,8 @@ class S3Store(ObjectStore):
             return self._client
 
 
-class _Body:
-    """An object's bytes in order, read from a thread. A connection that breaks is opened again where it stood."""
+class _ObjectReader:
+    """Reads an object in order, from one thread at a time. Resumes where a connection broke."""
 
     def __init__(self, connect: Callable[[], Any], url: str, settings: ObjectSettings) -> None:
         self.size = 0
@@ -172,17 +161,17 @@ class _Body:
         self._url = url
         self._settings = settings
         self._tag = ""
-        self._lock = threading.Lock()  # held by a read
+        self._lock = threading.Lock()  # held during a read
         self._stream: Any = None
-        self._is_cut = False
+        self._is_interrupted = False
 
     def open(self) -> None:
         with self._lock, _translated(self._url):
-            said = self._connect().get_object(**_where(self._url))
-            self._stream = said["Body"]
-            self.size = self.num_left = said["ContentLength"]
-            self.content_type = said.get("ContentType", "")
-            self._tag = said["ETag"]
+            found = self._connect().get_object(**_where(self._url))
+            self._stream = found["Body"]
+            self.size = self.num_left = found["ContentLength"]
+            self.content_type = found.get("ContentType", "")
+            self._tag = found["ETag"]
         if self.size > self._settings.max_input_bytes:
             raise TooLarge(f"{self._url} has {self.size} bytes, more than {self._settings.max_input_bytes}")
 
@@ -190,11 +179,11 @@ class _Body:
         with self._lock, _translated(self._url):
             for attempt in range(1, self._settings.max_attempts + 1):
                 try:
-                    if self._stream is None and not self._is_cut:
+                    if self._stream is None and not self._is_interrupted:
                         self._stream = self._open_rest()
-                    if self._is_cut:  # after the stream is there for `cut` to see, so that neither misses the other
+                    if self._is_interrupted:  # checked after `interrupt` can see the stream, so that one sees the other
                         break
-                    data: bytes = self._stream.read(min(PIECE_BYTES, self.num_left))
+                    data: bytes = self._stream.read(min(MIB, self.num_left))
                     if data:
                         self.num_left -= len(data)
                         return data
@@ -205,17 +194,17 @@ class _Body:
         raise ObjectUnavailable(f"{self._url} ended before its last byte")
 
     def _open_rest(self) -> Any:
-        """Of the same object: one that was replaced is answered by an error."""
+        """Open the rest of the same object; fails if the object was replaced meanwhile."""
         start = self.size - self.num_left
-        said = self._connect().get_object(**_where(self._url), Range=f"bytes={start}-", IfMatch=self._tag)
-        return said["Body"]
+        found = self._connect().get_object(**_where(self._url), Range=f"bytes={start}-", IfMatch=self._tag)
+        return found["Body"]
 
-    def cut(self) -> None:
-        """Wake a thread that waits for bytes. From another thread."""
-        self._is_cut = True
+    def interrupt(self) -> None:
+        """Wake a thread that waits for bytes. Called from another thread."""
+        self._is_interrupted = True
         stream = self._stream
         if stream is not None:
-            with suppress(Exception):  # it may have ended by itself
+            with suppress(Exception):  # the stream may have ended
                 stream._raw_stream.shutdown()
 
     def close(self) -> None:
@@ -229,110 +218,108 @@ class _Body:
             self._stream = None
 
 
-class _Upload:
-    """A multipart upload, begun with the first part; one request if there is no more than one part."""
+class _MultipartUpload:
+    """An upload that begins with its first full part; an object of at most one part is one plain request."""
 
-    def __init__(self, connect: Callable[[], Any], threads: Threads, url: str, headers: dict[str, Any]) -> None:
+    def __init__(self, connect: Callable[[], Any], threads: Threads, url: str, content_type: str) -> None:
         self._connect = connect
         self._threads = threads
         self._url = url
-        self._headers = headers
-        self._lock = threading.Lock()  # held while the upload is begun, put together or taken back
-        self._id = ""
-        self._parts: deque[Future[str]] = deque()
-        self._tags: list[str] = []
-        self._is_over = False
+        self._content_type = content_type
+        self._begun: Future[str] | None = None  # the upload's id
+        self._parts: list[Future[str]] = []  # their tags
+        self._completed: Future[None] | None = None
 
     async def send(self, data: bytes, parallel: int) -> None:
-        """One more part. Returns when less than `parallel` are on their way."""
-        if not self._id:
-            await self._threads.run(self._begin)
-        number = len(self._tags) + len(self._parts) + 1
-        self._parts.append(self._threads.submit(self._send_part, number, data))
-        while len(self._parts) >= parallel:
-            await self._collect()
+        """Send one more part. Returns when fewer than `parallel` parts are in flight."""
+        if self._begun is None:
+            self._begun = self._threads.submit(self._begin)
+        upload_id = await asyncio.wrap_future(self._begun)
+        self._parts.append(self._threads.submit(self._send_part, upload_id, len(self._parts) + 1, data))
+        if len(self._parts) >= parallel:
+            await asyncio.wrap_future(self._parts[-parallel])
 
     async def finish(self, data: bytes, num_bytes: int) -> None:
-        """The last part, which may be small, and the object is there."""
-        if not self._id:
-            await self._threads.run(_put, self._connect, self._url, data, self._headers)
+        """Send the last part, of any size, and make the object visible."""
+        if self._begun is None:
+            await self._threads.run(_put, self._connect, self._url, data, self._content_type)
             return
         if data:
             await self.send(data, 1)
-        while self._parts:
-            await self._collect()
-        await self._threads.run(self._complete, num_bytes)
+        tags = [await asyncio.wrap_future(part) for part in self._parts]
+        self._completed = self._threads.submit(self._complete, await asyncio.wrap_future(self._begun), tags, num_bytes)
+        await asyncio.wrap_future(self._completed)
 
-    async def _collect(self) -> None:
-        tag = await asyncio.shield(asyncio.wrap_future(self._parts[0]))
-        self._parts.popleft()
-        self._tags.append(tag)
-
-    def _begin(self) -> None:
-        with self._lock, _translated(self._url):
-            if not self._is_over:
-                self._id = self._connect().create_multipart_upload(**_where(self._url), **self._headers)["UploadId"]
-
-    def _send_part(self, number: int, data: bytes) -> str:
-        with _translated(self._url):
-            said = self._connect().upload_part(
-                **_where(self._url), UploadId=self._id, PartNumber=number, Body=data, ContentMD5=_md5(data)
-            )
-        return str(said["ETag"])
-
-    def _complete(self, num_bytes: int) -> None:
-        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(self._tags, 1)]
+    def _begin(self) -> str:
         client = self._connect()
-        with self._lock, _translated(self._url):
-            if self._is_over:
-                return
+        with _translated(self._url):
+            begun = client.create_multipart_upload(**_where(self._url), **_headers(self._content_type))
+        return str(begun["UploadId"])
+
+    def _send_part(self, upload_id: str, number: int, data: bytes) -> str:
+        with _translated(self._url):
+            sent = self._connect().upload_part(
+                **_where(self._url), UploadId=upload_id, PartNumber=number, Body=data, ContentMD5=_md5(data)
+            )
+        return str(sent["ETag"])
+
+    def _complete(self, upload_id: str, tags: list[str], num_bytes: int) -> None:
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+        client, where = self._connect(), _where(self._url)
+        with _translated(self._url):
             try:
-                client.complete_multipart_upload(
-                    **_where(self._url), UploadId=self._id, MultipartUpload={"Parts": parts}
-                )
-            except ClientError as exc:  # the answer to a first try was lost: is the object there?
-                if (
-                    _code(exc) != "NoSuchUpload"
-                    or client.head_object(**_where(self._url))["ContentLength"] != num_bytes
-                ):
+                client.complete_multipart_upload(**where, UploadId=upload_id, MultipartUpload={"Parts": parts})
+            except ClientError as exc:  # the answer to an earlier try was lost: does the object exist?
+                if _code(exc) != "NoSuchUpload" or client.head_object(**where)["ContentLength"] != num_bytes:
                     raise
-            self._is_over = True
 
     def abort(self) -> None:
-        """Take back what was sent. Waits for parts on their way, which would come into being afterwards."""
-        running = [part for part in self._parts if not part.cancel()]
-        wait(running)
-        with self._lock:
-            if self._is_over:
-                return
-            self._is_over = True
-            if self._id:
-                try:
-                    self._connect().abort_multipart_upload(**_where(self._url), UploadId=self._id)
-                except (ClientError, BotoCoreError, ObjectError) as exc:
-                    logger.warning(
-                        "upload left behind, a lifecycle rule of the bucket should remove it url=%s error=%s",
-                        self._url,
-                        type(exc).__name__,
-                    )
+        """Abort the upload unless it is complete. Waits for requests in flight, which would create parts later."""
+        steps: list[Future[Any] | None] = [self._begun, *self._parts, self._completed]
+        wait([step for step in steps if step is not None and not step.cancel()])
+        if self._begun is None or not _has_succeeded(self._begun):
+            return
+        if self._completed is not None and _has_succeeded(self._completed):
+            return
+        try:
+            self._connect().abort_multipart_upload(**_where(self._url), UploadId=self._begun.result())
+        except (ClientError, BotoCoreError, ObjectError) as exc:
+            logger.warning(
+                "upload not aborted, a lifecycle rule of the bucket should remove it url=%s error=%s",
+                self._url,
+                type(exc).__name__,
+            )
 
 
-def _take(chunks: list[bytes]) -> bytes:
-    """All of them as one, and the list empty: what is sent is in memory once."""
+def _has_succeeded(step: Future[Any]) -> bool:
+    return not step.cancelled() and step.exception() is None
+
+
+def _join(chunks: list[bytes]) -> bytes:
+    """Join the chunks and empty the list, so that the data is in memory once."""
     data = b"".join(chunks)
     chunks.clear()
     return data
 
 
-def _put(connect: Callable[[], Any], url: str, body: bytes, headers: dict[str, Any]) -> None:
+def _put(connect: Callable[[], Any], url: str, body: bytes, content_type: str) -> None:
     client = connect()
     with _translated(url):
-        client.put_object(**_where(url), Body=body, ContentMD5=_md5(body), **headers)
+        client.put_object(**_where(url), Body=body, ContentMD5=_md5(body), **_headers(content_type))
+
+
+def _headers(content_type: str) -> dict[str, str]:
+    return {"ContentType": content_type} if content_type else {}
+
+
+def _md5(data: bytes) -> str:
+    """Return the checksum by which the store detects a truncated or changed body."""
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _make_client(settings: ObjectSettings) -> Any:
     session = boto3.session.Session()
-    if session.get_credentials() is None:  # a client made now would have none for ever
+    if session.get_credentials() is None:  # the client would never look for them again
         raise NoCredentialsError
     client = session.client(
         "s3",
@@ -343,45 +330,26 @@ def _make_client(settings: ObjectSettings) -> Any:
             read_timeout=settings.read_timeout_s,
             retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
             max_pool_connections=settings.max_in_flight,
-            request_checksum_calculation="when_required",  # others that speak S3 do not all know the new ones
+            request_checksum_calculation="when_required",  # some compatible stores reject the newer checksums
             response_checksum_validation="when_required",
         ),
     )
-    client.meta.events.register_last("before-call.s3", _send_at_once)
+    client.meta.events.register_last("before-call.s3", _drop_expect)
     return client
 
 
-def _send_at_once(params: Any, **kwargs: Any) -> None:
-    """Without asking first whether the body is welcome, as botocore would: that is one more round trip a part."""
+def _drop_expect(params: Any, **kwargs: Any) -> None:
+    """Remove `Expect: 100-continue`, which costs one more round trip per part."""
     params["headers"].pop("Expect", None)
 
 
-def _headers(content_type: str, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    headers: dict[str, Any] = {}
-    if content_type:
-        headers["ContentType"] = content_type
-    if metadata:
-        headers["Metadata"] = dict(metadata)
-    return headers
-
-
-def _md5(data: bytes) -> str:
-    """By which a store knows a body that was cut off or changed on its way."""
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def _parse(url: str) -> tuple[str, str]:
-    """Bucket and key, as they are: a URL of S3 quotes nothing."""
+def _where(url: str) -> dict[str, str]:
+    """Return bucket and key, unquoted: an s3:// URL escapes nothing. Raises LocationRefused."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not bucket or not key or not url.isprintable():
         raise LocationRefused("an object's location must be s3://bucket/key")
     if any(part in (".", "..") for part in key.split("/")):
         raise LocationRefused("an object's key must not have /./ or /../ in it: stores disagree on what it means")
-    return bucket, key
-
-
-def _where(url: str) -> dict[str, str]:
-    bucket, key = _parse(url)
     return {"Bucket": bucket, "Key": key}
 
 
@@ -393,16 +361,9 @@ def _status(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _is_missing_key(error: ClientError) -> bool:
-    return _status(error) == 404 and _code(error) != "NoSuchBucket"
-
-
-_LATER = {"RequestTimeTooSkewed", "ExpiredToken", "RequestTimeout", "SlowDown"}  # though their status is 4xx
-
-
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
-    """The library's errors as ours."""
+    """Raise boto3's errors as ObjectError."""
     try:
         yield
     except ClientError as exc:
@@ -418,11 +379,11 @@ def _translated(url: str) -> Iterator[None]:
 
 def _translate(url: str, error: ClientError) -> ObjectError:
     code, status = _code(error), _status(error)
-    if status >= 500 or status == 429 or code in _LATER:
+    if status >= 500 or status == 429 or code in RETRYABLE_CODES:
         logger.warning("object store failed url=%s status=%s code=%s", url, status, code)
         return ObjectUnavailable(f"{url}: the store cannot serve it now ({code})")
     if code == "NoSuchBucket":
-        return ObjectMissing(f"there is no bucket {_parse(url)[0]}")
+        return ObjectMissing(f"there is no bucket {_where(url)['Bucket']}")
     if status == 404:
         return ObjectMissing(f"there is no {url}")
     if status == 412:

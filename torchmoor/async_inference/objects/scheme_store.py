@@ -1,66 +1,59 @@
-"""One object store for every kind of location: the URL's scheme says which of them does the work."""
+"""Object store that selects the store for a URL by its scheme."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.https_store import HttpsStore
-from torchmoor.async_inference.objects.object_store import Download, LocationRefused, ObjectStore
+from torchmoor.async_inference.objects.object_store import Download, InputStore, LocationRefused, ObjectStore
 from torchmoor.async_inference.objects.s3_store import S3Store
 from torchmoor.config.objects import ObjectSettings
 
 
-def open_object_store(settings: ObjectSettings) -> ObjectStore:
-    """The store of all URLs that these settings allow. Asks nobody yet. Close it in the end."""
-    return SchemeStore(
-        {"s3": S3Store(settings), "file": DirectoryStore(settings), "https": HttpsStore(settings)},
-    )
-
-
 class SchemeStore(ObjectStore):
-    """stores: by scheme."""
+    """Serves every location that the settings allow. Connects on first use; close it at the end."""
 
-    def __init__(self, stores: Mapping[str, ObjectStore]) -> None:
-        self._stores = stores
+    def __init__(self, settings: ObjectSettings) -> None:
+        self._outputs: dict[str, ObjectStore] = {"s3": S3Store(settings), "file": DirectoryStore(settings)}
+        self._inputs: dict[str, InputStore] = {**self._outputs, "https": HttpsStore(settings)}
 
-    def _of(self, url: str) -> ObjectStore:
-        store = self._stores.get(url.partition("://")[0])
+    def _input(self, url: str) -> InputStore:
+        store = self._inputs.get(url.partition("://")[0])
         if store is None:
             raise LocationRefused(
-                f"a location must begin with one of {', '.join(f'{name}://' for name in self._stores)}"
+                f"a location must begin with one of {', '.join(f'{name}://' for name in self._inputs)}"
             )
         return store
 
+    def _output(self, url: str) -> ObjectStore:
+        if self._input(url) is self._inputs["https"]:
+            raise LocationRefused("results cannot be written to https locations; name s3:// or file://")
+        return self._outputs[url.partition("://")[0]]
+
     def check_input(self, url: str) -> None:
-        self._of(url).check_input(url)
+        self._input(url).check_input(url)
 
     def check_output(self, url: str) -> None:
-        self._of(url).check_output(url)
+        self._output(url).check_output(url)
 
     async def open(self, url: str) -> Download:
-        return await self._of(url).open(url)
+        return await self._input(url).open(url)
 
-    async def upload(
-        self,
-        url: str,
-        chunks: AsyncIterator[bytes],
-        content_type: str = "",
-        metadata: Mapping[str, str] | None = None,
-    ) -> int:
-        return await self._of(url).upload(url, chunks, content_type, metadata)
+    async def upload(self, url: str, chunks: AsyncIterator[bytes], content_type: str = "") -> int:
+        return await self._output(url).upload(url, chunks, content_type)
 
     async def put(self, url: str, body: bytes, content_type: str = "") -> None:
-        await self._of(url).put(url, body, content_type)
+        await self._output(url).put(url, body, content_type)
 
     async def publish(self, staged: str, final: str) -> None:
-        if self._of(staged) is not self._of(final):
+        if self._output(staged) is not self._output(final):
             raise LocationRefused("a result is staged in the store that it is published in")
-        await self._of(final).publish(staged, final)
+        await self._output(final).publish(staged, final)
 
     async def delete(self, url: str) -> None:
-        await self._of(url).delete(url)
+        await self._output(url).delete(url)
 
     async def close(self) -> None:
-        for store in self._stores.values():
+        for store in self._inputs.values():
             await store.close()

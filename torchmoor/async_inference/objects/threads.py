@@ -1,4 +1,4 @@
-"""Blocking calls off the event loop: a bounded number of threads, and an end that waits for what they still do."""
+"""Thread pool that runs an object store's blocking calls off the event loop."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ T = TypeVar("T")
 
 
 class Threads:
-    """A pool of threads. A cancelled caller does not wait, but the call that has begun goes on to its end."""
+    """Runs calls in at most `max_threads` threads. Cancelling the caller does not stop a call that has begun."""
 
     def __init__(self, name: str, max_threads: int) -> None:
         self._executor = ThreadPoolExecutor(max_threads, name)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The call's result."""
+        """Return the call's result."""
         return await asyncio.wrap_future(self.submit(call, *args, **kwargs))
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have it done whatever becomes of the caller. From the event loop or one of the threads."""
+        """Start a call that continues without its caller. May be used from the event loop and from the threads."""
         return self._executor.submit(call, *args, **kwargs)
 
     async def close(self) -> None:
-        """Take no more calls, and wait for those that were submitted."""
+        """Wait for the submitted calls; accept no more."""
         await asyncio.to_thread(self._executor.shutdown)

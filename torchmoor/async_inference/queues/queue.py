@@ -1,91 +1,81 @@
-"""What every queue of asynchronous requests promises; the queues themselves are in modules of their own.
+"""Interface of a queue of asynchronous requests.
 
-Rules that all of them keep:
-* What `submit`, `decide` and `cancel` have answered survives a kill -9 of anything (Redis: as its own settings say).
-* Requests of an endpoint are claimed in the order of their arrival, among those that are due.
-* A claim is fenced by its token, not by time: a lease that has lapsed only lets others take the request. Until one
-  does, its holder may still extend it or decide. So a clock that steps costs at most an attempt, never exactness.
-* Times are the queue's: those of one injectable clock (SQLite), or of the server (Redis). Callers give spans.
-* Every method raises QueueUnavailable if the store cannot be reached or written in its time; nothing is half done then,
-  but a call whose answer was lost may have been done. Each may be called again: the second time does no harm.
+Every queue keeps these rules:
+* What `submit`, `decide` and `cancel` have confirmed survives a kill -9 of any process (Redis: as its settings say).
+* An endpoint's requests are claimed in the order of their arrival, among those that are due.
+* A claim is fenced by its token, not by time. A lapsed lease only allows others to claim the request; until one does,
+  its holder may still extend or decide. So a clock that steps costs at most an attempt, never correctness.
+* Times come from the queue's clock: one injectable clock (SQLite) or the server's (Redis). Callers pass durations.
+* Every method raises QueueUnavailable if the store cannot be reached or written in time. Nothing is half done then, but
+  a call whose answer was lost may have succeeded. Every call may be repeated without harm.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRecord, AsyncRequest, AsyncState, Backlog, Claim
 
 
-class Queue(ABC):
-    """Asynchronous requests of all endpoints. One object a process, used from one event loop."""
+class Queue(Protocol):
+    """Holds the asynchronous requests of all endpoints. Each process uses one object from one event loop."""
 
-    @abstractmethod
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
-        """Store it, with `received_at` stamped. Idempotent on endpoint, principal and invocation id.
+        """Store a request with its `received_at`. Idempotent on endpoint, principal and invocation id.
 
-        Returns the request as it was stored first, so of a client's retry the one with the first inference id.
-        Raises InferenceIdInUse if another invocation's request has its inference id and is remembered; QueueFull.
+        Returns the stored request; for a client's retry, the first one with its inference id.
+        Raises InferenceIdInUse if a request of another invocation has its inference id; QueueFull.
         """
 
-    @abstractmethod
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
-        """The next thing to do at an endpoint: what `claim_decided` gives, else the oldest request that is due.
+        """Claim what `claim_decided` would, or else the oldest due request of an endpoint; counts an attempt.
 
-        Due is what waits and whose delay is over, and what runs under a lapsed lease. Counts an attempt.
+        A request is due if it waits and its delay is over, or if it runs under a lapsed lease.
         """
 
-    @abstractmethod
     async def claim_decided(self, endpoint: str, lease_s: float) -> Claim | None:
-        """The next thing to do that needs no instance; its `decided` is set.
+        """Claim a request that needs only publication; the claim's `decided` is set.
 
-        That is a decided request that nobody holds (its worker died, or it was cancelled), or a request whose time to
-        live has passed before a worker came: it is decided as EXPIRED here and now.
+        That is a decided request without a holder (its worker died, or it was cancelled), or one whose time to live
+        passed before an attempt: this call decides it as EXPIRED.
         """
 
-    @abstractmethod
     async def extend(self, claim: Claim, lease_s: float, *, instance: str = "") -> bool:
-        """Let the lease end `lease_s` from now. False: it is lost (taken by another, cancelled, ended); stop.
+        """Let the lease end `lease_s` from now. Returns False if the claim is lost.
 
-        instance: remembered for those who ask where it runs, if given.
+        instance: if given, stored as the place where the request runs.
         """
 
-    @abstractmethod
     async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
-        """Settle how it ends, once and durably; the lease goes on. True: this outcome is the one.
+        """Fix the outcome durably, once; the lease continues. Returns whether this outcome is the fixed one.
 
-        The same holder may decide again with the same outcome, after an answer that was lost. False: another holder
-        has it, or it has been cancelled; whatever was staged for this outcome is to be deleted.
+        After a lost answer the same holder may decide again with the same outcome. False means that the claim is lost
+        or the request cancelled; the caller deletes what it staged.
         """
 
-    @abstractmethod
     async def finish(self, claim: Claim) -> bool:
-        """Its objects are published and its notices sent: it ends in the state that was decided, and bodies go.
+        """End a request after its publication, in the decided state, and delete its bodies.
 
-        False: the claim was lost, and whoever has it will finish it. Raises ValueError if it is not decided.
+        Returns False if the claim is lost: its new holder will finish it. Raises ValueError if it is not decided.
         """
 
-    @abstractmethod
     async def retry(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
-        """Give it back, to be claimed again after a delay: an attempt anew, or the publication of what is decided.
+        """Return a claim, to be claimed again after a delay. Returns False if it was lost.
 
-        counts: False if this was no attempt (a worker that shuts down, an instance without room). False: it was lost.
+        counts: False if this was not an attempt (the worker stops, the instance has no capacity).
         """
 
-    @abstractmethod
     async def cancel(self, inference_id: str) -> AsyncState | None:
-        """Decide it as CANCELLED unless it is decided. Its holder learns so by `extend` or `decide`.
+        """Decide a request as CANCELLED, unless it is decided. Its holder learns it by `extend` or `decide`.
 
-        Returns CANCELLED (it is, though its failure object may be yet to come), the state that came before
-        (DECIDED, COMPLETED, FAILED, EXPIRED), or None for an unknown one. Idempotent.
+        Returns CANCELLED (although the failure object may not be written yet), the state that came first
+        (DECIDED, COMPLETED, FAILED, EXPIRED), or None if the request is unknown.
         """
 
-    @abstractmethod
     async def get(self, inference_id: str) -> AsyncRecord | None:
-        """What is known of one request."""
+        """Return one request's record."""
 
-    @abstractmethod
     async def list(
         self,
         endpoint: str,
@@ -95,22 +85,19 @@ class Queue(ABC):
         *,
         is_newest_first: bool = False,
     ) -> Sequence[AsyncRecord]:
-        """Requests of an endpoint by arrival, those that follow the inference id `after` there; at most `limit`.
+        """Return at most `limit` requests by arrival, starting after the inference id `after`.
 
-        An `after` that has been forgotten begins again with the first.
+        If `after` has been forgotten, the list starts at the beginning.
         """
 
-    @abstractmethod
     async def backlog(self, endpoint: str) -> Backlog:
-        """How much is to be done. Cheap, however much it is."""
+        """Return the endpoint's backlog. Cheap at any size."""
 
-    @abstractmethod
     async def forget(self) -> int:
-        """Drop ended requests that are remembered long enough, and the oldest of too many. Returns how many.
+        """Drop ended requests that are old enough, and the oldest of too many. Returns how many were dropped.
 
-        Does a bounded amount of work; call it now and then, and again at once while it returns more than 0.
+        Does a bounded amount of work; call it again while it returns more than 0.
         """
 
-    @abstractmethod
     async def close(self) -> None:
-        """Let go of the store. What is under way ends first."""
+        """Close the store after the running calls."""

@@ -1,4 +1,4 @@
-"""What a queue's URL names. A URL may have a password in it: no error here shows any of it."""
+"""Opens the queue that a URL names. A URL may contain a password, so no error quotes it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FORMS = "sqlite:///a/file, redis://user:password@host:port/db, rediss://..., val
 
 
 def open_queue(url: str, settings: AsyncQueueSettings) -> Queue:
-    """The queue that a URL names: a file of this machine for SQLite, or a server of Redis or Valkey.
+    """Open a SQLite file of this machine, or a client of a Redis or Valkey server. Raises ConfigError.
 
-    Opens the file; makes no connection to a server yet. Raises ConfigError.
+    The client does not connect yet.
     """
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError:  # its text has a part of the URL
+    except ValueError:  # the cause quotes the URL
         raise ConfigError(f"the asynchronous queue's URL cannot be read; it must be {FORMS}") from None
     if parts.query or parts.fragment:
         raise ConfigError(f"the asynchronous queue's URL must not have a ? or #; write %3F and %23: {FORMS}")
@@ -37,11 +37,11 @@ def _file(parts: SplitResult) -> Path:
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError("the asynchronous queue's URL must name a file of this machine: sqlite:///a/file")
-    return Path("/" + path.lstrip("/"))  # four slashes, as some write it, are as good as three
+    return Path("/" + path.lstrip("/"))  # four slashes are accepted, too
 
 
 def _open_redis(parts: SplitResult, settings: AsyncQueueSettings) -> Queue:
-    from torchmoor.async_inference.queues import redis_queue  # a proxy without such a queue starts sooner
+    from torchmoor.async_inference.queues import redis_queue  # imported late: proxies without it start faster
 
     address = read_redis_address(parts)
     if address is None:

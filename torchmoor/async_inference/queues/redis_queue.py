@@ -1,7 +1,6 @@
-"""A queue in Redis or Valkey, shared by proxies on any hosts. What it promises: queue.py; the layout: redis_scripts.py.
+"""Queue in Redis or Valkey, shared by proxies on any hosts. redis_scripts.py defines its keys.
 
-What is acknowledged survives as the server's settings promise: it needs `appendonly yes`, `appendfsync always` and
-`maxmemory-policy noeviction`.
+Its durability is the server's, which needs `appendonly yes`, `appendfsync always` and `maxmemory-policy noeviction`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from torchmoor.wire.store_urls import RedisAddress
 logger = logging.getLogger(__name__)
 
 PREFIX = "torchmoor:{async}:"
-MAX_AT_ONCE = 500  # requests that one script wakes or forgets: it holds up the whole server
-CLOCK_TOLERANCE_S = 1.0  # a lease given so far in the future tells that the clock went back
+MAX_AT_ONCE = 500  # requests that one script wakes or drops: a script blocks the whole server
+CLOCK_TOLERANCE_S = 1.0  # a lease that begins later than this from now shows that the clock went back
 
 
 class RedisQueue(Queue):
-    """client: one that answers bytes. clock: epoch seconds; None: the server's own, the same for all proxies."""
+    """client: returns bytes. clock: epoch seconds; None: the server's clock, the same for all proxies."""
 
     def __init__(
         self, client: redis.Redis, settings: AsyncQueueSettings, clock: Callable[[], float] | None = None
@@ -52,18 +51,18 @@ class RedisQueue(Queue):
 
     async def submit(self, request: AsyncRequest) -> AsyncRequest:
         head, name, _ = request.to_json().rpartition('"received_at":')
-        said = await self._run(
+        answer = await self._run(
             redis_scripts.SUBMIT,
             *(request.endpoint, request.inference_id, request.invocation_key or "", head + name, request.ttl_s),
             *(_argument(request.body), self._settings.max_pending, self._settings.max_pending_bytes, uuid4().hex),
         )
-        if said[0] == b"in use":
+        if answer[0] == b"in use":
             raise InferenceIdInUse(request.inference_id)
-        if said[0] == b"full":
-            raise QueueFull(request.endpoint, said[1].decode())
-        if said[0] == b"new":
-            return request.stamped(float(said[1]))
-        return AsyncRequest.from_json(said[1], said[2])
+        if answer[0] == b"full":
+            raise QueueFull(request.endpoint, answer[1].decode())
+        if answer[0] == b"new":
+            return request.stamped(float(answer[1]))
+        return AsyncRequest.from_json(answer[1], answer[2])
 
     async def claim(self, endpoint: str, lease_s: float) -> Claim | None:
         return await self._claim(endpoint, lease_s, may_begin=1)
@@ -76,14 +75,16 @@ class RedisQueue(Queue):
 
     async def decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
         held = claim.request.inference_id, claim.token
-        said = await self._run(redis_scripts.DECIDE, *held, outcome.to_json(), outcome.reason, _argument(outcome.body))
-        return bool(said)
+        answer = await self._run(
+            redis_scripts.DECIDE, *held, outcome.to_json(), outcome.reason, _argument(outcome.body)
+        )
+        return bool(answer)
 
     async def finish(self, claim: Claim) -> bool:
-        said = await self._run(redis_scripts.FINISH, claim.request.inference_id, claim.token)
-        if said == b"undecided":
+        answer = await self._run(redis_scripts.FINISH, claim.request.inference_id, claim.token)
+        if answer == b"undecided":
             raise ValueError("a request is finished after it is decided")
-        return bool(said == b"finished")
+        return bool(answer == b"finished")
 
     async def retry(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> bool:
         more = 0 if counts else -1
@@ -92,11 +93,11 @@ class RedisQueue(Queue):
         )
 
     async def cancel(self, inference_id: str) -> AsyncState | None:
-        said = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
-        if said is None:
+        answer = await self._run(redis_scripts.CANCEL, inference_id, CANCELLED.to_json(), CANCELLED.reason)
+        if answer is None:
             return None
-        end = AsyncOutcome.from_json(said[1], None).state
-        return end if end is AsyncState.CANCELLED else AsyncState(said[0].decode())
+        end = AsyncOutcome.from_json(answer[1], None).state
+        return end if end is AsyncState.CANCELLED else AsyncState(answer[0].decode())
 
     async def get(self, inference_id: str) -> AsyncRecord | None:
         fields = await self._run(redis_scripts.GET, inference_id)
@@ -144,13 +145,13 @@ class RedisQueue(Queue):
         )
 
     async def _run(self, script: str, *arguments: object) -> Any:
-        """What the script answers. Raises QueueUnavailable."""
+        """Run a script. Raises QueueUnavailable."""
         now = "" if self._clock is None else self._clock()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                return await self._client.eval(script, 1, PREFIX, now, *arguments)
+                return await self._client.eval(redis_scripts.PRELUDE + script, 1, PREFIX, now, *arguments)
         except (RedisError, OSError) as exc:  # TimeoutError is an OSError
-            if isinstance(exc, ReadOnlyError):  # the primary has become a replica; its address may lead to the new one
+            if isinstance(exc, ReadOnlyError):  # a failover: the address may now be the new primary's
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             logger.error("asynchronous queue unavailable error=%s", exc)
             raise QueueUnavailable(
@@ -160,7 +161,7 @@ class RedisQueue(Queue):
 
 
 def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
-    """A client whose every wait has an end. Connects with the first command, not now."""
+    """Make a client with a time-out on every wait. It connects with the first command."""
     pool: Any = redis.BlockingConnectionPool(
         connection_class=redis.SSLConnection if address.tls else redis.Connection,
         host=address.host,
@@ -168,10 +169,10 @@ def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
         db=address.db,
         username=address.username,
         password=address.password,
-        protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
+        protocol=2,  # needs fewer round trips to connect than 3
         socket_connect_timeout=limits.connect_timeout_s,
         socket_timeout=limits.timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # a connection cut while it was idle
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for one cut while idle
         max_connections=limits.max_connections,
         timeout=limits.timeout_s,
     )
@@ -179,7 +180,7 @@ def connect(address: RedisAddress, limits: AsyncQueueSettings) -> redis.Redis:
 
 
 def _argument(body: bytes | None) -> bytes:
-    """A body as a script gets it: an empty one is not the same as none."""
+    """Encode a body for a script, so that an empty one differs from none."""
     return b"" if body is None else b"=" + body
 
 

@@ -1,26 +1,26 @@
-"""What a queue in Redis or Valkey does there: one script an operation, so nothing comes between its parts.
+"""Lua scripts of the Redis queue: one per operation, so that each operation is atomic.
 
-All keys begin with KEYS[1], which is a hash tag, and so lie on one node of a cluster:
+A script runs after PRELUDE. All keys begin with KEYS[1], a hash tag, and so lie on one node of a cluster:
     request:ID       hash: request (JSON), body, endpoint, state, seq, size, attempts, token, wake_at, set_at, span_s,
                      updated_at, expires_at, reason, instance, outcome (JSON), output (its body), invocation,
                      nonce
-    invocation:KEY   the inference id of a client's call
+    invocation:KEY   inference id of a client's call
     seq              counts arrivals
     EP:in:STATE      sorted set by seq: requests of an endpoint in a state
-    EP:takeable      by seq: WAITING or RUNNING, and nobody's
+    EP:takeable      by seq: WAITING or RUNNING, and claimable
     EP:expiring      by expiry: the same requests
-    EP:decided       by seq: DECIDED, and nobody's
-    EP:sleeping      by wake_at: under a lease, or a retry's delay
-    EP:slept         by set_at: the same requests; tells when the clock went back
-    EP:bytes         of inline bodies that are pending
-    ended            by the time: all that ended, over all endpoints
-ARGV[1] is the time in epoch seconds; "" is the server's own. A change of the layout needs another prefix.
+    EP:decided       by seq: DECIDED, and claimable
+    EP:sleeping      by wake_at: under a lease or a retry's delay
+    EP:slept         by set_at: the same requests; shows when the clock went back
+    EP:bytes         size of the pending inline bodies
+    ended            by time: all ended requests of all endpoints
+ARGV[1] is the time in epoch seconds; "" means the server's clock. A changed layout needs another prefix.
 """
 
 from __future__ import annotations
 
-# Numbers are written with all their digits: tostring would cut a time to 14.
-_PRELUDE = """
+# Numbers are formatted with all their digits: tostring would round a time to 14.
+PRELUDE = """
 local P = KEYS[1]
 local now = tonumber(ARGV[1])
 if not now then
@@ -30,6 +30,9 @@ end
 local function text(number) return string.format('%.6f', number) end
 local function of(id) return P .. 'request:' .. id end
 local function fields(id, ...) return redis.call('HMGET', of(id), ...) end
+local function record(id)
+  return fields(id, 'request', 'state', 'attempts', 'wake_at', 'updated_at', 'reason', 'instance', 'outcome')
+end
 local function set(id, ...) redis.call('HSET', of(id), 'updated_at', text(now), ...) end
 
 local function move(id, endpoint, seq, from, to)
@@ -42,7 +45,7 @@ local function untake(id, endpoint)
     redis.call('ZREM', endpoint .. name, id)
   end
 end
-local function offer(id, endpoint)  -- it may be taken
+local function offer(id, endpoint)  -- it can be claimed
   untake(id, endpoint)
   local state, seq, expires_at = unpack(fields(id, 'state', 'seq', 'expires_at'))
   redis.call('HDEL', of(id), 'wake_at')
@@ -53,32 +56,30 @@ local function offer(id, endpoint)  -- it may be taken
     redis.call('ZADD', endpoint .. 'expiring', expires_at, id)
   end
 end
-local function sleep(id, endpoint, span_s)  -- nobody else may take it for so long
+local function sleep(id, endpoint, span_s)  -- it cannot be claimed for span_s
   untake(id, endpoint)
   local wake_at = text(now + span_s)
   redis.call('HSET', of(id), 'wake_at', wake_at, 'set_at', text(now), 'span_s', text(span_s))
   redis.call('ZADD', endpoint .. 'sleeping', wake_at, id)
   redis.call('ZADD', endpoint .. 'slept', text(now), id)
 end
-local function settle(id, endpoint, outcome, reason, body)  -- decide how it ends
+local function settle(id, endpoint, outcome, reason, body)  -- fix its outcome
   local seq, state = unpack(fields(id, 'seq', 'state'))
   move(id, endpoint, seq, state, 'DECIDED')
   set(id, 'state', 'DECIDED', 'outcome', outcome, 'reason', reason)
   if body ~= '' then redis.call('HSET', of(id), 'output', string.sub(body, 2)) end
 end
-local function held(id, token)  -- its endpoint's prefix and state, if the token is its holder's
+local function held(id, token)  -- its endpoint's prefix and state, if the token holds it
   local endpoint, state, holder = unpack(fields(id, 'endpoint', 'state', 'token'))
   if not holder or holder ~= token then return nil end
   return P .. endpoint .. ':', state
 end
 """
 
-# endpoint, inference id, invocation key, request, expires in, body (after a byte, "" for none), most pending, most
-# bytes, nonce: it tells a client library's second try, after a lost answer, from another request.
-# The request's JSON ends with `"received_at":` and is completed here, where the time is known.
-SUBMIT = (
-    _PRELUDE
-    + """
+# endpoint, inference id, invocation key, request, time to live, body (after a byte, "" for none), max_pending,
+# max_pending_bytes, nonce: identifies the client library's second try after a lost answer.
+# The request's JSON ends with `"received_at":`; the script appends the time.
+SUBMIT = """
 local name, id, invocation, request, ttl_s, body = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local endpoint = P .. name .. ':'
 if invocation ~= '' then
@@ -111,12 +112,9 @@ move(id, endpoint, seq, nil, 'WAITING')
 offer(id, endpoint)
 return {'new', text(now)}
 """
-)
 
-# endpoint, lease, token, whether it may begin, outcome and reason of an expired one, how many to wake, tolerance.
-CLAIM = (
-    _PRELUDE
-    + """
+# endpoint, lease, token, whether an attempt may begin, outcome and reason of expiry, most to wake, clock tolerance.
+CLAIM = """
 local endpoint, lease_s, token, most = P .. ARGV[2] .. ':', tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[8])
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', endpoint .. 'slept', '(' .. text(now + ARGV[9]), '+inf',
                                'LIMIT', 0, most)) do
@@ -144,24 +142,18 @@ set(id, 'token', token)
 sleep(id, endpoint, lease_s)
 return fields(id, 'request', 'body', 'attempts', 'outcome', 'output')
 """
-)
 
 # inference id, token, lease, instance.
-EXTEND = (
-    _PRELUDE
-    + """
+EXTEND = """
 local endpoint, state = held(ARGV[2], ARGV[3])
 if state ~= 'RUNNING' and state ~= 'DECIDED' then return 0 end
 sleep(ARGV[2], endpoint, tonumber(ARGV[4]))
 if ARGV[5] ~= '' then redis.call('HSET', of(ARGV[2]), 'instance', ARGV[5]) end
 return 1
 """
-)
 
 # inference id, token, outcome, reason, body (after a byte, "" for none).
-DECIDE = (
-    _PRELUDE
-    + """
+DECIDE = """
 local id, body = ARGV[2], ARGV[6]
 local endpoint, state = held(id, ARGV[3])
 if state == 'DECIDED' then
@@ -173,12 +165,9 @@ settle(id, endpoint, ARGV[4], ARGV[5], body)
 sleep(id, endpoint, tonumber(fields(id, 'span_s')[1]))
 return 1
 """
-)
 
 # inference id, token.
-FINISH = (
-    _PRELUDE
-    + """
+FINISH = """
 local id = ARGV[2]
 local endpoint, state = held(id, ARGV[3])
 if not endpoint then return 'lost' end
@@ -194,12 +183,9 @@ redis.call('DECRBY', endpoint .. 'bytes', size)
 redis.call('ZADD', P .. 'ended', text(now), id)
 return 'finished'
 """
-)
 
-# inference id, token, delay, reason, what to add to the attempts of one that is not decided.
-RETRY = (
-    _PRELUDE
-    + """
+# inference id, token, delay, reason, what to add to the attempts of an undecided request.
+RETRY = """
 local id, delay_s = ARGV[2], tonumber(ARGV[4])
 local endpoint, state = held(id, ARGV[3])
 if state ~= 'RUNNING' and state ~= 'DECIDED' then return 0 end
@@ -213,12 +199,9 @@ redis.call('HDEL', of(id), 'token')
 if delay_s > 0 then sleep(id, endpoint, delay_s) else offer(id, endpoint) end
 return 1
 """
-)
 
 # inference id, outcome, reason.
-CANCEL = (
-    _PRELUDE
-    + """
+CANCEL = """
 local id = ARGV[2]
 local endpoint, state, outcome = unpack(fields(id, 'endpoint', 'state', 'outcome'))
 if not state then return false end
@@ -229,18 +212,13 @@ redis.call('HDEL', of(id), 'token')
 offer(id, endpoint)
 return {'DECIDED', ARGV[3]}
 """
-)
-
-_RECORD = "'request', 'state', 'attempts', 'wake_at', 'updated_at', 'reason', 'instance', 'outcome'"
 
 # inference id.
-GET = _PRELUDE + f"return fields(ARGV[2], {_RECORD})"
+GET = "return record(ARGV[2])"
 
-# endpoint, after, limit, states.
-LIST = (
-    _PRELUDE
-    + f"""
-local endpoint, limit, found = P .. ARGV[2] .. ':', tonumber(ARGV[4]), {{}}
+# endpoint, after, limit, whether the newest come first, states.
+LIST = """
+local endpoint, limit, found = P .. ARGV[2] .. ':', tonumber(ARGV[4]), {}
 local after = ARGV[3] ~= '' and fields(ARGV[3], 'seq')[1]
 local newest_first = ARGV[5] == '1'
 for i = 6, #ARGV do
@@ -250,19 +228,16 @@ for i = 6, #ARGV do
   else
     ids = redis.call('ZRANGEBYSCORE', key, after and '(' .. after or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
   end
-  for j = 1, #ids, 2 do found[#found + 1] = {{ids[j], tonumber(ids[j + 1])}} end
+  for j = 1, #ids, 2 do found[#found + 1] = {ids[j], tonumber(ids[j + 1])} end
 end
 table.sort(found, function(a, b) return newest_first and a[2] > b[2] or not newest_first and a[2] < b[2] end)
-local records = {{}}
-for i = 1, math.min(limit, #found) do records[i] = fields(found[i][1], {_RECORD}) end
+local records = {}
+for i = 1, math.min(limit, #found) do records[i] = record(found[i][1]) end
 return records
 """
-)
 
 # endpoint.
-BACKLOG = (
-    _PRELUDE
-    + """
+BACKLOG = """
 local endpoint, heads = P .. ARGV[2] .. ':', {}
 for _, state in ipairs({'WAITING', 'RUNNING'}) do
   local id = redis.call('ZRANGE', endpoint .. 'in:' .. state, 0, 0)[1]
@@ -271,12 +246,9 @@ end
 return {text(now), redis.call('ZCARD', endpoint .. 'in:WAITING'), redis.call('ZCARD', endpoint .. 'in:RUNNING'),
         redis.call('ZCARD', endpoint .. 'in:DECIDED'), heads}
 """
-)
 
-# how long they are remembered, most that are, most to do now.
-FORGET = (
-    _PRELUDE
-    + """
+# remember_s, max_remembered, most to drop now.
+FORGET = """
 local most = tonumber(ARGV[4])
 local old = redis.call('ZRANGEBYSCORE', P .. 'ended', '-inf', '(' .. text(now - ARGV[2]), 'LIMIT', 0, most)
 local excess = math.min(most, redis.call('ZCARD', P .. 'ended') - tonumber(ARGV[3]))
@@ -290,4 +262,3 @@ for _, id in ipairs(old) do
 end
 return #old
 """
-)

@@ -1,7 +1,7 @@
-"""A SQLite file used from an event loop: one thread, one connection, and one transaction for all that waits for it.
+"""SQLite file used from an event loop through one thread and one connection.
 
-Jobs that came while a transaction was being written share the next one, and so its fsync: that is what makes many
-submits at once cheap. Each is rolled back alone if it raises.
+Jobs that arrive during a transaction share the next one and its fsync, which makes concurrent submits cheap. A job that
+raises is rolled back alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REASONS = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged",
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
-_HARMLESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the connection is as good as before
+_HARMLESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)  # the connection remains usable
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class _Job:
     result: Any = None
     error: BaseException | None = None
 
-    def tell(self) -> None:
-        """In the event loop."""
+    def resolve(self) -> None:
+        """Set the future's result. Runs in the event loop."""
         if self.future.done():
             return
         if self.error is None:
@@ -56,7 +56,7 @@ class _Job:
 
 
 class Database:
-    """path: made if it is missing, for this user alone. timeout_s: how long to wait for other processes."""
+    """Runs jobs in transactions. path: created for this user if missing. timeout_s: to wait for other processes."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self._path = path
@@ -72,9 +72,9 @@ class Database:
         self._thread.start()
 
     async def run(self, work: Callable[[sqlite3.Connection], Result], *, is_durable: bool = False) -> Result:
-        """What `work` returns, done in a transaction. is_durable: a power cut after the answer does not undo it.
+        """Run `work` in a transaction. is_durable: a power cut after the return does not undo it.
 
-        Raises QueueUnavailable, and what `work` raises. A caller that is cancelled does not undo what is under way.
+        Raises QueueUnavailable, and what `work` raises. Cancelling the caller does not undo a running job.
         """
         if self._is_closed:
             raise QueueUnavailable("The queue of asynchronous requests is closed.")
@@ -84,7 +84,7 @@ class Database:
         return await future
 
     async def close(self) -> None:
-        """After what is under way."""
+        """Close the file after the running jobs."""
         if not self._is_closed:
             self._is_closed = True
             self._jobs.put(None)
@@ -92,7 +92,9 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own would be readable
+        os.close(
+            os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        )  # SQLite itself would make it readable by others
         connection = sqlite3.connect(
             self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False, cached_statements=256
         )
@@ -107,19 +109,19 @@ class Database:
         return connection
 
     def _work(self) -> None:
-        """The thread."""
+        """Run jobs until the end, in the thread."""
         is_last = False
         while not is_last:
             jobs, is_last = self._next_jobs()
             self._do(jobs)
             for job in jobs:
-                with suppress(RuntimeError):  # its loop is closed, so nobody waits
-                    job.loop.call_soon_threadsafe(job.tell)
+                with suppress(RuntimeError):  # its loop is closed
+                    job.loop.call_soon_threadsafe(job.resolve)
         if self._connection is not None:
             self._connection.close()
 
     def _next_jobs(self) -> tuple[list[_Job], bool]:
-        """Those that wait, at least one; and whether they are the last."""
+        """Wait for jobs. Returns them, and whether they are the last."""
         jobs: list[_Job] = []
         item = self._jobs.get()
         while item is not None:
@@ -134,13 +136,13 @@ class Database:
         return jobs, True
 
     def _do(self, jobs: list[_Job], *, is_retry: bool = False) -> None:
-        """All in one transaction; where that fails, each in its own."""
+        """Run all jobs in one transaction; if that fails, each in its own."""
         try:
             self._transact(jobs)
         except Exception as exc:
             self._recover(exc)
-            # One may have failed for all, or the disk has room by now. But a lock has been waited for long enough, and
-            # after an error of the disk nobody knows whether the transaction is in the log.
+            # One job may have failed for all, or the disk has space again. But the wait for a lock was long enough, and
+            # after a disk error the log may or may not hold the transaction.
             if not is_retry and _code(exc) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
                 for job in jobs:
                     self._do([job], is_retry=True)
@@ -170,30 +172,30 @@ class Database:
         connection.execute("COMMIT")
 
     def _recover(self, exc: Exception) -> None:
-        """Leave no transaction open, and no connection that may be spoilt."""
+        """End the open transaction; close the connection if it may be damaged."""
         if self._connection is None:
             return
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            if _code(exc) == sqlite3.SQLITE_FULL:  # the log may hold what the database has room for
+            if _code(exc) == sqlite3.SQLITE_FULL:  # truncating the log may free enough space
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             if _code(exc) in _HARMLESS:
                 return
         except sqlite3.Error as error:
-            logger.warning("asynchronous queue cannot go on as it was error=%s", error)
+            logger.warning("asynchronous queue reconnects error=%s", error)
         self._connection.close()
         self._connection = None
 
 
 def _code(exc: Exception) -> int | None:
-    """SQLite's primary result code."""
+    """Return SQLite's primary result code."""
     code = getattr(exc, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def _translated(exc: Exception) -> Exception:
-    """A store that cannot be used is QueueUnavailable; anything else is a fault of ours and stays what it is."""
+    """Return QueueUnavailable for a failure of the store. Any other exception is our own fault and stays."""
     is_foreign = isinstance(exc, (sqlite3.OperationalError, OSError, ConfigError)) or type(exc) is sqlite3.DatabaseError
     if not is_foreign:
         return exc

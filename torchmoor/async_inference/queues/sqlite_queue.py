@@ -1,7 +1,7 @@
-"""A queue in a SQLite file, shared by processes of one machine. Its promises: queue.py; its tables: sqlite_schema.py.
+"""Queue in a SQLite file, shared by the processes of one machine. sqlite_schema.py defines its tables.
 
-Only what must survive a power cut waits for the disk: a submit, a decision. What else a power cut takes back (a claim,
-a lease, a finish) is done again by whoever comes next, which the fence makes safe. A kill -9 takes back nothing.
+Only submits and decisions wait for the disk. A power cut may undo a claim, a lease or a finish; another worker then
+repeats it, which the fencing token makes safe. A kill -9 undoes nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from torchmoor.config.asynchronous import AsyncQueueSettings
 from torchmoor.errors import InferenceIdInUse, QueueFull
 
 _LAST_SEQ = 2**63 - 1
-MAX_AT_ONCE = 500  # rows that one call wakes or forgets: a transaction must not keep others waiting
-CLOCK_TOLERANCE_S = 1.0  # a lease given so far in the future tells that the clock went back
+MAX_AT_ONCE = 500  # rows that one call wakes or drops, so that a transaction stays short
+CLOCK_TOLERANCE_S = 1.0  # a lease that begins later than this from now shows that the clock went back
 _PENDING = (AsyncState.WAITING, AsyncState.RUNNING, AsyncState.DECIDED)
 _COLUMNS = "seq, request, state, attempts, wake_at, updated_at, reason, instance, outcome"
 
 
 class _MustBeDurable(Exception):
-    """What was to be done quickly turned out to decide something."""
+    """Raised when a transaction that need not be durable would decide a request."""
 
 
 class SqliteQueue(Queue):
-    """clock: epoch seconds, which may step."""
+    """clock: epoch seconds; may step."""
 
     def __init__(self, path: Path, settings: AsyncQueueSettings, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
@@ -123,7 +123,7 @@ class SqliteQueue(Queue):
         except _MustBeDurable:
             return await self._database.run(partial(take, True), is_durable=True)
 
-    # What follows runs in the database's thread, inside a transaction.
+    # The methods below run in the database's thread, inside a transaction.
 
     def _submit(self, request: AsyncRequest, db: sqlite3.Connection) -> AsyncRequest:
         invocation = request.invocation_key
@@ -137,7 +137,7 @@ class SqliteQueue(Queue):
         if found is not None:
             raise InferenceIdInUse(request.inference_id)
         size = len(request.body or b"")
-        self._check_room(db, request.endpoint, size)
+        self._check_limits(db, request.endpoint, size)
         request = request.stamped(self._clock())
         seq = db.execute(
             "INSERT INTO requests"
@@ -152,8 +152,8 @@ class SqliteQueue(Queue):
             db.execute("INSERT INTO inputs VALUES (?, ?)", (seq, request.body))
         return request
 
-    def _check_room(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
-        """Raises QueueFull."""
+    def _check_limits(self, db: sqlite3.Connection, endpoint: str, size: int) -> None:
+        """Raise QueueFull if the request exceeds a limit."""
         num_pending = num_bytes = 0
         for state, count, body_bytes in _totals(db, endpoint):
             if state in _PENDING:
@@ -192,7 +192,7 @@ class SqliteQueue(Queue):
         if row is None:
             return False
         seq, state, span_s, settled, body = row
-        if state == AsyncState.DECIDED:  # our own decision, whose answer was lost
+        if state == AsyncState.DECIDED:  # the same claim decided it; the answer was lost
             return AsyncOutcome.from_json(settled, body) == outcome
         if state != AsyncState.RUNNING:
             return False
@@ -209,7 +209,7 @@ class SqliteQueue(Queue):
         if row is None:
             return False
         seq, state, settled = row
-        if AsyncState(state).is_end:  # by ourselves, and the answer was lost
+        if AsyncState(state).is_end:  # the same claim finished it; the answer was lost
             return True
         if state != AsyncState.DECIDED:
             raise ValueError("a request is finished after it is decided")
@@ -282,7 +282,7 @@ class SqliteQueue(Queue):
 
 
 def _wake(db: sqlite3.Connection, endpoint: str, now: float) -> None:
-    """Let those be taken whose lease or delay is over; where the clock went back, count the span again from now."""
+    """Make requests claimable whose lease or delay is over; after a clock step back, restart their span now."""
     db.execute(
         "UPDATE requests SET wake_at = ? + span_s, set_at = ? WHERE seq IN (SELECT seq FROM requests INDEXED BY slept"
         " WHERE endpoint = ? AND wake_at IS NOT NULL AND set_at > ? LIMIT ?)",
@@ -301,7 +301,7 @@ def _first(db: sqlite3.Connection, where: str, *values: object, order: str = "se
 
 
 def _hold(db: sqlite3.Connection, seq: int, lease_s: float, now: float, changes: str) -> Claim:
-    """Give a request to a new holder."""
+    """Lease a request to a new claim."""
     token = uuid4().hex
     db.execute(
         f"UPDATE requests SET {changes} token = ?, wake_at = ?, set_at = ?, span_s = ?, updated_at = ? WHERE seq = ?",
@@ -317,7 +317,7 @@ def _hold(db: sqlite3.Connection, seq: int, lease_s: float, now: float, changes:
 
 
 def _settle(db: sqlite3.Connection, seq: int, outcome: AsyncOutcome, now: float) -> None:
-    """Decide how it ends."""
+    """Fix a request's outcome."""
     sql = (
         f"UPDATE requests SET state = 'DECIDED', outcome = ?, reason = ?, updated_at = ? WHERE seq = ? AND {UNDECIDED}"
     )
@@ -328,7 +328,7 @@ def _settle(db: sqlite3.Connection, seq: int, outcome: AsyncOutcome, now: float)
 
 
 def _totals(db: sqlite3.Connection, endpoint: str) -> builtins.list[tuple[str, int, int]]:
-    """AsyncState, requests, and bytes of their inline bodies."""
+    """Return the number of requests in each state, and the size of their inline bodies."""
     return db.execute("SELECT state, requests, body_bytes FROM totals WHERE endpoint = ?", (endpoint,)).fetchall()
 
 

@@ -1,8 +1,8 @@
-"""The tables of a queue in SQLite. Every question that is asked often has an index that answers it without a scan.
+"""Tables of the SQLite queue. An index answers every frequent query without a scan.
 
-`wake_at` is the end of a lease or of a retry's delay, `set_at` when that was given and `span_s` how long; NULL means
-that the request may be taken (or has ended). Bodies have tables of their own, so that an update of a request does not
-write 128 KB again. `totals` is kept by triggers, so that no count is a scan either.
+`wake_at` is the end of a lease or a retry's delay, `set_at` its beginning and `span_s` its length; if `wake_at` is NULL
+the request can be claimed (or has ended). Bodies have their own tables, so that updating a request does not write
+128 KB again. Triggers maintain `totals`, so that counting needs no scan.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ TAKEABLE = f"wake_at IS NULL AND {UNDECIDED}"
 
 _SCHEMA = f"""
 CREATE TABLE requests (
-    seq INTEGER PRIMARY KEY, -- one more than the largest there is: the order of arrival, whatever the clock says
+    seq INTEGER PRIMARY KEY, -- order of arrival, independent of the clock
     inference_id TEXT NOT NULL UNIQUE,
     endpoint TEXT NOT NULL,
-    invocation TEXT UNIQUE, -- what makes a submit idempotent; NULL: nothing does
+    invocation TEXT UNIQUE, -- makes a submit idempotent; NULL: not known
     request TEXT NOT NULL,
     expires_at REAL NOT NULL,
     body_bytes INTEGER NOT NULL, -- of the inline body
     state TEXT NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0,
-    token TEXT, -- of whoever holds it
+    token TEXT, -- of the current claim
     wake_at REAL,
     set_at REAL,
     span_s REAL,
@@ -69,8 +69,8 @@ END;
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables unless they are there. Raises ConfigError if the file is another program's or version's."""
-    connection.execute("BEGIN IMMEDIATE")  # one process makes them, the others find them
+    """Create the tables if they are missing. Raises ConfigError for another program's or version's file."""
+    connection.execute("BEGIN IMMEDIATE")  # one process creates them, the others find them
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and connection.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:
@@ -90,7 +90,7 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 
 def _statements() -> list[str]:
-    """The schema, a statement an item: executescript would end the transaction."""
+    """Split the schema into statements: executescript would end the transaction."""
     statements, rest = [], ""
     for line in _SCHEMA.splitlines(keepends=True):
         rest += line

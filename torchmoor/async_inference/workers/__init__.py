@@ -1,1 +1,4 @@
-"""Workers that take requests from a queue, send them to instances and publish the results."""
+"""Workers that claim requests, send them to instances and publish the results.
+
+May import queues, objects, notifications, config and metrics. The proxy implements `capacity`.
+"""

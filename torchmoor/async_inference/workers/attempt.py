@@ -1,15 +1,15 @@
-"""One attempt to have a request answered: its input to an instance, the answer to where it waits to be decided upon.
+"""One attempt at a request: send its input to an instance, and stage the answer.
 
-Which failures are final and which are tried again:
+Which failures are final, and which are retried:
 
-    the input: missing, denied, too large                      final
-    the input or the place of the answer: store down or slow   again, and it is no attempt
-    the handler: full for the moment                           again after its Retry-After, and it is no attempt
-    the handler or TorchServe: any other 3xx, 4xx, or coded 5xx  final, as on SageMaker
-    TorchServe: no worker, worker died (500, 503, 507)         again
-    the instance cannot be reached                             again, and it is no attempt
-    the connection ends                                        again
-    InvocationTimeoutSeconds are over                          final
+    input missing, denied or too large                            final
+    object store down or slow, for the input or the answer        retried, not counted as an attempt
+    handler temporarily full                                      retried after its Retry-After, not counted
+    any other 3xx, 4xx, or 5xx with an error code                 final, as on SageMaker
+    TorchServe has no worker, or its worker died (500, 503, 507)  retried
+    instance unreachable                                          retried, not counted
+    connection lost                                               retried
+    InvocationTimeoutSeconds exceeded                             final
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from torchmoor.wire import error_codes, headers
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
-WITHOUT_WORKER = frozenset((500, 503, 507))  # TorchServe's own, for a queue that is full and a worker that died
+TEMPORARILY_FULL = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
+WITHOUT_WORKER = frozenset((500, 503, 507))  # from TorchServe itself: its queue is full, or its worker died
 MAX_ERROR_BYTES = 65_536
-TIMEOUT_GRACE_S = 1.0  # an instance gets it on top, so that it is not the one who says that the time is over
+TIMEOUT_GRACE_S = 1.0  # added to the time given to the instance, so that the proxy reports the time-out
 TIMED_OUT = (
     'Received server error (0) from primary with message "Your invocation timed out while waiting for a response from '
     "container primary. Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try "
@@ -50,9 +50,9 @@ TIMED_OUT = (
 
 
 class RetryableFailure(Exception):
-    """The attempt has come to nothing, and the request is to be tried again.
+    """Raised when an attempt fails and the request will be tried again.
 
-    delay_s: not before; None: as the settings say. counts: False if it was no fault of the request.
+    delay_s: least time until then; None: the settings' back-off. counts: False if the request cannot be the cause.
     """
 
     def __init__(self, reason: str, *, delay_s: float | None = None, counts: bool = True) -> None:
@@ -64,17 +64,17 @@ class RetryableFailure(Exception):
 
 @dataclass(slots=True)
 class AttemptContext:
-    """What attempts need."""
+    """What all attempts of an endpoint share."""
 
     store: ObjectStore
     client: InstanceClient
     settings: AsyncInferenceSettings
     metrics: AsyncMetrics
-    output_path: str  # of the endpoint
+    output_path: str
 
 
 class Attempt:
-    """staged: the object that the answer was written to, once there is one."""
+    """Runs one attempt. staged: URL of the staged answer, once it exists."""
 
     def __init__(self, context: AttemptContext, claim: Claim, lease: CapacityLease) -> None:
         self.staged: str | None = None
@@ -84,10 +84,10 @@ class Attempt:
         self._lease = lease
         self._metrics = context.metrics.of(lease.variant)
         self._request_id = str(uuid.uuid4())
-        self._has_ended = False  # at the instance
+        self._has_ended = False  # the instance no longer works on the request
 
     async def run(self) -> AsyncOutcome:
-        """How the request ends, if the attempt is decided. Raises RetryableFailure."""
+        """Return the request's outcome. Raises RetryableFailure."""
         request = self._request
         if request.body is not None:
             return await self._invoke(request.body, request.content_type)
@@ -128,7 +128,7 @@ class Attempt:
             self._has_ended = True
             return _failure(f"The model broke its answer off: {error}")
         finally:
-            if not self._has_ended:  # whatever the reason, a cancelled request among them
+            if not self._has_ended:  # also if the request was cancelled
                 lease.abandon(self._request_id)
 
     def _headers(self, content_type: str) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Attempt:
             headers.REQUEST_ID: self._request_id,
             headers.TIMEOUT_MS: str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
             headers.PRINCIPAL: request.principal,
-            # The same in every attempt, so that what a handler has recorded of one is not done again by the next.
+            # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
             "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
         }
         return {name: value for name, value in fields.items() if value}
@@ -157,7 +157,7 @@ class Attempt:
             held += piece
             if len(held) > self._context.settings.max_inline_bytes:
                 return await self._stage(answer, _ChainedBody(bytes(held), chunks))
-        self._leave()
+        self._release()
         return AsyncOutcome(
             state=AsyncState.COMPLETED,
             content_type=answer.content_type,
@@ -165,19 +165,19 @@ class Attempt:
             body=bytes(held),
         )
 
-    def _leave(self) -> None:
-        """The instance has answered and can have other work."""
+    def _release(self) -> None:
+        """Release the instance, which has answered."""
         self._has_ended = True
         self._lease.release()
 
     async def _stage(self, answer: InstanceAnswer, chain: _ChainedBody) -> AsyncOutcome:
-        """A large answer goes where its result will be, under a name that nobody looks for."""
+        """Upload a large answer to a staging name beside its result."""
         staged = locate_staged(self._context.output_path, self._request.inference_id, self._attempt)
         began = monotonic()
         try:
             await self._context.store.upload(staged, chain.chunks(), answer.content_type)
         except Exception as error:
-            if chain.error is not None:  # the instance's, in whatever form the store passes it on
+            if chain.error is not None:  # the instance failed, not the store
                 raise chain.error from error
             if not isinstance(error, ObjectError):
                 raise
@@ -186,7 +186,7 @@ class Attempt:
                 return _failure(f"The answer could not be stored: {error}")
             raise RetryableFailure(f"The answer could not be stored: {error}", counts=False) from error
         self.staged = staged
-        self._leave()
+        self._release()
         self._metrics.async_upload_latency.observe(monotonic() - began)
         return AsyncOutcome(
             state=AsyncState.COMPLETED,
@@ -199,8 +199,8 @@ class Attempt:
         status, code = answer.status, answer.error_code
         text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         self._has_ended = True
-        if code in NO_ROOM:
-            delay_s = self._within_backoff(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
+        if code in TEMPORARILY_FULL:
+            delay_s = self._bounded(float(answer.retry_after)) if answer.retry_after.isdecimal() else None
             raise RetryableFailure(f"The instance has no room: {text}", delay_s=delay_s, counts=False)
         if not code and status in WITHOUT_WORKER:
             self._lease.on_failed(is_dead=True)
@@ -208,14 +208,14 @@ class Attempt:
         self._lease.on_answered()
         return _failure(_model_error(status, text))
 
-    def _within_backoff(self, delay_s: float) -> float:
-        """Not so long that its time to live passes unseen, and not so short that it is asked without a pause."""
+    def _bounded(self, delay_s: float) -> float:
+        """Bound a delay by the back-off settings: neither a busy loop, nor past the request's time to live."""
         settings = self._context.settings
         return min(settings.max_backoff_s, max(settings.min_backoff_s, delay_s))
 
 
 class _ChainedBody:
-    """What was read of an answer already, and the rest. error: why the rest ended too early."""
+    """An answer whose beginning was read already. error: why its rest ended early."""
 
     def __init__(self, begin: bytes, rest: AsyncIterator[bytes]) -> None:
         self.error: Exception | None = None
@@ -238,13 +238,13 @@ def _failure(reason: str) -> AsyncOutcome:
 
 
 def _model_error(status: int, text: str) -> str:
-    """As the runtime API tells it."""
+    """Word an instance's error as the runtime API does."""
     whose = "client" if status < 500 else "server"
     return f'Received {whose} error ({status}) from primary with message "{text}"'
 
 
-def give_up(request: AsyncRequest, attempts: int, reason: str) -> AsyncOutcome:
-    """The end of a request that has been tried often enough."""
-    # Without the reason: it may quote what the model said of the input.
-    logger.warning("gave up inference_id=%s attempts=%d", request.inference_id, attempts)
+def fail_exhausted(request: AsyncRequest, attempts: int, reason: str) -> AsyncOutcome:
+    """Return the failure of a request that has used up its attempts."""
+    # The reason is not logged: it may quote the model's answer.
+    logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
     return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")

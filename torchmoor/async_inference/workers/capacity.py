@@ -1,7 +1,4 @@
-"""Where a worker's requests run, as the worker sees it: places at instances, leased one by one.
-
-Routing owns the instances; what is here is only what both sides agree on.
-"""
+"""Interface through which a worker leases capacity at instances. The proxy's dispatch package implements it."""
 
 from __future__ import annotations
 
@@ -10,50 +7,41 @@ from typing import Protocol
 
 
 class CapacityLease(Protocol):
-    """A place at an instance, for one request. It counts as the instance's load until it is released."""
+    """Capacity for one request at an instance. Counts as the instance's load until it is released."""
 
     instance: str
     variant: str
     url: str
 
     def release(self) -> None:
-        """Give the place back; later calls do nothing."""
-        ...
+        """Return the capacity. Later calls do nothing."""
 
     def on_answered(self) -> None:
-        """The instance has answered, whatever it said."""
-        ...
+        """Record that the instance answered, with any status."""
 
     def on_failed(self, *, is_dead: bool) -> None:
-        """The instance has failed the request. is_dead: perhaps it has no worker any more, or is gone."""
-        ...
+        """Record that the instance failed the request. is_dead: its worker or the instance itself may be gone."""
 
     def on_unreachable(self) -> None:
-        """No connection came about."""
-        ...
+        """Record that no connection could be made."""
 
     def abandon(self, request_id: str) -> None:
-        """The instance shall stop working on a request: nobody waits for it any more."""
-        ...
+        """Cancel a request at the instance: its answer is no longer needed."""
 
 
 class Capacity(Protocol):
-    """The places for one endpoint's requests."""
+    """Capacity for one endpoint's asynchronous requests."""
 
     def try_take(self) -> CapacityLease | None:
-        """A free place; None if there is none now, or somebody else waits for it: clients who wait go first."""
-        ...
+        """Lease free capacity; None if there is none, or clients wait for it."""
 
     @property
     def num_ready(self) -> int:
-        """Instances that may be sent work."""
-        ...
+        """Return the number of instances that accept requests."""
 
     @property
     def max_running(self) -> int:
-        """Requests that may run at a time, at all ready instances together."""
-        ...
+        """Return how many requests may run at once at all ready instances together."""
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called whenever a place may have become free; it may be called for nothing."""
-        ...
+        """Call `wake` whenever capacity may be free. Spurious calls are allowed."""

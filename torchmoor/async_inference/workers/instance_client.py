@@ -1,7 +1,7 @@
-"""Sends one request's input to an instance and reads its answer, both as streams; knows nothing of queues and stores.
+"""HTTP client that streams a request's input to an instance and its answer back. Knows no queue and no store.
 
-An input has a Content-Length: TorchServe's limits are by it, and it buffers what comes in chunks. The time that an
-instance is given runs only while it is waited for; a slow object store does not use it up.
+Every input is sent with a Content-Length, because TorchServe's limits depend on it and TorchServe buffers chunked
+bodies. An invocation's time runs only while the proxy waits for the instance, not while it waits for an object store.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ READ_BYTES = 1 << 18
 
 
 class InstanceUnreachable(TorchmoorError):
-    """No connection came about: nothing has been done."""
+    """Raised when no connection could be made: the instance did nothing."""
 
 
 class InstanceLost(TorchmoorError):
-    """The connection ended before the answer did: anything may have been done."""
+    """Raised when the connection ended before the answer: the instance may have done anything."""
 
 
 class InvocationTimedOut(TorchmoorError):
-    """The instance has had all the time that the request gave it."""
+    """Raised when the request's InvocationTimeoutSeconds are used up."""
 
 
 class AnswerAborted(TorchmoorError):
-    """The handler itself has ended an answer that had begun, and says why."""
+    """Raised when the handler aborted an answer that had begun. The message is the handler's reason."""
 
 
 class InvocationTimer:
-    """The time that an instance still has."""
+    """Counts the time that an instance may still take."""
 
     __slots__ = ("_left_s", "_since", "_limit")
 
@@ -53,7 +53,7 @@ class InvocationTimer:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """It runs while this is held. Raises InvocationTimedOut."""
+        """Count the time within this context. Raises InvocationTimedOut."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -70,7 +70,7 @@ class InvocationTimer:
             raise InvocationTimedOut("The invocation timed out.") from error
 
     def pause(self) -> None:
-        """Somebody else is waited for; without effect if nothing runs."""
+        """Stop counting; does nothing if the time does not run."""
         if self._since is not None and self._limit is not None:
             self._left_s -= asyncio.get_running_loop().time() - self._since
             self._since = None
@@ -78,26 +78,26 @@ class InvocationTimer:
                 self._limit.reschedule(None)
 
     def resume(self) -> None:
-        """It is the instance again; without effect outside of `waiting`."""
+        """Count again; does nothing outside `waiting`."""
         if self._since is None and self._limit is not None and not self._limit.expired():
             self._since = asyncio.get_running_loop().time()
             self._limit.reschedule(self._since + self._left_s)
 
 
 class InstanceAnswer:
-    """An answer whose head is there. Its body is read once, and only as fast as it is taken."""
+    """An answer whose head has arrived. Its body can be read once, as fast as the caller takes it."""
 
-    def __init__(self, response: aiohttp.ClientResponse, patience: InvocationTimer) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, timer: InvocationTimer) -> None:
         self.status = response.status
         self.error_code = response.headers.get(headers.ERROR, "")
         self.retry_after = response.headers.get("Retry-After", "")
         self.content_type = _plain(response.headers.get("Content-Type", ""))
         self.custom_attributes = response.headers.get(headers.CUSTOM_ATTRIBUTES, "")
         self._response = response
-        self._patience = patience
+        self._timer = timer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body. Raises InstanceLost if it ends too early, InvocationTimedOut, AnswerAborted."""
+        """Yield the body. Raises InstanceLost if it ends too early, InvocationTimedOut, AnswerAborted."""
         text = MarkedText() if self.content_type.lower().startswith("text/plain") else None
         while piece := await self._read():
             if text is not None:
@@ -112,7 +112,7 @@ class InstanceAnswer:
                 yield rest
 
     async def read(self, limit: int) -> bytes:
-        """The body's first bytes, up to a limit."""
+        """Return the first bytes of the body, up to a limit."""
         received = bytearray()
         while len(received) < limit and (piece := await self._read()):
             received += piece
@@ -120,19 +120,19 @@ class InstanceAnswer:
 
     async def _read(self) -> bytes:
         try:
-            async with self._patience.waiting():
+            async with self._timer.waiting():
                 return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise InstanceLost(f"The instance ended its answer too early: {error}") from error
 
 
 def _plain(value: str) -> str:
-    """A field's value, "" if it has what a store could not take as an object's: it would refuse it again and again."""
+    """Return a header value, or "" if an object store would always refuse it as metadata."""
     return value if value.isascii() and value.isprintable() else ""
 
 
 class InstanceClient:
-    """For as long as the context lasts. Each request has a connection of its own: a kept one may lead to nobody."""
+    """Sends requests within its context, each on its own connection: the peer of a kept one may be gone."""
 
     def __init__(self, *, connect_timeout_s: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
@@ -145,7 +145,7 @@ class InstanceClient:
             auto_decompress=False,
             read_bufsize=READ_BYTES,
             max_field_size=MAX_FIELD_BYTES,
-            cookie_jar=aiohttp.DummyCookieJar(),  # one request's must not go with the next
+            cookie_jar=aiohttp.DummyCookieJar(),  # cookies must not pass from one request to the next
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )
         return self
@@ -160,22 +160,22 @@ class InstanceClient:
     async def send(
         self, url: str, headers: Mapping[str, str], body: bytes | Download, timeout_s: float
     ) -> AsyncIterator[InstanceAnswer]:
-        """Send a request and hold its answer; the connection ends with the context.
+        """Send a request and yield its answer; the connection closes with the context.
 
         Raises InstanceUnreachable, InstanceLost, InvocationTimedOut, and what reading the body raises.
         """
         assert self._client is not None
-        patience = InvocationTimer(timeout_s)
-        feed = None if isinstance(body, bytes) else _InputStream(body, patience)
+        timer = InvocationTimer(timeout_s)
+        feed = None if isinstance(body, bytes) else _InputStream(body, timer)
         size = len(body) if isinstance(body, bytes) else body.size
         data = body if feed is None else feed.chunks()
         fields = {**headers, "Content-Length": str(size)}
         try:
-            async with patience.waiting():
+            async with timer.waiting():
                 response = await self._client.post(url, data=data, headers=fields, allow_redirects=False)
         except aiohttp.ClientConnectorError as error:
             raise InstanceUnreachable(f"No connection to the instance: {error.strerror or error}") from error
-        except TimeoutError as error:  # aiohttp's own, of the connection's making
+        except TimeoutError as error:  # from aiohttp, while connecting
             raise InstanceUnreachable("No connection to the instance in time.") from error
         except (aiohttp.ClientError, OSError) as error:
             if feed is not None and feed.error is not None:
@@ -184,26 +184,26 @@ class InstanceClient:
         try:
             if feed is not None:
                 feed.has_answer = True
-            yield InstanceAnswer(response, patience)
+            yield InstanceAnswer(response, timer)
         finally:
             response.close()
 
 
 class _InputStream:
-    """An input on its way to an instance. error: why it could not be read to its end."""
+    """An input that is being sent. error: why it could not be read to its end."""
 
-    def __init__(self, download: Download, patience: InvocationTimer) -> None:
+    def __init__(self, download: Download, timer: InvocationTimer) -> None:
         self.error: Exception | None = None
         self.has_answer = False
         self._download = download
-        self._patience = patience
+        self._timer = timer
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The object's; the instance's time stands still while the store is waited for."""
+        """Yield the object's chunks; the invocation's time stops while the store is waited for."""
         source = aiter(self._download.chunks)
         while True:
             if not self.has_answer:
-                self._patience.pause()
+                self._timer.pause()
             try:
                 chunk = await anext(source)
             except StopAsyncIteration:
@@ -213,5 +213,5 @@ class _InputStream:
                 raise
             finally:
                 if not self.has_answer:
-                    self._patience.resume()
+                    self._timer.resume()
             yield chunk

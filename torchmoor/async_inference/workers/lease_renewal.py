@@ -1,4 +1,4 @@
-"""Keeps a claim while it is worked on: the lease is extended in time, and the work ends as soon as it is lost."""
+"""Renewal of a claim's lease while its request is worked on."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from torchmoor.errors import QueueUnavailable, TorchmoorError
 logger = logging.getLogger(__name__)
 
 EXTENSIONS_PER_LEASE = 3
-FIRST_EXTENSION_S = 1.0  # most requests are over by then, and cost the queue no extension
+FIRST_EXTENSION_S = 1.0  # most requests end sooner, and need no extension
 
 
 class ClaimLost(TorchmoorError):
-    """Somebody else has the request now, or it has been cancelled: nothing that is done for it counts any more."""
+    """Raised when another worker has claimed the request, or it was cancelled: the work on it is void."""
 
 
 class LeaseRenewal:
-    """One claim's lease. `look` has it asked at once whether the claim still stands; instance: where it runs."""
+    """Extends one claim's lease in time. instance: stored in the queue as the place where the request runs."""
 
     def __init__(self, queue: Queue, claim: Claim, lease_s: float) -> None:
         self.instance = ""
         self._queue = queue
         self._claim = claim
         self._lease_s = lease_s
-        self._asked = asyncio.Event()
+        self._is_due = asyncio.Event()
 
-    def look(self) -> None:
-        """Something may have happened to the request."""
-        self._asked.set()
+    def check_now(self) -> None:
+        """Extend the lease at once, to find out whether the claim still stands."""
+        self._is_due.set()
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """What is done in it ends with ClaimLost when the claim is lost.
+    async def running(self) -> AsyncIterator[None]:
+        """Renew the lease within the context, which ends with ClaimLost when the claim is lost.
 
-        While the queue cannot be reached the work goes on: nobody else can take the request then, and what counts is
-        decided by the claim's token, not by time.
+        While the queue cannot be reached the work continues: no other worker can claim the request then, and the
+        claim's token, not time, decides whose outcome counts.
         """
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                beating = asyncio.get_running_loop().create_task(self._beat(limit))
+                renewing = asyncio.get_running_loop().create_task(self._renew(limit))
                 try:
                     yield
                 finally:
-                    beating.cancel()
+                    renewing.cancel()
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise ClaimLost(f"the claim of {self._claim.request.inference_id} is lost") from error
 
-    async def _beat(self, limit: asyncio.Timeout) -> None:
+    async def _renew(self, limit: asyncio.Timeout) -> None:
         interval_s = self._lease_s / EXTENSIONS_PER_LEASE
         wait_s = min(FIRST_EXTENSION_S, interval_s)
         while True:
             with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
                 async with asyncio.timeout(wait_s):
-                    await self._asked.wait()
+                    await self._is_due.wait()
             wait_s = interval_s
-            self._asked.clear()
+            self._is_due.clear()
             try:
                 is_ours = await self._queue.extend(self._claim, self._lease_s, instance=self.instance)
             except QueueUnavailable as error:

@@ -1,6 +1,6 @@
-"""What follows once it is decided how a request ends: its object gets its name, who wants to know is told, it is over.
+"""Publication of a decided request: write its object, notify, finish it in the queue.
 
-All of it may be done again by another worker after a crash, and comes to the same.
+Every step may be repeated by another worker after a crash, with the same result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from torchmoor.async_inference.notifications.notifier import Notification, NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notification import Notification
+from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.locations import locate_staged
 from torchmoor.async_inference.objects.object_store import ObjectError, ObjectMissing, ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
@@ -20,12 +21,11 @@ from torchmoor.metrics.invocations import InvocationMetrics
 
 logger = logging.getLogger(__name__)
 
-MAX_LATE_S = 86_400.0  # after a request's time to live; a place that cannot be written for so long is given up
 FAILURE_TYPE = "text/plain; charset=utf-8"
 
 
 class PublishLater(Exception):
-    """The result could not be put in its place. delay_s: until it is worth another try."""
+    """Raised when the result could not be written now. delay_s: time until the next try."""
 
     def __init__(self, reason: str, delay_s: float) -> None:
         super().__init__(reason)
@@ -35,7 +35,10 @@ class PublishLater(Exception):
 
 @dataclass(slots=True)
 class Publisher:
-    """One endpoint's. wall: epoch seconds."""
+    """Publishes one endpoint's requests.
+
+    max_late_s: how long after a request's time to live its publication is tried. wall: epoch seconds.
+    """
 
     queue: Queue
     store: ObjectStore
@@ -44,24 +47,25 @@ class Publisher:
     topics: NotificationTopics
     output_path: str
     max_delay_s: float
+    max_late_s: float
     wall: Callable[[], float]
 
     async def publish(self, claim: Claim, outcome: AsyncOutcome, variant: str | None) -> None:
-        """Raises PublishLater; ClaimLost and QueueUnavailable pass through."""
+        """Publish a decided request. Raises PublishLater, ClaimLost, QueueUnavailable."""
         request, metrics = claim.request, self.metrics.of(variant)
         try:
-            await self._place(request, outcome, metrics)
+            await self._write(request, outcome, metrics)
         except ObjectError as error:
             metrics.async_upload_failures += 1
-            self._judge(request, outcome, error)
-        await self._clean(claim, outcome)
+            self._check_retry(request, outcome, error)
+        await self._remove_staged(claim, outcome)
         response = outcome.body if outcome.succeeded else outcome.reason.encode()
-        notice = Notification.of(request, outcome, self.wall(), response)
-        metrics.async_notification_failures += await self.notifier.notify(notice, self.topics)
+        notification = Notification.of(request, outcome, self.wall(), response)
+        metrics.async_notification_failures += await self.notifier.notify(notification, self.topics)
         if await self.queue.finish(claim):
             self._count(request, outcome, metrics)
 
-    async def _place(self, request: AsyncRequest, outcome: AsyncOutcome, metrics: InvocationMetrics) -> None:
+    async def _write(self, request: AsyncRequest, outcome: AsyncOutcome, metrics: InvocationMetrics) -> None:
         if not outcome.succeeded:
             await self.store.put(request.failure_location, outcome.reason.encode(), FAILURE_TYPE)
         elif outcome.staged is not None:
@@ -71,18 +75,18 @@ class Publisher:
             await self.store.put(request.output_location, outcome.body or b"", outcome.content_type)
             metrics.async_upload_latency.observe(monotonic() - began)
 
-    def _judge(self, request: AsyncRequest, outcome: AsyncOutcome, error: ObjectError) -> None:
-        """A store may be down for long, and rights are mended; only what has lost its meaning is given up."""
+    def _check_retry(self, request: AsyncRequest, outcome: AsyncOutcome, error: ObjectError) -> None:
+        """Raise PublishLater unless another try is useless: stores recover, and permissions are corrected."""
         late_s = self.wall() - request.expires_at
-        is_gone = isinstance(error, ObjectMissing) and outcome.staged is not None  # taken away after it was published
-        if is_gone or late_s > MAX_LATE_S:
+        is_gone = isinstance(error, ObjectMissing) and outcome.staged is not None  # removed after its publication
+        if is_gone or late_s > self.max_late_s:
             logger.error("result not published inference_id=%s error=%s", request.inference_id, error)
             return
         age_s = max(0.0, self.wall() - request.received_at)
         raise PublishLater(str(error), min(self.max_delay_s, max(1.0, age_s / 10))) from error
 
-    async def _clean(self, claim: Claim, outcome: AsyncOutcome) -> None:
-        """Remove what attempts that were lost may have left; of the first one that is all well there is nothing."""
+    async def _remove_staged(self, claim: Claim, outcome: AsyncOutcome) -> None:
+        """Remove what lost attempts may have staged. A success at the first attempt leaves nothing to remove."""
         request = claim.request
         for attempt in range(1, claim.attempt + (0 if outcome.succeeded else 1)):
             staged = locate_staged(self.output_path, request.inference_id, attempt)
@@ -90,7 +94,7 @@ class Publisher:
                 try:
                     await self.store.delete(staged)
                 except ObjectError as error:
-                    logger.warning("staged object left behind url=%s error=%s", staged, error)
+                    logger.warning("staged object not removed url=%s error=%s", staged, error)
 
     def _count(self, request: AsyncRequest, outcome: AsyncOutcome, metrics: InvocationMetrics) -> None:
         match outcome.state:

@@ -1,8 +1,8 @@
-"""One endpoint's worker: takes requests from the queue, as many as there are places for, and sees each to its end.
+"""Worker that claims an endpoint's requests and sees each to its end.
 
-A place at an instance is taken first and a request then: what waits, waits in the queue, for whichever worker of
-whichever process has a place. What is decided already needs none. A worker may be killed at any point: whatever it
-held is taken by another when its lease has lapsed, and goes on from what is in the queue.
+A worker leases capacity at an instance first and claims a request then. So waiting requests stay in the queue, where
+any worker of any process with capacity finds them. Publishing a decided request needs no capacity. A worker may be
+killed at any point: once its lease lapses, another worker continues from what the queue holds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 from torchmoor.async_inference.objects.object_store import ObjectError
 from torchmoor.async_inference.queues.queue import Queue
 from torchmoor.async_inference.request import AsyncOutcome, Claim
-from torchmoor.async_inference.workers.attempt import Attempt, AttemptContext, RetryableFailure, give_up
+from torchmoor.async_inference.workers.attempt import Attempt, AttemptContext, RetryableFailure, fail_exhausted
 from torchmoor.async_inference.workers.capacity import Capacity, CapacityLease
 from torchmoor.async_inference.workers.lease_renewal import ClaimLost, LeaseRenewal
 from torchmoor.async_inference.workers.publication import Publisher, PublishLater
@@ -24,11 +24,14 @@ from torchmoor.errors import QueueUnavailable
 
 logger = logging.getLogger(__name__)
 
-DECIDE_AGAIN_S = 1.0
+DECIDE_RETRY_S = 1.0
 
 
 class Worker:
-    """For as long as the context lasts; then what runs is given back, to be taken by another."""
+    """Runs one endpoint's requests within its context; at the end it returns what runs to the queue.
+
+    wall: epoch seconds.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,6 @@ class Worker:
         publisher: Publisher,
         wall: Callable[[], float],
     ) -> None:
-        """wall: epoch seconds."""
         self.endpoint = endpoint
         self.metrics = context.metrics
         self._queue = queue
@@ -48,71 +50,71 @@ class Worker:
         self._settings = context.settings
         self._publisher = publisher
         self._wall = wall
-        self._awake = asyncio.Event()
-        self._holds: dict[str, LeaseRenewal] = {}  # by inference id
+        self._is_awake = asyncio.Event()
+        self._renewals: dict[str, LeaseRenewal] = {}  # by inference id
         self._serving: set[asyncio.Task[None]] = set()
-        self._taking: asyncio.Task[None] | None = None
+        self._claiming: asyncio.Task[None] | None = None
         capacity.listen(self.wake)
 
     @property
     def num_serving(self) -> int:
-        """Requests that this worker has."""
+        """Return the number of requests that this worker runs or publishes."""
         return len(self._serving)
 
     def wake(self) -> None:
-        """There may be something to do."""
-        self._awake.set()
+        """Look for work at once."""
+        self._is_awake.set()
 
-    def look(self, inference_id: str) -> None:
-        """A request was cancelled: if it is here, it ends now and not when its lease is extended."""
-        hold = self._holds.get(inference_id)
-        if hold is not None:
-            hold.look()
+    def check_claim(self, inference_id: str) -> None:
+        """Stop a request at once if it was cancelled, rather than when its lease is extended."""
+        renewal = self._renewals.get(inference_id)
+        if renewal is not None:
+            renewal.check_now()
 
     async def __aenter__(self) -> Worker:
-        self._taking = asyncio.get_running_loop().create_task(self._run())
+        self._claiming = asyncio.get_running_loop().create_task(self._claim_all())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._taking is not None
-        for group in ([self._taking], self._serving.copy()):
+        assert self._claiming is not None
+        for group in ([self._claiming], self._serving.copy()):
             for task in group:
                 task.cancel()
             await asyncio.gather(*group, return_exceptions=True)
 
-    # Taking
+    # Claiming
 
-    async def _run(self) -> None:
+    async def _claim_all(self) -> None:
         while True:
-            self._awake.clear()
+            self._is_awake.clear()
             try:
-                has_more = await self._take_one()
+                has_more = await self._claim_one()
             except QueueUnavailable as error:
                 logger.warning("queue unavailable endpoint=%s error=%s", self.endpoint, error)
                 has_more = False
             except Exception:
-                logger.exception("worker's fault endpoint=%s", self.endpoint)
+                logger.exception("worker failed endpoint=%s", self.endpoint)
                 has_more = False
             if not has_more:
                 with suppress(TimeoutError):  # not wait_for: Python 3.11's can lose a cancellation
                     async with asyncio.timeout(self._settings.poll_interval_s):
-                        await self._awake.wait()
+                        await self._is_awake.wait()
 
-    async def _take_one(self) -> bool:
-        """Take the next request and start with it. False if there is none, or no room for it."""
+    async def _claim_one(self) -> bool:
+        """Claim and start the next request. Returns False if there is none, or no capacity for it."""
         if len(self._serving) >= self._capacity.max_running + self._settings.max_publishing:
             return False
         lease = self._capacity.try_take()
         try:
-            take = self._queue.claim_decided if lease is None else self._queue.claim
-            claim = await take(self.endpoint, self._settings.lease_s)
+            claim_next = self._queue.claim_decided if lease is None else self._queue.claim
+            claim = await claim_next(self.endpoint, self._settings.lease_s)
         except BaseException:
-            self._return(lease)
+            self._release_unused(lease)
             raise
         if claim is None or claim.decided is not None:
-            self._return(lease)
+            self._release_unused(lease)
             lease = None
         if claim is None:
             return False
@@ -121,14 +123,14 @@ class Worker:
         task.add_done_callback(self._on_served)
         return True
 
-    def _return(self, lease: CapacityLease | None) -> None:
-        """Give back a place that was not needed. That it is free is no news, and wakes nobody here."""
+    def _release_unused(self, lease: CapacityLease | None) -> None:
+        """Release capacity that was not needed, without waking this worker for it."""
         if lease is None:
             return
-        is_awake = self._awake.is_set()
+        is_awake = self._is_awake.is_set()
         lease.release()
         if not is_awake:
-            self._awake.clear()
+            self._is_awake.clear()
 
     def _on_served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
@@ -137,42 +139,44 @@ class Worker:
     # Serving
 
     async def _serve(self, claim: Claim, lease: CapacityLease | None) -> None:
-        """See one request to its end, or as far as it goes now."""
+        """See one request to its end, or return it to the queue."""
         inference_id = claim.request.inference_id
-        hold = self._holds[inference_id] = LeaseRenewal(self._queue, claim, self._settings.lease_s)
+        renewal = self._renewals[inference_id] = LeaseRenewal(self._queue, claim, self._settings.lease_s)
         try:
-            async with hold.kept():
-                await self._go_on(claim, lease, hold)
+            async with renewal.running():
+                await self._finish(claim, lease, renewal)
         except ClaimLost as lost:
             logger.info("claim lost inference_id=%s reason=%s", inference_id, lost)
         except asyncio.CancelledError:  # the proxy stops
-            await self._give_back(claim, 0.0, "The proxy was stopped.", counts=False)
+            await self._return(claim, 0.0, "The proxy was stopped.", counts=False)
             raise
         except Exception as error:
-            logger.exception("fault inference_id=%s", inference_id)
-            await self._give_back(claim, self._delay_s(claim), f"The proxy failed: {type(error).__name__}")
+            logger.exception("request failed in the proxy inference_id=%s", inference_id)
+            await self._return(claim, self._backoff_s(claim), f"The proxy failed: {type(error).__name__}")
         finally:
-            if self._holds.get(inference_id) is hold:
-                del self._holds[inference_id]
+            if self._renewals.get(inference_id) is renewal:
+                del self._renewals[inference_id]
             if lease is not None:
                 lease.release()
 
-    async def _go_on(self, claim: Claim, lease: CapacityLease | None, hold: LeaseRenewal) -> None:
+    async def _finish(self, claim: Claim, lease: CapacityLease | None, renewal: LeaseRenewal) -> None:
         outcome, variant = claim.decided, None
         if outcome is None:
             assert lease is not None
-            variant, hold.instance = lease.variant, lease.instance
-            outcome = await self._answer(claim, lease)
+            variant, renewal.instance = lease.variant, lease.instance
+            outcome = await self._run(claim, lease)
             if outcome is None:
                 return
         try:
             await self._publisher.publish(claim, outcome, variant)
         except PublishLater as later:
-            logger.warning("result waits inference_id=%s reason=%s", claim.request.inference_id, later.reason)
-            await self._give_back(claim, later.delay_s, f"The result could not be published: {later.reason}")
+            logger.warning(
+                "result not published yet inference_id=%s error=%s", claim.request.inference_id, later.reason
+            )
+            await self._return(claim, later.delay_s, f"The result could not be published: {later.reason}")
 
-    async def _answer(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
-        """What the request has been decided to end with; None if it has not."""
+    async def _run(self, claim: Claim, lease: CapacityLease) -> AsyncOutcome | None:
+        """Run one attempt. Returns the decided outcome; None if the request will be tried again."""
         if claim.attempt == 1:
             waited_s = max(0.0, self._wall() - claim.request.received_at)
             self.metrics.of(lease.variant).async_time_in_backlog.observe(waited_s)
@@ -180,13 +184,13 @@ class Worker:
         try:
             try:
                 outcome = await self._try(attempt, claim)
-            except RetryableFailure as again:
-                if not again.counts or claim.attempt < self._settings.max_attempts:
+            except RetryableFailure as failure:
+                if not failure.counts or claim.attempt < self._settings.max_attempts:
                     self.metrics.of(lease.variant).async_repeated += 1
-                    delay_s = self._delay_s(claim) if again.delay_s is None else again.delay_s
-                    await self._give_back(claim, delay_s, again.reason, counts=again.counts)
+                    delay_s = self._backoff_s(claim) if failure.delay_s is None else failure.delay_s
+                    await self._return(claim, delay_s, failure.reason, counts=failure.counts)
                     return None
-                outcome = give_up(claim.request, claim.attempt, again.reason)
+                outcome = fail_exhausted(claim.request, claim.attempt, failure.reason)
             lease.release()
             if await self._decide(claim, outcome):
                 return outcome
@@ -197,47 +201,46 @@ class Worker:
             raise
 
     async def _try(self, attempt: Attempt, claim: Claim) -> AsyncOutcome:
-        """Raises RetryableFailure. A request whose workers died one after the other may be what they died of."""
+        """Run the attempt, unless too many workers died with this request: it may be the cause."""
         if claim.attempt > self._settings.max_attempts:
-            return give_up(claim.request, claim.attempt - 1, "Its worker was lost.")
+            return fail_exhausted(claim.request, claim.attempt - 1, "Its worker was lost.")
         try:
             return await attempt.run()
         except (RetryableFailure, ClaimLost):
             raise
         except Exception as error:
-            logger.exception("fault inference_id=%s", claim.request.inference_id)
+            logger.exception("attempt failed in the proxy inference_id=%s", claim.request.inference_id)
             raise RetryableFailure(f"The proxy failed: {type(error).__name__}") from error
 
     async def _decide(self, claim: Claim, outcome: AsyncOutcome) -> bool:
-        """Settle it. What the queue has not confirmed is said again, for as long as the claim is held."""
+        """Decide the outcome; repeats until the queue answers, for as long as the claim is held."""
         while True:
             try:
                 return await self._queue.decide(claim, outcome)
             except QueueUnavailable as error:
                 logger.warning("not decided yet inference_id=%s error=%s", claim.request.inference_id, error)
-                await asyncio.sleep(DECIDE_AGAIN_S)
+                await asyncio.sleep(DECIDE_RETRY_S)
 
     async def _discard(self, claim: Claim, staged: str) -> None:
-        """Remove an answer that nobody will ever ask for.
+        """Remove a staged answer that was not decided upon.
 
-        A decision whose confirmation was lost may be one all the same: what the queue says is what counts, and what
-        it does not say is left for whoever publishes the request.
+        The queue is asked first, because a decision may stand although its confirmation was lost. If the queue does not
+        answer, the object stays: publication removes it.
         """
         try:
             record = await self._queue.get(claim.request.inference_id)
             if record is not None and record.outcome is not None and record.outcome.staged != staged:
                 await self._context.store.delete(staged)
         except (QueueUnavailable, ObjectError) as error:
-            logger.warning("staged object left behind url=%s error=%s", staged, error)
+            logger.warning("staged object not removed url=%s error=%s", staged, error)
 
-    async def _give_back(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
-        """To be taken again. If the queue does not hear of it, its lease lapses."""
+    async def _return(self, claim: Claim, delay_s: float, reason: str, *, counts: bool = True) -> None:
+        """Return a request to the queue. If that fails, its lease lapses."""
         try:
             await asyncio.shield(self._queue.retry(claim, delay_s, reason, counts=counts))
         except QueueUnavailable as error:
-            logger.warning("not given back inference_id=%s error=%s", claim.request.inference_id, error)
+            logger.warning("claim not returned inference_id=%s error=%s", claim.request.inference_id, error)
 
-    def _delay_s(self, claim: Claim) -> float:
-        """Doubled with each attempt."""
+    def _backoff_s(self, claim: Claim) -> float:
         settings = self._settings
         return float(min(settings.max_backoff_s, settings.min_backoff_s * 2 ** min(claim.attempt, 16) / 2))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.proxy.fake_instance import FakeInstance
-from torchmoor.async_inference.notifications.notifier import Notification, NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notification import Notification
+from torchmoor.async_inference.notifications.notifier import NotificationTopics, Notifier
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import ObjectStore
 from torchmoor.async_inference.queues.queue import Queue
@@ -157,7 +158,7 @@ class Rig:
             queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener
         )
         settings = self.settings.replace(**changes)
-        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0)
+        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0, remember_s=86_400.0)
 
     async def start(self, **changes: Any) -> AsyncInference:
         """A running service, until the rig ends."""

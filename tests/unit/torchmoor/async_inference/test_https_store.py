@@ -25,6 +25,7 @@ from torchmoor.async_inference.objects.object_store import (
     TooLarge,
 )
 from torchmoor.async_inference.objects.s3_store import S3Store
+from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
 
 NAME = "bucket.s3.example"
@@ -206,7 +207,7 @@ def test_nothing_is_listed_unless_an_operator_does() -> None:
     with pytest.raises(LocationRefused, match=r"objects\.https_hosts"):
         store.check_input("https://bucket.s3.amazonaws.com/x")
     with pytest.raises(LocationRefused, match="results"):
-        store.check_output("https://bucket.s3.amazonaws.com/x")
+        SchemeStore(ObjectSettings()).check_output("https://bucket.s3.amazonaws.com/x")
 
 
 @pytest.mark.parametrize(

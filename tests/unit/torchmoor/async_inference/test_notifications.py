@@ -21,7 +21,8 @@ from aiohttp import web
 from standardwebhooks import Webhook as Receiver
 
 from tests.servers import free_ports, wait_for_server
-from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, Notification, NotificationTopics, Notifier
+from torchmoor.async_inference.notifications.notification import Notification
+from torchmoor.async_inference.notifications.notifier import ERROR, SUCCESS, NotificationTopics, Notifier
 from torchmoor.async_inference.request import AsyncOutcome, AsyncRequest, AsyncState
 from torchmoor.config.notifications import NotificationSettings, Webhook
 from torchmoor.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from tests.servers import BUCKET, S3Server
 from tests.unit.torchmoor.async_inference.objects import MIB, MemoryWatch, chunks_of, read_all, repeat
 from torchmoor.async_inference.objects.object_store import LocationRefused, ObjectMissing, ObjectStore, TooLarge
-from torchmoor.async_inference.objects.scheme_store import open_object_store
+from torchmoor.async_inference.objects.scheme_store import SchemeStore
 from torchmoor.config.objects import ObjectSettings
 
 LARGE = 20 * MIB  # several parts
@@ -31,7 +31,7 @@ class Place:
         """On a fresh store, closed afterwards."""
 
         async def body() -> None:
-            store = open_object_store(self.settings)
+            store = SchemeStore(self.settings)
             try:
                 await test(store)
             finally:
@@ -70,7 +70,7 @@ def test_what_was_uploaded_is_read_again(place: Place, size: int) -> None:
 
     async def test(store: ObjectStore) -> None:
         pieces = [data[at : at + 700_001] for at in range(0, size, 700_001)]
-        assert await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test", {"key": "value"}) == size
+        assert await store.upload(f"{place.url}/a/b c", chunks_of(*pieces), "text/x-test") == size
         assert await read_all(store, f"{place.url}/a/b c") == data
 
     place.run(test)
@@ -246,7 +246,7 @@ def test_a_path_that_leads_elsewhere_is_refused(place: Place, path: str) -> None
 @pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "/tmp/x", "s3:/b/k", "", "S3://b/k"])
 def test_other_schemes_are_refused(url: str) -> None:
     """With the ones that there are."""
-    store = open_object_store(ObjectSettings())
+    store = SchemeStore(ObjectSettings())
 
     with pytest.raises(LocationRefused, match="s3://"):
         store.check_input(url)

@@ -52,18 +52,16 @@ def run(test: Callable[[S3Store], Awaitable[Any]], **settings: Any) -> None:
     asyncio.run(body())
 
 
-def test_the_content_type_and_metadata_are_kept_when_it_is_published(place: str, server: S3Server) -> None:
-    """Whoever fetches the result sees what the model said it is."""
+def test_publishing_keeps_the_content_type(place: str) -> None:
+    """A client that fetches the result sees the type that the model gave it."""
 
     async def test(store: S3Store) -> None:
-        await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test", {"invocation": "one"})
+        await store.upload(f"{place}/staged", repeat(b"x" * MIB, 9), "text/x-test")
         await store.publish(f"{place}/staged", f"{place}/final")
         async with await store.open(f"{place}/final") as download:
             assert download.content_type == "text/x-test"
 
     run(test)
-    found = server.client().head_object(Bucket=BUCKET, Key=f"{place.removeprefix(f's3://{BUCKET}/')}/final")
-    assert found["Metadata"] == {"invocation": "one"}
 
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "a?b#c", "a+b=c&d", "ä"])

@@ -249,7 +249,7 @@ def test_attempts_end(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
             assert (record.state, record.attempts) == (AsyncState.FAILED, 3)
             assert len(rig.instance.received) == 3
             assert "no worker today" in rig.results()["one-error.out"].decode()
-            assert "gave up inference_id=one" in caplog.text
+            assert "attempts exhausted inference_id=one" in caplog.text
             assert "no worker today" not in caplog.text
 
     play(scene())

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from torchmoor.cli.main import main
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.run.up import UpOptions
+from torchmoor.config.up import UpSettings
 
 
 def invoke(*arguments: str) -> Result:
@@ -32,6 +32,18 @@ def test_a_port_in_use_is_an_error_before_anything_starts(tmp_path: Path, plane:
     assert "in use" in result.stderr
     assert "starting" not in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The address has nothing to do with it."""
+    (tmp_path / "file").touch()
+    run_dir = tmp_path / "file" / "run"
+
+    result = invoke("up", "--port", "0", "--admin-port", "0", "--run-dir", str(run_dir))
+
+    assert result.exit_code == 1
+    assert f"cannot write to the directory {run_dir}: Not a directory" in result.stderr
+    assert "listen" not in result.stderr
 
 
 def test_late_binding_asks_for_a_capacity() -> None:
@@ -59,32 +71,32 @@ def test_numbers_of_instances_follow_from_one_another(
     arguments: tuple[str, ...], numbers: tuple[int, int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least, the most and the first; none of them said means one that stays."""
-    given: list[UpOptions] = []
+    given: list[UpSettings] = []
 
-    async def take(options: UpOptions, *_: object) -> None:
+    async def take(options: UpSettings, *_: object, **__: object) -> None:
         given.append(options)
 
     monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
 
     assert invoke("up", *arguments).exit_code == 0
 
-    scaling = given[0].scaling
+    scaling = given[0].variant_scaling()
     found = None if scaling is None else (scaling.min_capacity, scaling.max_capacity, scaling.initial_count)
     assert found == numbers
 
 
 def test_a_short_cooldown_is_not_lengthened_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was added stays for 300 s, or for the scale-in cool-down if that is less."""
-    given: list[UpOptions] = []
+    given: list[UpSettings] = []
 
-    async def take(options: UpOptions, *_: object) -> None:
+    async def take(options: UpSettings, *_: object, **__: object) -> None:
         given.append(options)
 
     monkeypatch.setattr("torchmoor.cli.commands.up.run", take)
 
     assert invoke("up", "--min-instances", "0", "--scale-in-cooldown", "7", "--max-hold", "9").exit_code == 0
 
-    assert given[0].scaling == ScalingSettings(
+    assert given[0].variant_scaling() == ScalingSettings(
         tracking=TargetTracking(scale_in_cooldown_s=7, scale_out_cooldown_s=7),
         step=StepScaling(cooldown_s=7),
         max_hold_s=9,

@@ -6,43 +6,37 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.torchmoor.fleet.processes import STUB, is_running
 from tests.waiting import wait_until
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
+from torchmoor.config.up import UpSettings
 from torchmoor.fleet import launcher as launcher_module
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.torchserve import InstanceSpec, TorchServeSettings, prepare
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.run import up
-from torchmoor.run.up import DEVICE_FRACTION, UpOptions, find_gpus, plan, run, share_gpus
+from torchmoor.run.gpus import DEVICE_FRACTION, find_gpus, share_gpus
+from torchmoor.run.up import plan, run
 
 DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> UpOptions:
+def options(tmp_path: Path) -> UpSettings:
     """Two instances on any free ports; their archive is there, though empty."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "llava.mar").touch()
-    return UpOptions(
+    return UpSettings(
         endpoints=("llava",),
-        num_instances=2,
+        instances=2,
         listen=ListenSettings(port=0, admin_port=0),
-        keys_file=None,
-        model_store=tmp_path / "store",
-        run_dir=tmp_path / "run",
-        journal=None,
+        launch=LaunchSettings(model_store=str(tmp_path / "store"), run_dir=str(tmp_path / "run"), start_timeout_s=60),
         strategy="RANDOM",
-        capacity=100,
-        is_late_binding=False,
-        allowed_image_hosts=(),
-        start_timeout_s=60,
-        is_open=False,
     )
 
 
@@ -67,7 +61,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
     return given
 
 
-def serve(options: UpOptions, number: signal.Signals = signal.SIGTERM) -> tuple[list[str], list[str]]:
+def serve(options: UpSettings, number: signal.Signals = signal.SIGTERM) -> tuple[list[str], list[str]]:
     """Run until all is ready, then send ourselves the signal; returns what was announced and what was reported."""
     announced: list[str] = []
     reported: list[str] = []
@@ -86,7 +80,7 @@ def serve(options: UpOptions, number: signal.Signals = signal.SIGTERM) -> tuple[
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
-    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path, number: signal.Signals
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path, number: signal.Signals
 ) -> None:
     """One line of JSON says where everything is; after Ctrl-C no process and no folder is left."""
     announced, reported = serve(options, number)
@@ -106,10 +100,10 @@ def test_it_announces_once_and_a_signal_ends_it_without_a_trace(
 
 
 def test_several_proxy_processes_have_one_launcher(
-    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """The instances are those of one process, and are known to the others; nothing of either is left."""
-    serve(replace(options, listen=ListenSettings(port=0, admin_port=0, processes=2)))
+    serve(options.replace(listen=ListenSettings(port=0, admin_port=0, processes=2)))
 
     pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
     assert len(pids) == 6
@@ -118,21 +112,21 @@ def test_several_proxy_processes_have_one_launcher(
 
 
 def test_an_operators_own_journal_stays(
-    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """Only the journal that `up` chose itself goes with the fleet, even if the other one stands beside it."""
     event = tmp_path / "run" / "journal" / "session" / "00000000"
     event.parent.mkdir(parents=True)
     event.touch()
 
-    serve(replace(options, journal=(tmp_path / "run" / "journal").as_uri()))
+    serve(options.replace(journal=(tmp_path / "run" / "journal").as_uri()))
 
     assert event.exists()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
 
 
 def test_all_instances_sign_with_one_secret_that_is_new_each_time(
-    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """Any instance and the proxy can verify any session id, and none of an earlier run."""
     keys = []
@@ -151,7 +145,7 @@ def test_all_instances_sign_with_one_secret_that_is_new_each_time(
 
 
 def test_keys_of_the_environment_are_used(
-    options: UpOptions, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    options: UpSettings, environments: dict[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several hosts behind one name need one secret."""
     monkeypatch.setenv(up.SESSION_KEYS, "k7:" + "ab" * 32)
@@ -161,9 +155,9 @@ def test_keys_of_the_environment_are_used(
     assert {"k7:" + "ab" * 32} == {environment[up.SESSION_KEYS] for environment in environments.values()}
 
 
-def test_allowed_image_hosts_reach_the_handlers(options: UpOptions, environments: dict[str, dict[str, str]]) -> None:
+def test_allowed_image_hosts_reach_the_handlers(options: UpSettings, environments: dict[str, dict[str, str]]) -> None:
     """--allow-image-host may be given several times."""
-    serve(replace(options, allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
+    serve(options.replace(allowed_image_hosts=("127.0.0.1", "10.0.0.0/8")))
 
     assert environments["llava-0"][up.ALLOWED_HOSTS] == "127.0.0.1,10.0.0.0/8"
 
@@ -196,12 +190,12 @@ def test_instances_that_share_a_gpu_share_its_memory() -> None:
 
 
 def test_it_serves_several_endpoints(
-    options: UpOptions, environments: dict[str, dict[str, str]], tmp_path: Path
+    options: UpSettings, environments: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
     """The line that announces the fleet has them all, and every endpoint got its instances."""
     (tmp_path / "store" / "llm.mar").touch()
 
-    announced, _ = serve(replace(options, endpoints=("llava", "llm"), num_instances=1))
+    announced, _ = serve(options.replace(endpoints=("llava", "llm"), instances=1))
 
     assert json.loads(announced[0])["endpoints"] == ["llava", "llm"]
     assert sorted(environments) == ["llava-0", "llm-0"]
@@ -235,8 +229,8 @@ def test_a_tool_that_hangs_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     def hang(*arguments: object, **options: object) -> None:
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
 
-    monkeypatch.setattr("torchmoor.run.up.shutil.which", lambda name: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr("torchmoor.run.up.subprocess.run", hang)
+    monkeypatch.setattr("torchmoor.run.gpus.shutil.which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("torchmoor.run.gpus.subprocess.run", hang)
 
     assert find_gpus({}) == []
 

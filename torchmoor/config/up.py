@@ -1,0 +1,100 @@
+"""Settings of `torchmoor up`: the endpoints and instances of one host."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from torchmoor.config.access import AccessSettings
+from torchmoor.config.dialects import ChatPageSettings
+from torchmoor.config.group import SettingsGroup, Texts, like
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.routing import RoutingStrategy, VariantSettings
+from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+
+MAX_INSTANCES = 64
+DEFAULT_ENDPOINT = "llava"
+
+
+class UpSettings(SettingsGroup, title="up"):
+    """The endpoints that `torchmoor up` serves, each by the archive of its name, and the groups that its options set.
+
+    scaling: the policies for a number of instances that changes; its limits follow from the numbers of instances.
+    """
+
+    endpoints: Texts = Field(
+        (DEFAULT_ENDPOINT,), description="An endpoint to serve: the name of an archive, without .mar. Repeatable."
+    )
+    instances: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_INSTANCES,
+        description="TorchServe instances of each endpoint; where their number changes, at the start "
+        "(default: --min-instances, or 1).",
+    )
+    min_instances: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_INSTANCES,
+        description="Go down to this number of instances without load, and up again with load; 0 is allowed "
+        "(docs/autoscaling.md).",
+    )
+    max_instances: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_INSTANCES,
+        description="Go up to this number of instances with load (default: --instances, or 1).",
+    )
+    journal: str | None = Field(
+        None,
+        description="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
+        "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
+        "runs). Put a URL with a password into the environment instead.",
+    )
+    async_inputs: Texts = Field(
+        (), description="A directory below which InputLocation may name files, as file:///a/path. Repeatable."
+    )
+    models: str = Field("", description="Where the models of --endpoint many are: a directory, or s3://bucket/prefix.")
+    allowed_image_hosts: Texts = Field(
+        (),
+        description="A host name, address or CIDR block that images may be fetched from although it is private. "
+        "Repeatable.",
+    )
+    strategy: RoutingStrategy = like(VariantSettings, "routing_strategy")
+    is_late_binding: bool = Field(
+        False,
+        description="Requests beyond the capacity wait at the proxy for the instance that is free first, instead of "
+        "being refused. This needs a good --capacity (docs/routing.md).",
+    )
+    scaling: ScalingSettings = ScalingSettings()
+    launch: LaunchSettings = LaunchSettings()
+    listen: ListenSettings = ListenSettings()
+    access: AccessSettings = AccessSettings()
+    observe: ObserveSettings = ObserveSettings()
+    chat_page: ChatPageSettings = ChatPageSettings()
+
+    def variant_scaling(self) -> ScalingSettings | None:
+        """Return each variant's limits and policies; None if the number of instances is fixed. Raises ConfigError."""
+        initial, least, most = self.instances, self.min_instances, self.max_instances
+        if least is None and most is None:
+            return None
+        if least is None:
+            least = 1 if initial is None else min(1, initial)
+        tracking, step = self.scaling.tracking or TargetTracking(), self.scaling.step or StepScaling()
+        cooldown_s = tracking.scale_in_cooldown_s
+        return self.scaling.replace(
+            min_capacity=least,
+            max_capacity=max(1, least, initial or 0) if most is None else most,
+            initial_count=least if initial is None else initial,
+            tracking=tracking.replace(scale_out_cooldown_s=min(cooldown_s, tracking.scale_out_cooldown_s)),
+            step=step.replace(cooldown_s=min(cooldown_s, step.cooldown_s)),
+        )
+
+    @property
+    def most_instances(self) -> int:
+        """The most instances that an endpoint may have."""
+        scaling = self.variant_scaling()
+        if scaling is not None:
+            return scaling.max_capacity
+        return 1 if self.instances is None else self.instances

@@ -1,0 +1,40 @@
+"""The host's GPUs, and each instance's share of their memory."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torchmoor.fleet.launcher import Launch
+
+logger = logging.getLogger(__name__)
+
+DEVICE_FRACTION = "TORCHMOOR_HANDLER_SESSION_DEVICE_FRACTION"
+USABLE_FRACTION = 0.85  # of a GPU, for all its instances together; handlers take it when they are alone
+
+
+def find_gpus(environ: Mapping[str, str]) -> list[str]:
+    """Return the GPUs to use: those of CUDA_VISIBLE_DEVICES if it is set, else those that nvidia-smi lists."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        logger.warning("nvidia-smi does not answer; going on without a GPU")
+        return []
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
+
+
+def share_gpus(launches: Sequence[Launch], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that divides a GPU among its instances; nothing if the operator sets it or none is shared."""
+    most = max(Counter(launch.gpu for launch in launches if launch.gpu is not None).values(), default=1)
+    if most == 1 or DEVICE_FRACTION in environ:
+        return {}
+    return {DEVICE_FRACTION: f"{USABLE_FRACTION / most:.3f}"}

@@ -1,0 +1,48 @@
+"""The launcher's settings and run directory, for all commands that start instances."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchmoor.config.launcher import LaunchSettings
+from torchmoor.errors import ConfigError
+from torchmoor.fleet.launcher import LauncherSettings
+from torchmoor.fleet.torchserve import TorchServeSettings
+
+SESSION_KEYS = "TORCHMOOR_SESSION_KEYS"
+JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
+JAVA_HOME = "TORCHMOOR_JAVA_HOME"
+
+
+def find_run_dir(launch: LaunchSettings) -> Path:
+    """Return the configured run directory, or a new temporary one."""
+    return Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
+
+
+def make_launcher_settings(launch: LaunchSettings, run_dir: Path) -> LauncherSettings:
+    """Return how instances are started in a run directory."""
+    java_home = os.environ.get(JAVA_HOME)
+    return LauncherSettings(
+        torchserve=TorchServeSettings(
+            model_store=Path(launch.model_store).resolve(),
+            java_home=Path(java_home) if java_home else None,
+            heap_mib=launch.heap_mib,
+            max_body_bytes=launch.max_body_mib << 20,
+        ),
+        run_dir=run_dir,
+        start_timeout_s=launch.start_timeout_s,
+        capacity=launch.capacity,
+    )
+
+
+@contextmanager
+def naming_directory(directory: Path) -> Iterator[None]:
+    """Turn the system's errors about a directory into a ConfigError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write to the directory {directory}: {error.strerror or error}") from error
