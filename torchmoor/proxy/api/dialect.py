@@ -36,7 +36,7 @@ class Answering(Protocol):
         ...
 
 
-class Dialect(Protocol):
+class ApiDialect(Protocol):
     """Shared by all requests of an operation, so it keeps nothing of a request.
 
     operation_name: for the access log, traces and decisions. names_sessions_in_body: a request without a session

@@ -1,6 +1,6 @@
 """One forwarded request of any dialect: when it is sent, how often, and what is counted of it.
 
-An Invocation has a Dialect, which renders answers and errors, and an Assignment, which has the instance.
+An Invocation has a ApiDialect, which renders answers and errors, and an Assignment, which has the instance.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.by_model import ByModel
-from torchmoor.proxy.api.dialect import Answering, Dialect
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import unknown_operation
@@ -142,7 +142,7 @@ class OpenAIApi:
             raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
 
 
-class OpenAIDialect(Dialect):
+class OpenAIDialect(ApiDialect):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
     operation_name = "ChatCompletions"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmoor.errors import ValidationError
-from torchmoor.proxy.api.dialect import Dialect
+from torchmoor.proxy.api.dialect import ApiDialect
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Deadlines
@@ -32,7 +32,7 @@ class Operation:
     )
 
     def __init__(
-        self, gateway: Gateway, endpoint: Endpoint, dialect: Dialect, deadlines: Deadlines, max_body_bytes: int
+        self, gateway: Gateway, endpoint: Endpoint, dialect: ApiDialect, deadlines: Deadlines, max_body_bytes: int
     ) -> None:
         self.gateway = gateway
         self.endpoint = endpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
-from torchmoor.proxy.api.dialect import Answering, Dialect
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import container_error
@@ -22,7 +22,7 @@ TOO_LARGE_STATUS = 413
 _UNTOLD = frozenset((b"ts_stream_next",))
 
 
-class PassThroughDialect(Dialect):
+class PassThroughDialect(ApiDialect):
     """An answer is not rewritten. A stream that breaks off ends the client's connection."""
 
     operation_name = "PassThrough"

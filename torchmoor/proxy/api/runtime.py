@@ -23,7 +23,7 @@ from torchmoor.errors import (
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
-from torchmoor.proxy.api.dialect import Answering, Dialect
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
 from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
 from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
@@ -167,7 +167,7 @@ class RuntimeOperation(Operation):
         metrics.count_status(error.status)
 
 
-class RuntimeDialect(Dialect):
+class RuntimeDialect(ApiDialect):
     """InvokeEndpoint: a success passes through, an error is rendered in the API's terms."""
 
     operation_name = "InvokeEndpoint"
