@@ -22,7 +22,7 @@ from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings import PumpSettings, SessionSettings, load_settings
+from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
 
 logger = logging.getLogger(__name__)
 DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -67,7 +67,7 @@ def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
         )
 
 
-def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
+def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
     """Device memory for keys and values: what the settings say, else what this worker's part of the GPU leaves.
 
     Raises ConfigError if that is nothing.

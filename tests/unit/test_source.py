@@ -43,7 +43,6 @@ SHARED_NAMES = {
     "Record",
     "Reply",
     "Sample",
-    "SessionSettings",
     "Slots",
     "State",
     "Target",

@@ -9,12 +9,10 @@ from asyncio import TimerHandle, get_running_loop
 from collections import Counter
 from typing import NamedTuple, Protocol
 
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 
 CHECK_INTERVAL_S = 0.1  # how often an instance that is to leave is looked at
-
-SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
 
 class Front(Protocol):

@@ -16,6 +16,7 @@ from torchmoor.proxy.api.validation import (
     PREFIX_AWARE_ID,
     SESSION_ID,
 )
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
@@ -333,7 +334,7 @@ class Invocation:
         self._num_resets += was_sent
         if can_replay and is_safe and assignment.try_reassign(self._resume, is_counted=was_sent):
             return self._place()
-        return self.fail(ServiceUnavailable("The instance that was to answer is gone. Try again later."))
+        return self.fail(unavailable.instance_lost())
 
     def _timeout_error(self) -> ApiError:
         model = self.assignment.model

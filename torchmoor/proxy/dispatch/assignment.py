@@ -15,7 +15,7 @@ from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.dispatch.routing_request import Applicant
+from torchmoor.proxy.dispatch.routing_request import RoutingRequest
 from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
@@ -33,7 +33,7 @@ Resume = Callable[[ServiceUnavailable | None], None]
 
 
 class Assignment:
-    """An Applicant (see routing_request.py) with what it was given.
+    """An RoutingRequest (see routing_request.py) with what it was given.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
     failed the request. waited_s: until an instance was free. num_retries: choices after the first.
@@ -48,7 +48,7 @@ class Assignment:
     waited_s = 0.0
     num_retries = 0
     _resume: Resume | None = None
-    _ticket: Ticket[Applicant] | None = None
+    _ticket: Ticket[RoutingRequest] | None = None
     _lease: Lease | None = None
 
     def __init__(
@@ -185,7 +185,7 @@ class Assignment:
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._gateway.recovery.on_answered(choice.instance)
 
-    # Applicant: read and called by the dispatcher
+    # RoutingRequest: read and called by the dispatcher
 
     @property
     def wait_ends_at(self) -> float:
