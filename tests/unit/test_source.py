@@ -37,7 +37,6 @@ SHARED_NAMES = {
     "Member",
     "Outcome",
     "Patience",
-    "Placement",
     "Plan",
     "Progress",
     "Record",
