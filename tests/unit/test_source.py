@@ -37,7 +37,6 @@ SHARED_NAMES = {
     "Member",
     "Outcome",
     "Patience",
-    "Placement",
     "Plan",
     "Progress",
     "Record",
@@ -58,7 +57,6 @@ SHARED_NAMES = {
 }
 LONG_MODULES = {
     "torchmoor/async_inference/objects/s3_store.py",
-    "torchmoor/config/settings.py",
 }
 
 
