@@ -55,7 +55,6 @@ SHARED_NAMES = {
 }
 LONG_MODULES = {
     "torchmoor/async_inference/objects/s3_store.py",
-    "torchmoor/config/settings.py",
 }
 
 

@@ -134,18 +134,20 @@ def read_file(keys_file: Path | None) -> Credentials:
     return read_credentials({}, keys_file)
 
 
-# The parameters of handlers/chat/parameters.py that have an option, by the runtime API's names.
-GENERATION: dict[str, dict[str, Any]] = {
-    "max_new_tokens": {"type": click.IntRange(min=1), "help": "The longest answer."},
-    "temperature": {"type": Number(min=0), "help": "Sample at this temperature; greedy without it."},
-    "top_k": {"type": click.IntRange(min=1), "help": "Sample among the likeliest tokens only."},
-    "top_p": {"type": Number(min=0, max=1), "help": "Sample among the tokens that make up this probability."},
-    "repetition_penalty": {
-        "type": Number(min=0, min_open=True),
-        "help": "Above 1, repetition becomes less likely.",
-    },
-    "seed": {"type": click.IntRange(min=0), "help": "The same seed gives the same sample."},
-    "stop": {"multiple": True, "metavar": "TEXT", "help": "The answer ends before this. Repeatable."},
+SAMPLING = {
+    "max_new_tokens": click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer."),
+    "temperature": click.option(
+        "--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it."
+    ),
+    "top_k": click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only."),
+    "top_p": click.option(
+        "--top-p", type=Number(min=0, max=1), help="Sample among the tokens that make up this probability."
+    ),
+    "repetition_penalty": click.option(
+        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
+    ),
+    "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
+    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable."),
 }
 
 
@@ -154,12 +156,14 @@ def generation_options(command: F) -> F:
 
     @functools.wraps(command)
     def with_parameters(**arguments: Any) -> Any:
-        given = {name: arguments.pop(name) for name in GENERATION}
-        given["stop"] = list(given["stop"]) or None
-        return command(parameters={name: value for name, value in given.items() if value is not None}, **arguments)
+        values = {name: arguments.pop(name) for name in SAMPLING}
+        given = {name: value for name, value in values.items() if value not in (None, ())}
+        if "stop" in given:
+            given["stop"] = list(given["stop"])
+        return command(parameters=given, **arguments)
 
-    for name, attributes in reversed(GENERATION.items()):
-        with_parameters = click.option(f"--{name.replace('_', '-')}", **attributes)(with_parameters)
+    for option in reversed(SAMPLING.values()):
+        with_parameters = option(with_parameters)
     return with_parameters  # type: ignore[return-value]
 
 
