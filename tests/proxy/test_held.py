@@ -37,7 +37,7 @@ class Zero:
         variant = VariantSettings(model="llava", scaling=scaling)
         self.stage = make_stage(variants=(variant,), names=("a",), **options)
         self.wakes = 0
-        self.stage.proxy.on_need(self._wake)
+        self.stage.proxy.data.on_need(self._wake)
         self.port = self.stage.instance("a").port
         self._call(self.stage.registry.remove, "a")
 

@@ -21,7 +21,6 @@ from torchmoor.container.probe_port import SidePort
 from torchmoor.container.runtime_directory import Workplace, container_launcher_settings
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance_names import Asker
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import Operations
@@ -69,7 +68,7 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
 
 
 async def drain(
-    registry: Registry, told: ContainerEnvironment, operations: Asker, is_running: Callable[[str], bool]
+    registry: Registry, told: ContainerEnvironment, operations: Operations, is_running: Callable[[str], bool]
 ) -> None:
     """Returns when nothing has run for a moment after the time to settle, or there is no time left.
 
@@ -90,7 +89,7 @@ async def drain(
         await asyncio.sleep(POLL_S)
 
 
-async def is_idle(instance: Instance, operations: Asker) -> bool:
+async def is_idle(instance: Instance, operations: Operations) -> bool:
     """True if the handler says that nothing runs. One that is not ours says nothing, so it gets all the time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
     try:

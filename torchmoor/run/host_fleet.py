@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
 
+from torchmoor.async_inference.request import Backlog
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.autoscaler import Autoscaler, Front, Group, Pending
+from torchmoor.fleet.autoscaler import Autoscaler, LoadSource, ScaledVariant
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry, name_stem
@@ -20,12 +21,11 @@ from torchmoor.proxy.instances.registry import Registry, name_stem
 MAX_NAME_CHARS = 63
 
 
-class HostFront(Front, Protocol):
-    """The proxy, which also says when an instance is needed."""
+class HostProxy(LoadSource, Protocol):
+    """The proxy, which also reports when a request needs an instance."""
 
     def on_need(self, wake: Callable[[], None]) -> None:
-        """Have it called when a request waits for an instance to be started."""
-        ...
+        """Register a callback for when a request waits for an instance to be started."""
 
 
 class HostFleet:
@@ -39,11 +39,11 @@ class HostFleet:
         settings: ProxySettings,
         registry: Registry,
         launcher: Launcher,
-        front: HostFront,
+        front: HostProxy,
         launches: Sequence[Launch],
         report: Callable[[str], None],
         *,
-        find_pending: Callable[[str], Awaitable[Pending]] | None = None,
+        find_pending: Callable[[str], Awaitable[Backlog]] | None = None,
     ) -> None:
         """launches: every instance that may run. find_pending: an endpoint's asynchronous requests."""
         self._launcher = launcher
@@ -52,7 +52,7 @@ class HostFleet:
         self._fixed: list[Launch] = []
         self._stack = AsyncExitStack()
         self._operations = Operations()
-        groups: list[Group] = []
+        groups: list[ScaledVariant] = []
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
                 own = [each for each in launches if (each.endpoint, each.variant) == (endpoint.name, variant.name)]
@@ -60,7 +60,7 @@ class HostFleet:
                 if scaling is None:
                     self._fixed += own
                 else:
-                    groups.append(Group(variant, scaling, own))
+                    groups.append(ScaledVariant(variant, scaling, own))
         self._autoscaler: Autoscaler | None = None
         if groups:
             self._autoscaler = Autoscaler(

@@ -43,7 +43,7 @@ class Rig:
         self.answer: DnsAnswer | None = DnsAnswer()
         self.registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(name="v", model="m"),))])
         self.front = Front()
-        self.drainer = Drainer(self.registry, self.front)
+        self.drainer = Drainer(self.registry, self.front.is_idle)
         self.discovery = Discovery(
             [], self.registry, self.drainer, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
         )
@@ -255,7 +255,7 @@ def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> N
             await rig.look(a="10.0.0.1", b="10.0.0.2")
 
         assert rig.registry.find("a") is static
-        assert rig.registry.sources[NAME].notes == ("a is an instance already, and not by this name",)
+        assert rig.registry.sources[NAME].notes == ("a is already an instance from another source",)
 
     rigged(body)
 
@@ -319,7 +319,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
 
         assert sorted(rig.states()) == ["local", "mine"]
         [note] = rig.registry.sources[NAME].notes
-        assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) say that they are local: one is used")
+        assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) report the name local: one is used")
         assert note in caplog.text
 
     rigged(body)
