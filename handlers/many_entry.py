@@ -1,4 +1,4 @@
-"""Entry file of the archive of many models. TorchServe wants exactly one class here."""
+"""The entry file of the archive of many models. TorchServe expects exactly one class in it."""
 
 import logging
 import os
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class ManyHandler:
-    """Many checkpoints in one worker. TorchServe calls `initialize` once, then `handle` for every step."""
+    """Serves many models. TorchServe calls `initialize` once, then `handle` for every step."""
 
     def initialize(self, context: Any) -> None:
-        """Find the models' source and take the device that TorchServe has given to this worker.
+        """Start the service on the device that TorchServe assigned.
 
-        Raises RuntimeError on a wrong setting.
+        Raises RuntimeError for a wrong setting.
         """
-        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
+        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines cost more than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
         from handlers.metrics import MANY_METRICS, MetricsPublisher
-        from handlers.start_many import start_many  # here, since an ImportError at import would be hidden
+        from handlers.start_many import start_many  # TorchServe hides an ImportError of this file
 
         started = time.monotonic()
         self.service, self.pump = start_many(
@@ -35,5 +35,5 @@ class ManyHandler:
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """One step: a body for each row, empty for those without news. Never raises."""
+        """Return a body for each row, empty without new output. Never raises."""
         return self.pump.handle(rows, context)

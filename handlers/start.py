@@ -1,7 +1,6 @@
 """Builds the parts of a worker and joins them."""
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import torch
 
 from handlers.adapter import Pump
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.compatibility import SAGEMAKER_MODEL, understand
+from handlers.device import choose_device, exit_worker
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
@@ -49,10 +49,10 @@ def start_chat(
         runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
     except OutOfMemory as exc:
         raise ConfigError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
-    engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=lambda: os._exit(1))
+    engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=exit_worker)
     ids = SessionIds.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s)
-    service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), journal=journal)
+    service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), journal=journal)
     engine.start()
     return service, Pump(settings.pump, service.start)
 
@@ -87,10 +87,3 @@ def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
             "keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
         )
     return left
-
-
-def choose_device(gpu_id: int | None) -> torch.device:
-    """The accelerator that TorchServe assigned, the CPU when there is none."""
-    if gpu_id is not None and torch.cuda.is_available():
-        return torch.device(f"cuda:{gpu_id}")
-    return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Builds the parts of a worker of many models and joins them."""
+"""Assembles a worker of many models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,19 +8,20 @@ import torch
 
 from handlers.adapter import Pump
 from handlers.chat.sessions.session_id import SessionIds
+from handlers.device import choose_device
 from handlers.many.loading.checkpoint import CheckpointLoader
 from handlers.many.residency.registry import open_registry
 from handlers.many.service import ManyService
 from handlers.settings import load_settings
-from handlers.start import check_batch_size, choose_device
+from handlers.start import check_batch_size
 
 
 def start_many(
     archive: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[ManyService, Pump]:
-    """A running service of many models and the pump that feeds it.
+    """Start a service of many models and make its pump.
 
-    archive: the unpacked archive; config: its model-config. Raises RuntimeError (ConfigError) if a setting is wrong.
+    archive: the unpacked archive; config: its model-config. Raises RuntimeError (ConfigError) for a wrong setting.
     """
     settings = load_settings(config.get("handler") or {}, environ)
     check_batch_size(config, settings.pump)

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings classes, and the metrics in docs/runtime-api.md from their table.
+"""Write docs/configuration.md, and the tables in docs/container.md and docs/runtime-api.md, from the code.
 
 python scripts/make_reference.py            writes it
 python scripts/make_reference.py --check    exit status 1 if it is not what it would write; a test does that
@@ -20,10 +20,14 @@ from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
 from torchmoor.config.settings import GROUPS
+from torchmoor.container.environment import OVERRIDES, ContainerEnvironment
 from torchmoor.metrics.table import METRICS
 
 TABLE = ["| key | default | |", "|---|---|---|"]
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+CONTAINER_PAGE = PAGE.with_name("container.md")
+VARIABLES_BEGIN = "<!-- variables: written by scripts/make_reference.py -->\n"
+VARIABLES_END = "<!-- end of variables -->\n"
 METRICS_PAGE = PAGE.with_name("runtime-api.md")
 METRICS_BEGIN = "<!-- metrics: written by scripts/make_reference.py -->\n"
 METRICS_END = "<!-- end of metrics -->\n"
@@ -98,6 +102,19 @@ def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
     return "\n".join([*lines, ""])
 
 
+def make_container_page() -> str:
+    """Return docs/container.md with the table of the container's variables."""
+    before, _, rest = CONTAINER_PAGE.read_text().partition(VARIABLES_BEGIN)
+    _, _, after = rest.partition(VARIABLES_END)
+    lines = ["| variable | default | |", "|---|---|---|"]
+    for key, field in ContainerEnvironment.model_fields.items():
+        if field.alias:
+            names = ", ".join(f"`{name}`" for name in (field.alias, *OVERRIDES.get(key, ())))
+            default = "" if field.default in (None, "") else f"`{_show(field.default)}`"
+            lines.append(f"| {names} | {default} | {field.description} |".replace("|  |", "| |"))
+    return "".join([before, VARIABLES_BEGIN, "\n", *(f"{line}\n" for line in lines), "\n", VARIABLES_END, after])
+
+
 def read_comments(kind: type) -> dict[str, str]:
     """What is written beside each field: behind it and below, or, if nothing is behind it, above."""
     source = textwrap.dedent(inspect.getsource(kind))
@@ -168,7 +185,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the pages are up to date")
     is_check = parser.parse_args().check
-    for path, page in ((PAGE, make_page()), (METRICS_PAGE, make_metrics_page())):
+    pages = {PAGE: make_page(), CONTAINER_PAGE: make_container_page(), METRICS_PAGE: make_metrics_page()}
+    for path, page in pages.items():
         if not is_check:
             path.write_text(page)
         elif not path.is_file() or path.read_text() != page:

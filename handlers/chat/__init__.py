@@ -1,1 +1,1 @@
-"""Sessions, their images and their turns: one chat request from the wire to the engine and back."""
+"""The chat service: dialects, turns, sessions and pictures, and the types that they share."""

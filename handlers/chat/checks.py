@@ -1,4 +1,4 @@
-"""Checks of single values that every dialect's parser makes."""
+"""Checks of single values, used by the parsers of all dialects."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """False for the lone surrogates that JSON's escapes can spell and UTF-8 cannot."""
+    """Return False for lone surrogates, which JSON can escape and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -26,6 +26,6 @@ def is_unicode(text: str) -> bool:
 
 
 def names(given: Iterable[object]) -> str:
-    """Names from a client as a message may repeat them: a few, and none of them long."""
+    """Format names from a client for a message: at most eight, each cut at 40 characters."""
     shown = [repr(name if len(name) <= 40 else name[:40] + "...") for name in sorted(map(str, given))]
     return ", ".join(shown[:8] + ["..."] * (len(shown) > 8))

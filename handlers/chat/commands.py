@@ -1,4 +1,4 @@
-"""What a client says, in types. Nothing here knows sessions, models or TorchServe, nor how a dialect spells it."""
+"""Commands: the requests of clients and operators as types, independent of the dialect."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class AddImages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One question of a session."""
+    """Ask a question in a session."""
 
     caller: Caller
     session_id: str
@@ -40,9 +40,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """An answer without a session: to a raw prompt, or to a conversation that the request carries whole.
+    """Answer without a session: a raw prompt, or a conversation that the request carries whole.
 
-    prompt: given to the tokenizer as it is; a model that sees finds its images with `messages.split_images`. None if
+    prompt: passed to the tokenizer unchanged; a model with vision finds its images with `split_images`. None if
     there are `messages`, which the model's chat template renders.
     """
 
@@ -62,15 +62,15 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """What the worker holds: an operation for the proxy and for operators."""
+class ReportStatus:
+    """Report what the worker holds: an operation for the proxy and for operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListSessions:
-    """A page of the worker's sessions, in the order of their hashes: an operation for operators.
+    """List a page of the worker's sessions, in the order of their hashes: an operation for operators.
 
-    after: a hash, empty for the first page. prefix: of the hashes that are wanted.
+    after: a hash, empty for the first page. prefix: of the hashes to list.
     """
 
     after: str
@@ -80,10 +80,10 @@ class ListSessions:
 
 @dataclass(frozen=True, slots=True)
 class ActOnSession:
-    """What an operator does to a session. action: close, pin or unpin."""
+    """Act on a session for an operator. action: close, pin or unpin."""
 
     action: str
     session: str
 
 
-Command = OpenSession | AddImages | Ask | Generate | CloseSession | Status | ListSessions | ActOnSession
+Command = OpenSession | AddImages | Ask | Generate | CloseSession | ReportStatus | ListSessions | ActOnSession

@@ -1,4 +1,4 @@
-"""The messages of a conversation that a client sends whole, and the images that a raw prompt mentions."""
+"""Messages of a conversation, and the images that a raw prompt mentions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,22 +31,33 @@ class Message:
     parts: tuple[Part, ...]
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates want it: what is said, and where an image stands."""
+        """Make the message for the chat template: its texts, and the places of its images."""
         content = [
             {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in self.parts
         ]
         return {"role": self.role, "content": content}
 
 
+def question_message(text: str, num_images: int) -> dict[str, Any]:
+    """Make a session's question for the chat template, its images first."""
+    images = [{"type": "image"} for _ in range(num_images)]
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
+
+
+def answer_message(text: str) -> dict[str, Any]:
+    """Make a session's answer for the chat template."""
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+
+
 def images_of(parts: Sequence[Part]) -> tuple[ImageReference, ...]:
-    """The images among the parts, in order."""
+    """List the images among the parts, in order."""
     return tuple(part.reference for part in parts if isinstance(part, ImagePart))
 
 
 def split_images(prompt: str) -> tuple[Part, ...]:
-    """A raw prompt with `![](address)` in it as text and images, in order. For models that see.
+    """Split a raw prompt that contains `![](address)` into texts and images, in order. For models with vision.
 
-    Reads the prompt once, however many beginnings without an end it has, and skips over megabytes of base64.
+    Takes linear time, also with many unfinished addresses, and skips megabytes of base64.
     """
     parts: list[Part] = []
     end = 0
@@ -66,7 +77,7 @@ def split_images(prompt: str) -> tuple[Part, ...]:
 
 
 def _find_closing(prompt: str, start: int) -> int | None:
-    """Where the parenthesis closes, if no other opens before."""
+    """Return where the parenthesis closes, if no other opens before."""
     opening = prompt.find("(", start)
     closing = prompt.find(")", start, opening if opening >= 0 else len(prompt))
     return closing if closing >= 0 else None

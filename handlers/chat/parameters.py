@@ -1,7 +1,11 @@
-"""The generation parameters of a request, as TGI names them, checked one by one."""
+"""The generation parameters of a request: one table with names, checks and defaults.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+A row of `Parameters` adds a parameter to every dialect. A sampling parameter also needs a field of the same name in the
+engine's SamplingParams.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_int, is_number, names
@@ -12,23 +16,92 @@ MAX_STOP = 16
 MAX_STOP_CHARS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The check of one parameter. wanted: the valid values, for an error's message. openai: its names in OpenAI's API.
+
+    convert: applied to a valid value.
+    """
+
+    is_valid: Callable[[Any], bool]
+    wanted: str
+    convert: Callable[[Any], Any]
+    openai: tuple[str, ...]
+    starts_sampling: bool  # a request with this parameter is sampled unless it says otherwise
+
+
+def _row(
+    is_valid: Callable[[Any], bool],
+    wanted: str,
+    *,
+    default: Any = None,
+    convert: Callable[[Any], Any] = lambda value: value,
+    openai: tuple[str, ...] = (),
+    starts_sampling: bool = False,
+) -> Any:
+    return field(default=default, metadata={"rule": Rule(is_valid, wanted, convert, openai, starts_sampling)})
+
+
+def _is_fraction(value: Any) -> bool:
+    return is_number(value) and 0 < value <= 1
+
+
+def _is_count(value: Any) -> bool:
+    return is_int(value) and value >= 1
+
+
+def _is_stop(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= MAX_STOP
+        and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in value)
+    )
+
+
+_FRACTION = "a number above 0, at most 1"
+_COUNT = "a whole number, 1 or more"
+_FLAG = "true or false"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """None: the client left it to us. The names and meanings are those of Text Generation Inference."""
+    """Names and meanings are TGI's. None: the client did not choose.
 
-    do_sample: bool | None = None  # None: sample if a sampling setting is given
-    temperature: float | None = None  # 0 means greedy
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_new_tokens: int | None = None
-    length_field: str = "parameters.max_new_tokens"  # what the client calls that one
-    truncate: int | None = None  # keep only this many last tokens of the question
-    stop: tuple[str, ...] = ()  # the answer ends before any of these
-    return_full_text: bool = False  # the question before the answer
-    details: bool = False
+    Numbers become floats where transformers' warpers refuse integers.
+    """
+
+    do_sample: bool | None = _row(is_bool, _FLAG)  # None: sample if a parameter that starts sampling is given
+    temperature: float | None = _row(
+        lambda v: is_number(v) and v >= 0,
+        "a number, 0 (greedy) or more",
+        convert=float,
+        openai=("temperature",),
+        starts_sampling=True,
+    )
+    top_k: int | None = _row(_is_count, _COUNT, openai=("top_k",), starts_sampling=True)
+    top_p: float | None = _row(_is_fraction, _FRACTION, convert=float, openai=("top_p",), starts_sampling=True)
+    typical_p: float | None = _row(_is_fraction, _FRACTION, convert=float, starts_sampling=True)
+    repetition_penalty: float | None = _row(
+        lambda v: is_number(v) and 0.01 <= v <= 100,
+        "a number from 0.01 to 100",
+        convert=float,
+        openai=("repetition_penalty",),
+    )
+    seed: int | None = _row(
+        lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1", openai=("seed",)
+    )
+    max_new_tokens: int | None = _row(_is_count, _COUNT, openai=("max_tokens", "max_completion_tokens"))
+    truncate: int | None = _row(_is_count, _COUNT)  # keep only this many last tokens of the question
+    stop: tuple[str, ...] = _row(  # the answer ends before any of these
+        _is_stop,
+        f"a list of at most {MAX_STOP} texts of 1 to {MAX_STOP_CHARS} characters",
+        default=(),
+        convert=tuple,
+        openai=("stop",),
+    )
+    return_full_text: bool = _row(is_bool, _FLAG, default=False)  # the question before the answer
+    details: bool = _row(is_bool, _FLAG, default=False)
+    length_field: str = "parameters.max_new_tokens"  # the client's name of max_new_tokens, for errors
 
     @property
     def is_sampling(self) -> bool:
@@ -36,29 +109,27 @@ class Parameters:
             return False
         if self.do_sample is not None:
             return self.do_sample
-        return any(v is not None for v in (self.temperature, self.top_k, self.top_p, self.typical_p))
+        return any(getattr(self, name) is not None for name, rule in RULES.items() if rule.starts_sampling)
 
     def sampling(self, max_new_tokens: int) -> SamplingParams:
-        """How the engine is to choose tokens."""
-        return SamplingParams(
-            max_new_tokens=max_new_tokens,
-            do_sample=self.is_sampling,
-            temperature=self.temperature or 1.0,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            typical_p=self.typical_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-        )
+        """Return the engine's parameters."""
+        values = {name: getattr(self, name) for name in _SHARED_WITH_ENGINE}
+        chosen = {"max_new_tokens": max_new_tokens, "do_sample": self.is_sampling}
+        return SamplingParams(**{**values, **chosen, "temperature": self.temperature or 1.0})
+
+
+RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Parameters) if "rule" in each.metadata}
+OPENAI_NAMES = {called: name for name, rule in RULES.items() for called in rule.openai}  # in order: the last name wins
+_SHARED_WITH_ENGINE = [each.name for each in fields(SamplingParams) if each.name in RULES]
 
 
 def parse_parameters(given: Any) -> Parameters:
-    """Parameters of a request's `parameters` object. Raises InvalidRequest, naming the parameter."""
+    """Read a request's `parameters` object. Raises InvalidRequest, which names the parameter."""
     if given is None:
         return Parameters()
     if not isinstance(given, Mapping):
         raise InvalidRequest("'parameters' must be an object", param="parameters")
-    unknown = set(given) - set(_CHECKS) - set(_ALIASES) - set(_NEUTRAL)
+    unknown = set(given) - set(RULES) - set(_ALIASES) - set(_NEUTRAL)
     if unknown:
         raise InvalidRequest(f"parameters has no field {names(unknown)}", param="parameters")
     values: dict[str, Any] = {}
@@ -78,46 +149,19 @@ def parse_parameters(given: Any) -> Parameters:
 
 
 def check_parameter(name: str, value: Any, called: str) -> Any:
-    """The value of one of Parameters' fields, as it is kept. called: its name for the client.
+    """Check and convert the value of a field of Parameters. called: the client's name of it.
 
     Raises InvalidRequest.
     """
-    is_valid, wanted = _CHECKS[name]
-    if not is_valid(value):
-        raise InvalidRequest(f"{called} must be {wanted}", param=called.strip("'"))
-    if name == "stop":
-        return tuple(value)
-    if name in ("temperature", "top_p", "typical_p", "repetition_penalty"):
-        return float(value)  # transformers' warpers refuse whole numbers
-    return value
+    rule = RULES[name]
+    if not rule.is_valid(value):
+        raise InvalidRequest(f"{called} must be {rule.wanted}", param=called.strip("'"))
+    return rule.convert(value)
 
-
-def _is_stop(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= MAX_STOP
-        and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in value)
-    )
-
-
-_CHECKS: dict[str, tuple[Any, str]] = {
-    "do_sample": (is_bool, "true or false"),
-    "temperature": (lambda v: is_number(v) and v >= 0, "a number, 0 (greedy) or more"),
-    "top_k": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "top_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "typical_p": (lambda v: is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "repetition_penalty": (lambda v: is_number(v) and 0.01 <= v <= 100, "a number from 0.01 to 100"),
-    "seed": (lambda v: is_int(v) and 0 <= v < 2**63, "a whole number from 0 to 2^63 - 1"),
-    "max_new_tokens": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "truncate": (lambda v: is_int(v) and v >= 1, "a whole number, 1 or more"),
-    "stop": (_is_stop, f"a list of at most {MAX_STOP} texts of 1 to {MAX_STOP_CHARS} characters"),
-    "return_full_text": (is_bool, "true or false"),
-    "details": (is_bool, "true or false"),
-}
 
 _ALIASES = {"stop_sequences": "stop"}  # LMI's name
 
-# Parameters of those protocols that are not offered here: clients send them all the same, with values that ask nothing.
+# Parameters of these protocols that are not supported, with the values that have no effect, which clients send anyway.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),

@@ -1,1 +1,1 @@
-"""Where sessions are recorded: one small interface, and what implements it."""
+"""Records sessions durably: one protocol and its stores. Runs without torch; knows no sessions or models."""

@@ -1,11 +1,11 @@
-"""A journal that keeps no caller waiting: each operation has a time-out, a store that hangs is asked by one at a time.
+"""A journal with a time-out for each operation, and one operation at a time while the store hangs.
 
     answering --an operation times out--> stalled --an operation ends in time--> answering
 
-Stalled, one operation is let through to see whether the store is back; the others are refused at once. So a store that
-hangs holds at most one of the worker's threads, and that one no longer than the time-out.
-The operation itself runs on a thread of its own, since not every wait can be ended from inside: a directory on a dead
-NFS server, a name server, a peer that sends a byte a second. One that is given up goes on there, and may still succeed.
+While it is stalled, one operation at a time tests whether the store is back; the others are refused at once. So a
+hanging store blocks at most one of the worker's threads, for at most the time-out. Each operation runs on a thread of
+its own, since some waits cannot be interrupted: a directory on a dead NFS server, a name server, a peer that sends one
+byte per second. An operation that timed out continues there and may still succeed.
 """
 
 import threading
@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 class BoundedJournal:
-    """timeout_s: of an operation. max_in_flight: operations at once, those that were given up and still hang included;
-    more are refused."""
+    """timeout_s: of an operation. max_in_flight: operations at once, including those that timed out and still hang."""
 
     def __init__(self, journal: Journal, timeout_s: float, max_in_flight: int) -> None:
         self._journal = journal
@@ -31,7 +30,7 @@ class BoundedJournal:
         self._lock = threading.Lock()
         self._num_in_flight = 0
         self._is_stalled = False
-        self._is_tried = False  # the one that is let through is on its way
+        self._is_tried = False  # a test operation is in flight
         self._sweeping: Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -60,7 +59,7 @@ class BoundedJournal:
         return self._run(partial(self._journal.claim, name, value))
 
     def sweep(self, expired_before: int) -> None:
-        """A sweep may take longer than anything else: it then goes on by itself, and the next one is left out."""
+        """Sweep. A sweep that takes longer than the time-out continues, and the next call is skipped."""
         if self._sweeping is not None and not self._sweeping.done():
             return
         self._sweeping = _start(partial(self._journal.sweep, expired_before))
@@ -71,7 +70,7 @@ class BoundedJournal:
                 raise
 
     def _run(self, action: Callable[[], T]) -> T:
-        """Raises what the action raises, TimeoutError, BlockingIOError if it is not even tried."""
+        """Run the action. Raises its errors, TimeoutError, and BlockingIOError if it was refused."""
         is_trial = self._enter()
         has_timed_out = False
         try:
@@ -86,10 +85,10 @@ class BoundedJournal:
                     self._is_tried = False
 
     def _enter(self) -> bool:
-        """True if the operation is to find out whether the store answers again."""
+        """Return True if the operation tests whether the store answers again."""
         with self._lock:
             if self._num_in_flight >= self._max_in_flight:
-                raise BlockingIOError(f"{self._num_in_flight} operations of the journal are under way already")
+                raise BlockingIOError(f"{self._num_in_flight} operations of the journal are in flight")
             if self._is_stalled and self._is_tried:
                 raise BlockingIOError("the journal does not answer")
             self._is_tried = self._is_stalled
@@ -102,7 +101,7 @@ class BoundedJournal:
 
 
 def _start(action: Callable[[], T], after: Callable[[], None] = lambda: None) -> "Future[T]":
-    """Run it on a thread of its own, which does not keep the process alive."""
+    """Run the action on a daemon thread of its own."""
     future: Future[T] = Future()
 
     def run() -> None:

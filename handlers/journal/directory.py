@@ -1,6 +1,6 @@
-"""Journals in a directory that the instances share: a folder a session, a file an event.
+"""Journals in a directory that the instances share: a folder per session, a file per event.
 
-A file is written under another name, made durable, and linked to its own; link(2) fails if that exists.
+A file is written under a temporary name, synced, and linked to its own name; link(2) fails if that exists.
 """
 
 import os
@@ -18,7 +18,7 @@ MAX_SWEPT = 10_000  # folders and claims that one sweep deletes
 
 
 class DirectoryJournal:
-    """root: made if it is not there. claim_s: how long a claim is kept at least."""
+    """root: created if missing. claim_s: how long a claim is kept at least."""
 
     def __init__(self, root: Path, claim_s: int) -> None:
         self._root = root
@@ -42,7 +42,7 @@ class DirectoryJournal:
                 if not self._root.is_dir():
                     raise
                 break
-        if (folder / CLOSED).exists():  # looked for last: before that, nothing of what was read had been deleted
+        if (folder / CLOSED).exists():  # checked last: nothing had been deleted before
             return [CLOSE]
         return events
 
@@ -80,10 +80,10 @@ class DirectoryJournal:
         return value
 
     def sweep(self, expired_before: int) -> None:
-        """As the protocol says; on a directory a whole look through it is a matter of milliseconds a thousand."""
+        """Scan the whole directory, which takes milliseconds per thousand sessions."""
         num_swept = 0
         for folder in self._root.iterdir():
-            with suppress(ValueError):  # something else lies there
+            with suppress(ValueError):  # not a session
                 if expiry(folder.name) < expired_before and num_swept < MAX_SWEPT:
                     shutil.rmtree(folder, ignore_errors=True)
                     num_swept += 1
@@ -96,18 +96,18 @@ class DirectoryJournal:
 
     @staticmethod
     def _create(path: Path, data: bytes) -> None:
-        """A file with these bytes, whole and durable or not at all. Raises FileExistsError, JournalClosed."""
+        """Create a file atomically and durably. Raises FileExistsError, JournalClosed."""
         folder = path.parent
         partial = folder / f".{secrets.token_hex(8)}"
         try:
             _write_durably(partial, data)
             _link(partial, path, data)
         except FileNotFoundError:
-            if not (folder / CLOSED).exists():  # a close deletes what is half written, too
+            if not (folder / CLOSED).exists():  # a close deletes temporary files, too
                 raise
         finally:
             partial.unlink(missing_ok=True)
-        if (folder / CLOSED).exists():  # looked for after the link: whoever closes later sees the file and deletes it
+        if (folder / CLOSED).exists():  # checked after the link: a later close deletes the file
             path.unlink(missing_ok=True)
             raise JournalClosed("this session was closed")
         _sync_folder(folder)
@@ -123,12 +123,12 @@ class DirectoryJournal:
             _sync_folder(self._root)
 
     def _folder(self, session_id: str) -> Path:
-        expiry(session_id)  # nothing that is no id becomes a path
+        expiry(session_id)  # only a valid id becomes a path
         return self._root / session_id
 
 
 def _link(partial: Path, path: Path, data: bytes) -> None:
-    """Raises FileExistsError, unless what exists is what would be written: NFS may say so of a link just made."""
+    """Link, or raise FileExistsError unless the content is equal: NFS may report it for its own link."""
     try:
         os.link(partial, path)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""One step of a session's life, as bytes and back."""
+"""An event of a session's journal, and its encoding."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ _KINDS = ("open", "images", "turn", "close")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One step of a session's life.
+    """One event of a session.
 
-    kind: "open", "images", "turn" or "close". images: hashes of the pictures that it added or, of a turn, that the
-    question is about, in order. question, answer: a turn's. invocation_id: the client's, so that what is sent again
-    is not done twice. nonce: tells this writing from any other of equal content: a writer that did not hear whether
-    its event was written, and finds the number taken, sees by it whether that is its own.
+    kind: "open", "images", "turn" or "close". images: hashes of the pictures that it adds or, in a turn, that the
+    question refers to, in order. question, answer: of a turn. invocation_id: the client's, which identifies a retry.
+    nonce: distinguishes writes of equal content: a writer whose write timed out, and that finds the number taken,
+    recognises its own event by it.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class Event:
 
     @classmethod
     def decode(cls, data: bytes) -> "Event":
-        """Raises ValueError if the bytes are no event."""
+        """Raises ValueError if the bytes are not an event."""
         value: Any = json.loads(data)
         if not isinstance(value, dict) or value.get("kind") not in _KINDS:
             raise ValueError("not an event of a known kind")
@@ -45,5 +45,5 @@ CLOSE = Event(kind="close", nonce="")
 
 
 def image_hash(data: bytes) -> str:
-    """An encoded image's name in the journal."""
+    """Return an encoded image's name in the journal."""
     return hashlib.sha256(data).hexdigest()

@@ -1,8 +1,8 @@
-"""Journals in Redis or Valkey: a list of events a session, a hash of its images, a marker once it is closed.
+"""Journals in Redis or Valkey: per session a list of events, a hash of images, and a marker once it is closed.
 
-Each operation is one script, so it is one round trip, and nothing comes between its parts. All keys of a session have
-its id as their hash tag and so lie on one node of a cluster; each expires with its session, so there is nothing to
-sweep. What is acknowledged survives as the server's own settings promise: docs/decisions/0008 says which it needs.
+Each operation is one script: one round trip, and atomic. All keys of a session have its id as their hash tag and so lie
+on one node of a cluster; each expires with its session, so there is nothing to sweep. The server's settings decide
+whether acknowledged writes survive a crash (docs/decisions/0008).
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,8 +63,8 @@ return ARGV[1]
 
 
 class RedisJournal:
-    """client: one that answers bytes. keep_s: how long after its expiry a session's keys stay, the marker of a closed
-    one among them. claim_s: how long a claim is kept."""
+    """client: returns bytes. keep_s: how long a session's keys, and the marker of a closed one, outlive its expiry.
+    claim_s: how long a claim is kept."""
 
     def __init__(self, client: "redis.Redis", keep_s: int, claim_s: int) -> None:
         self._client: Any = client
@@ -111,14 +111,14 @@ class RedisJournal:
         return first.decode()
 
     def sweep(self, expired_before: int) -> None:
-        """Nothing to do: every key expires by itself."""
+        """Do nothing: every key expires by itself."""
 
     def _run(self, script: str, keys: Sequence[str], *arguments: object) -> Any:
-        """What the script answers. Raises OSError."""
+        """Return the script's result. Raises OSError."""
         with _translated():
             try:
                 return self._client.eval(script, len(keys), *keys, *arguments)
-            except redis.ReadOnlyError:  # the primary has become a replica; its address may lead to the new one by now
+            except redis.ReadOnlyError:  # the primary became a replica; its address may now lead to the new one
                 self._client.connection_pool.disconnect()
                 raise
 
@@ -127,7 +127,7 @@ class RedisJournal:
 
 
 def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
-    """A client whose every wait has an end. Connects with the first command, not now."""
+    """Make a client with time-outs. Connects with the first command."""
     pool = redis.ConnectionPool(
         connection_class=redis.SSLConnection if address.tls else redis.Connection,
         host=address.host,
@@ -135,22 +135,22 @@ def connect(address: RedisAddress, limits: JournalSettings) -> "redis.Redis":
         db=address.db,
         username=address.username,
         password=address.password,
-        protocol=2,  # nothing here needs more, and a new connection is ready after fewer round trips
+        protocol=2,  # a new connection needs fewer round trips
         socket_connect_timeout=limits.connect_timeout_s,
         socket_timeout=limits.timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # a connection cut while it was idle
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),  # for a connection cut while idle
         max_connections=limits.max_in_flight,
     )
     return redis.Redis(connection_pool=pool)
 
 
 def _key(session_id: str, name: str) -> str:
-    expiry(session_id)  # nothing that is no id becomes a key
+    expiry(session_id)  # only a valid id becomes a key
     return f"torchmoor:{{{session_id}}}:{name}"
 
 
 def _unless_closed(said: Any) -> Any:
-    """A writing script's answer. Raises JournalClosed."""
+    """Return a writing script's result. Raises JournalClosed."""
     if said == b"closed":
         raise JournalClosed("this session was closed")
     return said
@@ -158,7 +158,7 @@ def _unless_closed(said: Any) -> Any:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """The library's errors as OSError, and without their texts: a server quotes the arguments that it does not like."""
+    """Raise the library's errors as OSError, without their texts, which may quote arguments."""
     try:
         yield
     except redis.TimeoutError:

@@ -1,13 +1,12 @@
-"""Journals in S3, or a store that speaks it: an object an event, created only if there is none (If-None-Match).
+"""Journals in S3: an object per event, created only if there is none (If-None-Match).
 
     {prefix}sessions/{expiry}/{session id}/events/{number}      {prefix}sessions/.../images/{hash}
     {prefix}claims/{hash}
 
-A turn costs two requests: a GET of the next event, which is usually not there, and in the end the PUT of its own.
-For that, closing is an event too: it takes the next number, so that it and a turn cannot both win, and afterwards
-the same event stands in the place of every earlier one, so that whoever comes, with however much seen, finds it first.
-The expiry stands in front of the id, so a sweep finds what is over at the beginning of one listing.
-Relies on what S3 promises: strong consistency of reads and listings, and of conditional writes.
+A turn costs two requests: a GET of the next event, which usually does not exist, and the PUT of its own. So closing is
+an event, too: it takes the next number, so that it and a turn cannot both succeed, and then replaces every earlier
+event, so that a reader finds it first wherever it starts. The expiry precedes the id, so that a sweep finds expired
+sessions at the beginning of one listing. Relies on S3's consistency of reads, listings and conditional writes.
 """
 
 import base64
@@ -15,23 +14,21 @@ import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
-
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from handlers.journal.event import CLOSE, Event, image_hash
 from handlers.journal.journal import EventTaken, JournalClosed, check_image, check_image_name, claim_key, expiry
+from handlers.s3 import S3Error, list_objects, make_client, translated
 from handlers.settings import JournalSettings
 
 PARALLEL = 8  # requests of one operation at once
 PAGE = 1000  # keys of a listing, and the most that S3 deletes at once
-MAX_SWEPT_PAGES = 10  # of sessions and of claims, a sweep
-MAX_CONFLICTS = 5  # tries of a conditional write that another one is in the way of
+MAX_SWEPT_PAGES = 10  # of sessions and of claims, in one sweep
+MAX_CONFLICTS = 5  # retries of a conditional write while another is undecided
+ATTEMPTS = 2  # of a request; an operation has a time-out of its own
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -58,7 +55,7 @@ class S3Journal:
             raise EventTaken(f"event {number} of this session has been written already")
 
     def read(self, session_id: str, start: int = 0, max_events: int | None = None) -> list[Event]:
-        """One request if there is nothing new; then several at once."""
+        """Read one event first, since there is usually none; then several at once."""
         events: list[Event] = []
         num_asked = 1
         is_end = False
@@ -68,7 +65,7 @@ class S3Journal:
             first = start + len(events)
             keys = [self._event(session_id, number) for number in range(first, first + num_asked)]
             for data in self._each(self._get, keys):
-                if data is None:  # what follows was written after this was asked for
+                if data is None:  # later ones were written after this request
                     is_end = True
                     break
                 events.append(Event.decode(data))
@@ -79,7 +76,7 @@ class S3Journal:
         name = image_hash(data)
         key = self._image(session_id, name)
         self._put(key, data)
-        if self.read(session_id, 0, 1) == [CLOSE]:  # after the write: whoever closes later finds the image
+        if self.read(session_id, 0, 1) == [CLOSE]:  # after the write: a later close finds the image
             self._delete([key])
             raise JournalClosed("this session was closed")
         return name
@@ -136,106 +133,77 @@ class S3Journal:
         return f"{self._session(session_id)}images/{name}"
 
     def _each(self, action: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """The action's results, several requests at once. Raises what any of them raised."""
+        """Run the action on several items at once. Raises what any of them raised."""
         if len(items) == 1:
             return [action(items[0])]
         return list(self._parallel.map(action, items))
 
     def _get(self, key: str) -> bytes | None:
-        """The object's bytes, None if there is none."""
         try:
             with _translated():
                 data: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
                 return data
-        except FileNotFoundError:
-            return None
+        except S3Error as exc:
+            if exc.is_missing:
+                return None
+            raise
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, data: bytes, **conditions: str) -> None:
+        # A store knows a body that was cut off by its MD5; SeaweedFS would keep an empty object without one.
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         with _translated():
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=_md5(data))
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=md5, **conditions)
 
     def _create(self, key: str, data: bytes) -> bool:
-        """False if there is an object of this key, which is also said to one whose first try did succeed."""
+        """Return False if the object exists, perhaps by an earlier attempt of this very request."""
         for num_conflicts in itertools.count():
             try:
-                with _translated():
-                    md5 = _md5(data)
-                    self._client.put_object(Bucket=self._bucket, Key=key, Body=data, ContentMD5=md5, IfNoneMatch="*")
+                self._put(key, data, IfNoneMatch="*")
                 return True
-            except FileExistsError:
-                return False
-            except BlockingIOError:  # another writer is at it and may fail yet
-                if num_conflicts == MAX_CONFLICTS:
+            except S3Error as exc:
+                if exc.is_precondition:
+                    return False
+                if exc.status != 409 or num_conflicts == MAX_CONFLICTS:  # 409: another write, which may fail yet
                     raise
-                time.sleep(random.uniform(0, 0.05 * 2**num_conflicts))
+            time.sleep(random.uniform(0, 0.05 * 2**num_conflicts))
         raise AssertionError("unreachable")
 
     def _page(self, folder: str, after: str = "") -> list[Any]:
-        """Up to PAGE objects below this prefix, in order."""
+        """List up to PAGE objects below this prefix, in order."""
         with _translated():
-            said = self._client.list_objects_v2(Bucket=self._bucket, Prefix=folder, StartAfter=after, MaxKeys=PAGE)
-        return list(said.get("Contents", ()))
+            found = list_objects(self._client, self._bucket, folder, after=after, page=PAGE)
+            return list(itertools.islice(found, PAGE))
 
     def _list(self, folder: str) -> list[str]:
-        """All keys below this prefix."""
-        keys: list[str] = []
-        while True:
-            page = self._page(folder, keys[-1] if keys else "")
-            keys += [item["Key"] for item in page]
-            if len(page) < PAGE:
-                return keys
+        with _translated():
+            return [item["Key"] for item in list_objects(self._client, self._bucket, folder, page=PAGE)]
 
     def _delete(self, keys: Sequence[str]) -> None:
         for page in (keys[start : start + PAGE] for start in range(0, len(keys), PAGE)):
             objects = [{"Key": key} for key in page]
             with _translated():
-                said = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
-            for error in said.get("Errors", ()):
+                answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            for error in answer.get("Errors", ()):
                 raise OSError(f"the journal's store did not delete an object ({error.get('Code')})")
 
 
 def connect(limits: JournalSettings) -> Any:
-    """A client by the usual AWS environment and files; makes no request. Raises OSError if they make no sense."""
-    with _translated():
-        client = boto3.session.Session().client(
-            "s3",
-            config=Config(
-                connect_timeout=limits.connect_timeout_s,
-                read_timeout=limits.timeout_s,
-                retries={"mode": "standard", "total_max_attempts": 2},
-                max_pool_connections=limits.max_in_flight + PARALLEL,
-                request_checksum_calculation="when_required",  # others that speak S3 do not all know the new ones
-                response_checksum_validation="when_required",
-            ),
-        )
+    """Make a client, without a request. Raises ConfigError."""
+    client = make_client(
+        "handler.journal.url names S3, which cannot be used",
+        limits.connect_timeout_s,
+        limits.timeout_s,
+        attempts=ATTEMPTS,
+        connections=limits.max_in_flight + PARALLEL,
+    )
     client.meta.events.register_last("before-call.s3", _send_at_once)
     return client
 
 
 def _send_at_once(params: Any, **kwargs: Any) -> None:
-    """Without asking first whether the body is welcome, as botocore would: that is one more round trip a write."""
+    """Send the body without waiting for "100 Continue", which would cost a round trip per write."""
     params["headers"].pop("Expect", None)
 
 
-def _md5(data: bytes) -> str:
-    """By which a store knows a body that was cut off: SeaweedFS would keep an empty object otherwise."""
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-_KINDS: dict[int, type[OSError]] = {404: FileNotFoundError, 409: BlockingIOError, 412: FileExistsError}
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """The library's errors as OSError, of a kind that tells those apart that matter here."""
-    try:
-        yield
-    except ClientError as exc:
-        code = exc.response.get("Error", {}).get("Code", "unknown")
-        status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        kind = OSError if code == "NoSuchBucket" else _KINDS.get(status, OSError)
-        raise kind(f"the journal's store refused {exc.operation_name} ({code})") from exc
-    except (ConnectTimeoutError, ReadTimeoutError) as exc:
-        raise TimeoutError("the journal's store did not answer in time") from exc
-    except BotoCoreError as exc:
-        raise OSError(f"the journal's store cannot be reached ({type(exc).__name__})") from exc
+def _translated() -> AbstractContextManager[None]:
+    return translated("the journal's store")

@@ -1,4 +1,4 @@
-"""What a journal's URL names. A URL may have a password in it: no error here shows any of it but its scheme."""
+"""Opens the journal that a URL names. Errors show only its scheme, since a URL may contain a password."""
 
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -14,9 +14,9 @@ FORMS = "off, file:///a/directory, redis://user:password@host:port/db, rediss://
 
 
 def open_journal(settings: JournalSettings, tombstone_s: int) -> Journal | None:
-    """The journal that a setting names, None for "off"; makes no connection yet.
+    """Open the journal that the settings name, without a connection; None for "off".
 
-    tombstone_s: how long after its expiry a session is remembered. Raises ConfigError.
+    tombstone_s: how long a session is remembered after its expiry. Raises ConfigError.
     """
     if settings.url == "off":
         return None
@@ -28,7 +28,7 @@ def _open(settings: JournalSettings, tombstone_s: int) -> Journal:
     try:
         parts = urlsplit(settings.url)
         _ = parts.port
-    except ValueError:  # its text has a part of the URL
+    except ValueError:  # the error quotes the URL
         raise ConfigError(f"handler.journal.url cannot be read; it must be {FORMS}") from None
     if parts.query or parts.fragment:
         raise ConfigError(f"handler.journal.url must not have a ? or #; in a password write %3F and %23: {FORMS}")
@@ -51,7 +51,7 @@ def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
 
 
 def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int) -> Journal:
-    from handlers.journal import redis  # a worker without such a journal does without its library
+    from handlers.journal import redis  # other journals do not need the library
 
     address = read_redis_address(parts)
     if address is None:
@@ -61,15 +61,12 @@ def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int)
 
 def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
     from handlers.journal import s3  # as above
+    from handlers.s3 import split_url
 
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise ConfigError(
             "handler.journal.url must be s3://bucket/prefix; credentials, region and endpoint come from the usual "
             "AWS_... variables or files"
         )
-    prefix = unquote(parts.path).strip("/")
-    try:
-        client = s3.connect(settings)
-    except OSError as exc:
-        raise ConfigError(f"handler.journal.url names S3, which cannot be used: {exc}") from exc
-    return s3.S3Journal(client, parts.netloc, f"{prefix}/" if prefix else "", settings.claim_s)
+    bucket, prefix = split_url(unquote(settings.url))
+    return s3.S3Journal(s3.connect(settings), bucket, prefix, settings.claim_s)

@@ -1,1 +1,1 @@
-"""Hundreds of models in one worker: where they come from, which are in memory, and what each of them does."""
+"""Serves many models from one worker. May import handlers.chat, handlers.models and below."""

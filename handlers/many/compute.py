@@ -1,8 +1,8 @@
-"""The threads that run models, a few for all of them, and the queue of each model.
+"""The compute threads, shared by all models, and each model's queue of rows.
 
-A thread takes the model whose turn it is, as many of its waiting rows as fit one batch, runs them, and puts the model
-behind the others if more wait: so a busy model gets larger batches, not more turns. No row waits for company; what
-comes while a batch runs makes the next one. A row whose client has left is dropped before it costs anything.
+A thread takes the next model, runs as many of its waiting rows as fit one batch, and puts the model behind the others
+if rows are left: a busy model gets larger batches, not more turns. A free thread never waits for a larger batch. Rows
+of clients that have left are dropped before they run.
 """
 
 import logging
@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Row:
     """One input of one request.
 
-    size: its tokens; rows that are run together are padded to the largest. kind: rows of different kinds never share a
-    batch. on_done: called once from a compute thread, with the row's output or the error; must not raise.
+    size: its tokens; the rows of a batch are padded to the largest. kind: rows of different kinds never share a batch.
+    on_done: called once from a compute thread, with the row's output or the error; must not raise.
     """
 
     inputs: Any
@@ -37,37 +37,37 @@ class Row:
 
     @property
     def bucket(self) -> Hashable:
-        """Rows of one bucket differ in size by less than twice, which bounds what padding costs."""
+        """The kind, and the size within a factor of two, which bounds the cost of padding."""
         return self.kind, self.size.bit_length()
 
 
 class RowQueue:
-    """The rows that wait for one model. At most one batch of a model runs at a time."""
+    """The waiting rows of one model, of which at most one batch runs at a time."""
 
     def __init__(self, compute: "Compute", run: Callable[[Sequence[Row]], Sequence[Any]]) -> None:
-        """run: one batch to one output a row."""
+        """run: computes one output per row of a batch."""
         self._compute = compute
         self.run = run
         self.waiting: deque[Row] = deque()
-        self.is_scheduled = False  # in the line of models, or running
+        self.is_scheduled = False  # queued for a thread, or running
         self.is_closed = False
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Raises Overloaded if too many wait already; then none is taken."""
+        """Queue rows, all or none. Raises Overloaded."""
         self._compute.put(self, rows)
 
     def close(self) -> None:
-        """Rows that wait end with an error; returns when none is running."""
+        """Fail the waiting rows and wait for the running batch."""
         self._compute.close_queue(self)
 
 
 class Compute:
-    """Runs batches of all models. Start it once; it ends by `stop`.
+    """Runs batches of all models from `start` to `stop`.
 
-    on_device_lost: called when the device has failed for good, which a process cannot mend.
+    on_device_lost: called when the device has failed and only a new process can use it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Compute:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads; rows that still wait are not answered."""
+        """End the threads; waiting rows are not answered."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -100,7 +100,7 @@ class Compute:
                 thread.join(timeout=30)
 
     def queue(self, run: Callable[[Sequence[Row]], Sequence[Any]]) -> RowQueue:
-        """A new model's. run: one batch to one output a row."""
+        """Make the queue of a new model. run: computes one output per row of a batch."""
         return RowQueue(self, run)
 
     def put(self, queue: RowQueue, rows: Sequence[Row]) -> None:
@@ -124,7 +124,7 @@ class Compute:
             while queue in self._running:
                 self._changed.wait()
         for row in left:
-            _tell(row, Overloaded("the model left memory; try again"))
+            _deliver(row, Overloaded("the model left memory; try again"))
 
     def _work(self) -> None:
         torch.set_num_threads(self._settings.threads_per_batch)
@@ -149,7 +149,7 @@ class Compute:
                     self._changed.notify_all()
 
     def _take(self, queue: RowQueue) -> list[Row]:
-        """The oldest wanted row and those behind it that go well with it, within the limits of a batch."""
+        """Take the oldest wanted row and later ones of its bucket, within the limits of a batch."""
         wanted = [row for row in queue.waiting if row.is_wanted()]
         batch: list[Row] = []
         size = 0
@@ -173,23 +173,23 @@ class Compute:
             if is_device_lost(self._device):
                 logger.critical("device lost error=%s", exc)
                 self._on_device_lost()
-            if len(batch) > 1:  # find whose fault it was, so that the others are answered
+            if len(batch) > 1:  # retry alone, so that only the failing row is not answered
                 for row in batch:
                     self._run(queue, [row])
             else:
-                _tell(batch[0], _translate(exc))
+                _deliver(batch[0], _translate(exc))
             return
         self.num_batches += 1
         self.num_rows += len(batch)
         for row, output in zip(batch, outputs, strict=True):
-            _tell(row, output)
+            _deliver(row, output)
 
 
-def _tell(row: Row, outcome: Any) -> None:
+def _deliver(row: Row, outcome: Any) -> None:
     try:
         row.on_done(outcome)
     except Exception:
-        logger.exception("a row's outcome could not be told")
+        logger.exception("a row's callback failed")
 
 
 def _translate(exc: Exception) -> HandlerError:

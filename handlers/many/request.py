@@ -1,4 +1,4 @@
-"""What a client asks a model: `inputs` and `parameters`, as SageMaker's Hugging Face containers take them."""
+"""A task request: `inputs` and `parameters`, as in SageMaker's Hugging Face containers."""
 
 import json
 from collections.abc import Mapping
@@ -9,17 +9,18 @@ from handlers.errors import InvalidJson, InvalidRequest
 from handlers.requests import Incoming, refuse_other_media
 
 MAX_NAME = 40
+Parameters = Mapping[str, type | tuple[type, ...]]  # by name, the accepted types
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """inputs: what the task makes of it; bytes are an image's."""
+    """inputs: in the task's form; bytes of an image."""
 
     inputs: Any
     parameters: Mapping[str, Any]
 
-    def check_parameters(self, known: Mapping[str, type | tuple[type, ...]]) -> None:
-        """Raise InvalidRequest unless every parameter is one of these, of its type or null."""
+    def check_parameters(self, known: Parameters) -> None:
+        """Raise InvalidRequest for an unknown parameter or a wrong type; null is accepted."""
         for name, value in self.parameters.items():
             if name not in known:
                 choices = ", ".join(sorted(known)) or "none"
@@ -32,12 +33,12 @@ class TaskRequest:
                 raise InvalidRequest(f"the parameter {name!r} has a wrong type", param=name)
 
     def get(self, name: str, default: Any) -> Any:
-        """A parameter; null is as good as none."""
+        """Return a parameter, or the default if it is missing or null."""
         value = self.parameters.get(name)
         return default if value is None else value
 
     def top_k(self, default: int | None) -> int | None:
-        """How many of the best are wanted. Raises InvalidRequest."""
+        """Return the number of requested results. Raises InvalidRequest."""
         found: int | None = self.get("top_k", default)
         if found is not None and found < 1:
             raise InvalidRequest("the parameter 'top_k' must be at least 1", param="top_k")
@@ -45,7 +46,7 @@ class TaskRequest:
 
 
 def read_body(incoming: Incoming) -> Any:
-    """The body by its Content-Type: JSON as what it says, text as str, images as bytes.
+    """Decode the body by its Content-Type: JSON to its value, text to str, images to bytes.
 
     Raises InvalidJson, InvalidRequest, UnsupportedMedia.
     """
@@ -72,7 +73,7 @@ def read_body(incoming: Incoming) -> Any:
 
 
 def read_request(body: Any) -> TaskRequest:
-    """A body as inputs and parameters. Raises InvalidRequest."""
+    """Split a body into inputs and parameters. Raises InvalidRequest."""
     if isinstance(body, bytes | str):
         return TaskRequest(body, {})
     if not isinstance(body, dict):
@@ -97,22 +98,23 @@ def _text(body: Any) -> str:
 
 
 def texts_of(inputs: Any, max_inputs: int, max_chars: int) -> list[str]:
-    """One text or several, as a list. Raises InvalidRequest."""
-    texts = inputs if isinstance(inputs, list) else [inputs]
-    check_number(texts, max_inputs)
+    """Return one text or several as a list. Raises InvalidRequest."""
+    texts = as_list(inputs, max_inputs)
     for text in texts:
         check_text(text, max_chars)
     return texts
 
 
-def check_number(inputs: list[Any], max_inputs: int) -> None:
-    """Raise InvalidRequest unless there is an input, and no more than may be."""
-    if not 0 < len(inputs) <= max_inputs:
-        raise InvalidRequest(f"a request may have 1 to {max_inputs} inputs, not {len(inputs)}", param="inputs")
+def as_list(inputs: Any, max_inputs: int) -> list[Any]:
+    """Return one input or several as a list. Raises InvalidRequest if it is empty or too long."""
+    items = inputs if isinstance(inputs, list) else [inputs]
+    if not 0 < len(items) <= max_inputs:
+        raise InvalidRequest(f"a request may have 1 to {max_inputs} inputs, not {len(items)}", param="inputs")
+    return items
 
 
 def check_text(text: Any, max_chars: int, what: str = "'inputs'") -> None:
-    """Raise InvalidRequest unless it is a text that is not too long."""
+    """Raise InvalidRequest unless it is a text within the limit."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{what} must be a text, or several in a list, for this model", param="inputs")
     if len(text) > max_chars:

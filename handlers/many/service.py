@@ -1,4 +1,4 @@
-"""One request to many models, from its name to its model and back; the operations of operators and the proxy."""
+"""The service of many models: requests by model name, and the operations of operators and the proxy."""
 
 import json
 import logging
@@ -23,13 +23,13 @@ OUTCOMES = ("answered", "refused", "failed", "cancelled")
 
 
 class Stoppable(Protocol):
-    """What the models share, ended after them."""
+    """The models' shared parts, stopped after them."""
 
     def stop(self) -> None: ...
 
 
 class ManyService:
-    """`start` never raises and never waits."""
+    """Routes requests to models. `start` never raises and never waits."""
 
     def __init__(self, registry: ModelRegistry, shared: Stoppable, instance: str, device: str) -> None:
         self._registry = registry
@@ -39,12 +39,12 @@ class ManyService:
         self._counters = Counters()
 
     def stop(self) -> None:
-        """Every model leaves memory; requests that wait for one are told."""
+        """Refuse the waiting requests and close every model."""
         self._registry.close()
         self._shared.stop()
 
     def start(self, incoming: Incoming, reply: Reply) -> None:
-        """Answer a request; every outcome, errors too, goes through `reply`."""
+        """Answer a request through `reply`, errors included."""
         try:
             operation = incoming.headers.get(wire.OPERATION)
             if operation == operations.STATUS:
@@ -65,8 +65,8 @@ class ManyService:
         name = incoming.headers.get(wire.TARGET_MODEL)
         if not name:
             raise InvalidRequest("name the model in the header X-Amzn-SageMaker-Target-Model, boto3's TargetModel")
-        visit = _Visit(incoming, reply, self._counters)
-        cancel = self._registry.acquire(name, visit.begin, visit.refuse)
+        request = _ModelRequest(incoming, reply, self._counters)
+        cancel = self._registry.acquire(name, request.begin, request.refuse)
         reply.on_cancel(lambda reason: cancel())
 
     def _manage(self, body: Any, reply: Reply) -> None:
@@ -77,7 +77,7 @@ class ManyService:
             if error is not None:
                 reply.fail(error)
             else:
-                self._tell_tier(name, reply)
+                self._answer_tier(name, reply)
 
         if action == "load":
             registry.load(name, url, done)
@@ -96,9 +96,9 @@ class ManyService:
                     errors.append(error)
 
             start(name, note)
-            done(errors[0] if errors else None)  # what goes wrong later is in the status
+            done(errors[0] if errors else None)  # the status shows later errors
 
-    def _tell_tier(self, name: str, reply: Reply) -> None:
+    def _answer_tier(self, name: str, reply: Reply) -> None:
         tier = self._tiers().get(name, "source")
         reply.finish(JSON, json.dumps({"model": name, "tier": tier}).encode())
 
@@ -106,14 +106,14 @@ class ManyService:
         return {model["name"]: model["tier"] for model in reversed(self._registry.status()["models"])}
 
     def status(self) -> dict[str, Any]:
-        """What the worker holds, for the proxy and for operators."""
+        """Report the worker's models, for the proxy and for operators."""
         return {"instance": self._instance, "device": self._device, **self._registry.status(), **self._requests()}
 
     def _requests(self) -> dict[str, dict[str, int]]:
         return {"requests": {name: self._counters.get(name) for name in OUTCOMES}}
 
     def numbers(self) -> dict[str, Any]:
-        """What the metrics are made of (handlers/metrics.py). Any thread."""
+        """Return the numbers of the metrics (handlers/metrics.py). Any thread."""
         status = self._registry.status()
         tiers = [model["tier"] for model in status["models"]]
         return {
@@ -126,12 +126,12 @@ class ManyService:
         }
 
     def drain_times(self, name: str) -> list[float]:
-        """The times of a histogram since the last call, in seconds."""
+        """Return a histogram's values since the last call, in seconds."""
         return self._counters.drain(name) if name == "latency" else self._registry.drain_times(name)
 
 
-class _Visit:
-    """One request and its lease, which ends with the answer, however that ends."""
+class _ModelRequest:
+    """One request and its lease, which ends with the answer."""
 
     def __init__(self, incoming: Incoming, reply: Reply, counters: Counters) -> None:
         self._incoming = incoming
@@ -140,7 +140,7 @@ class _Visit:
         self._began = time.monotonic()
 
     def begin(self, lease: ModelLease) -> None:
-        """The model is there. Any thread of the registry's, or the pump's."""
+        """Pass the request to the model. A thread of the registry or the pump."""
         self._reply.receipts[wire.MODEL_CACHE] = lease.found
         self._reply.receipts[wire.MODEL_LOAD_MS] = str(round(lease.load_s * 1000))
         self._reply.on_end(lambda: self._end(lease))
@@ -151,7 +151,7 @@ class _Visit:
             self._reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def refuse(self, error: HandlerError) -> None:
-        """The model cannot be had."""
+        """Refuse the request."""
         self._counters.add("refused")
         self._reply.fail(error)
 
@@ -163,7 +163,7 @@ class _Visit:
 
 
 def _read_action(body: Any) -> tuple[str, str, str | None]:
-    """What a models operation asks for. Raises InvalidRequest."""
+    """Read a models operation: action, name, url. Raises InvalidRequest."""
     if not isinstance(body, dict) or body.keys() - {"action", "model", "url"}:
         raise InvalidRequest("a models operation has 'action', 'model' and perhaps 'url'")
     action, name, url = body.get("action"), body.get("model"), body.get("url")

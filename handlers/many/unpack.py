@@ -1,9 +1,8 @@
-"""Archives unpacked without trust: `.tar.gz`, read once from front to end, and `.mar`, which is a zip.
+"""Unpacks untrusted archives: `.tar.gz`, read once from front to end, and `.mar`, which is a zip.
 
-Only files and folders come out, below the folder that was given. Everything else is refused with the reason: links,
-devices, names that lead elsewhere, too many files, too many bytes, too many for the archive's own size. SageMaker's
-`code/` is left out: nothing in an archive is ever executed. Every byte is asked for before it is written (Take), so
-that the disk's budget is kept, and counted by the load's progress, so that it ends in time.
+Writes only files and folders below the given folder. Refuses everything else with the reason: links, devices, paths out
+of the folder, too many files, too many bytes, a too large compression ratio. Skips SageMaker's `code/`: nothing in an
+archive is executed. Bytes are reserved before they are written (Take), and counted by the load's progress.
 """
 
 import gzip
@@ -20,12 +19,12 @@ from handlers.errors import ModelBroken
 from handlers.many.model import LoadProgress
 from handlers.settings import ManySettings
 
-Take = Callable[[int], None]  # so many bytes are about to be written; raises OutOfDisk
+Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk
 CODE = "code"  # SageMaker's folder of inference code
 PIECE_BYTES = 1 << 20
-MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields, which Python reads at once
-MAX_READ_BYTES = 4 << 20  # of a zip's directory, which Python reads at once, too: about 30,000 entries
-MIN_ALLOWED_BYTES = 1 << 20  # below it no ratio is suspicious: a tar of small files is mostly zeros
+MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields, which Python reads whole
+MAX_READ_BYTES = 4 << 20  # of a zip's directory, which Python reads whole: about 30,000 entries
+MIN_ALLOWED_BYTES = 1 << 20  # the ratio is not checked below: a tar of small files is mostly zeros
 MAX_PATH_BYTES = 1024
 MAX_DEPTH = 16
 _SYMLINK = 0o120000
@@ -34,7 +33,7 @@ _SYMLINK = 0o120000
 def unpack_tar(
     archive: BinaryIO, num_bytes: int, into: Path, limits: ManySettings, take: Take, progress: LoadProgress
 ) -> None:
-    """num_bytes: of the archive. Raises ModelBroken, and what take and progress raise."""
+    """Unpack a .tar.gz of num_bytes. Raises ModelBroken, and the errors of take and progress."""
     progress.begin("unpack", num_bytes)
     allowance = _Allowance(num_bytes, limits)
     stream = _Unzipped(archive, allowance, progress)
@@ -54,13 +53,13 @@ def unpack_tar(
                     content = tar.extractfile(member)
                     assert content is not None
                     tree.add_file(member.name, content, member.size)
-        stream.drain()  # so that gzip's checksum at the end is compared
+        stream.drain()  # so that gzip's checksum at the end is checked
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as exc:
         raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc
 
 
 def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: LoadProgress) -> None:
-    """Of a .mar. Raises ModelBroken, and what take and progress raise."""
+    """Unpack a .mar. Raises ModelBroken, and the errors of take and progress."""
     num_bytes = archive.stat().st_size
     progress.begin("unpack", num_bytes)
     allowance = _Allowance(num_bytes, limits)
@@ -95,7 +94,7 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
 
 
 class _Allowance:
-    """How many bytes may come out of an archive."""
+    """Limits the unpacked bytes of an archive."""
 
     def __init__(self, num_bytes: int, limits: ManySettings) -> None:
         self._by_ratio = max(int(num_bytes * limits.max_ratio), MIN_ALLOWED_BYTES)
@@ -111,7 +110,7 @@ class _Allowance:
 
 
 class _Tree:
-    """The folder that is being filled. A file is written once and never through a link: none is ever made."""
+    """The folder being filled. A file is written once, and never through a link, since none is created."""
 
     def __init__(self, root: Path, limits: ManySettings, take: Take) -> None:
         self._root = root
@@ -136,7 +135,7 @@ class _Tree:
             raise ModelBroken(f"{_shown(name)} in the archive is no path below its top")
 
     def is_wanted(self, name: str) -> bool:
-        """Not SageMaker's code, at the top or in the model's own folder, and not what a Mac leaves everywhere."""
+        """Return False for SageMaker's code, at the top or in the model's folder, and for macOS metadata."""
         parts = PurePosixPath(name).parts
         return CODE not in parts[:-1] and "__MACOSX" not in parts and not parts[-1].startswith("._")
 
@@ -148,7 +147,7 @@ class _Tree:
                 raise ModelBroken(f"{_shown(name)} in the archive is both a file and a folder") from exc
 
     def add_file(self, name: str, content: IO[bytes], num_bytes: int, progress: LoadProgress | None = None) -> None:
-        """progress: checked while it is written, if reading does not do that."""
+        """Write a file. progress: checked meanwhile, unless reading does that."""
         path = self._root / name
         self._take(num_bytes)
         left = num_bytes
@@ -169,10 +168,10 @@ class _Tree:
 
 
 class _Unzipped(io.RawIOBase):
-    """What a gzip stream holds; every byte is spent, whether it is wanted or not, and progress counts what was read."""
+    """Decompresses gzip; spends the allowance for every byte, and counts the compressed bytes as progress."""
 
     def __init__(self, archive: BinaryIO, allowance: _Allowance, progress: LoadProgress) -> None:
-        self._counted = _Counted(archive, progress)
+        self._counted = _CountedReader(archive, progress)
         self._gzip = gzip.GzipFile(fileobj=cast(IO[bytes], self._counted), mode="rb")
         self._allowance = allowance
 
@@ -186,7 +185,7 @@ class _Unzipped(io.RawIOBase):
             pass
 
 
-class _Counted(io.RawIOBase):
+class _CountedReader(io.RawIOBase):
     def __init__(self, archive: BinaryIO, progress: LoadProgress) -> None:
         self._archive = archive
         self._progress = progress
@@ -201,7 +200,7 @@ class _Counted(io.RawIOBase):
 
 
 class _CarefulInfo(tarfile.TarInfo):
-    """Python reads long names and extra fields into memory whatever their size."""
+    """Limits long names and extra fields, which Python reads into memory whatever their size."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if not self.isreg() and self.size > MAX_HEADER_BYTES:
@@ -210,7 +209,7 @@ class _CarefulInfo(tarfile.TarInfo):
 
 
 class _CarefulFile(io.FileIO):
-    """A file from which nobody reads more at once than a directory of a zip should need."""
+    """A file that limits one read to the size of a zip's directory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
@@ -225,9 +224,9 @@ def _shown(name: str) -> str:
 
 
 def find_model_folder(folder: Path) -> Path:
-    """Where the model is in a folder: at its top, or in the one folder that has one, as in `model/`.
+    """Return where the model is: at the folder's top, or in its only subfolder with a model, as in `model/`.
 
-    Raises ModelBroken, which says what there is.
+    Raises ModelBroken, which lists what was found.
     """
     if _is_model(folder):
         return folder
@@ -242,5 +241,5 @@ def find_model_folder(folder: Path) -> Path:
 
 
 def _is_model(folder: Path) -> bool:
-    """transformers' folder, or Triton's."""
+    """Return True for a folder of transformers or Triton."""
     return any((folder / name).is_file() for name in ("config.json", "config.pbtxt"))

@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints behind one small interface."""
+"""Loads Hugging Face checkpoints for the engine. Imports handlers.settings, handlers.errors and handlers.s3 only."""

@@ -1,8 +1,8 @@
 """Attention over a packed batch: sequences of any length side by side, no padding.
 
 A step's tokens lie one after the other in one row, (1, heads, sum of lengths, head size). Their keys and values are
-stored first; then each sequence attends to its own stored positions only, so what else is in the batch cannot change
-its result. Registered with transformers under the name RAGGED and used by every model the loader prepares.
+stored first; then each sequence attends to its own stored positions only, so other sequences cannot change its result.
+Registered with transformers under the name RAGGED; every model of the loader uses it.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ RAGGED = "torchmoor_ragged"
 class Part:
     """One sequence's share of a packed step.
 
-    num_tokens: how many of the step's tokens are its own; length: its stored positions, these included.
-    context: where they are stored, oldest first: `in_place` where they lie side by side, else (length,) int64 slots,
-    which are gathered in each layer.
+    num_tokens: its tokens in the step; length: its stored positions, these included.
+    context: where they are stored, oldest first: `in_place` if contiguous, else (length,) int64 slots, which each layer
+    gathers.
     """
 
     num_tokens: int
@@ -34,20 +34,20 @@ class Part:
 
 
 def in_place(storage: Tensor, first: int, length: int) -> Sequence[Tensor]:
-    """Views of the slots from `first` on, made once a step for all layers: the keys of layer 0, its values, ...
+    """Return views of the slots from `first` on, for all layers of a step: the keys of layer 0, its values, ...
 
-    Each is (1, kv heads, length, head size).
+    Each view is (1, kv heads, length, head size).
     """
     return storage[:, :, None, :, first : first + length].flatten(0, 1).unbind(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Sequences of one token each, to be computed in one call.
+    """Sequences of one token each, computed in one call.
 
-    slots: (rows, longest) int64, where in storage their positions are, shorter rows filled up with their own first
-    slot (the rest of the storage may hold no numbers at all).
-    mask: (rows, 1, 1, longest) bool, True where a position is the row's own.
+    slots: (rows, longest) int64, their positions in storage; shorter rows are padded with their own first slot, because
+    unused storage may hold NaN.
+    mask: (rows, 1, 1, longest) bool, True at the row's own positions.
     """
 
     slots: Tensor
@@ -59,7 +59,7 @@ class PackedBatch:
     """A step as attention sees it.
 
     storage: (layers, 2, kv heads, slots, head size); slots: (T,) int64, where the step's own tokens go.
-    rows: the sequences at the beginning of the step that are computed together, if any; parts: all others, in order.
+    rows: the sequences at the beginning of the step that are computed together; parts: the others, in order.
     """
 
     storage: Tensor
@@ -69,7 +69,7 @@ class PackedBatch:
 
 
 class PackedStep(Cache):
-    """What a transformers model takes for its cache during one packed step: it stores nothing itself."""
+    """A cache without storage, which a transformers model needs during a packed step."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -95,10 +95,10 @@ def ragged_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each part to its own cache.
+    """Apply causal attention of each part to its own cache.
 
     query: (1, heads, T, head size), key and value: (1, kv heads, T, head size), T the sum of the parts' tokens.
-    Returns (1, T, heads, head size). Raises NotImplementedError for what it would have to leave out.
+    Returns (1, T, heads, head size). Raises NotImplementedError for unsupported kinds of attention.
     """
     for name in ("softcap", "s_aux"):  # a cap on the scores, attention sinks
         if kwargs.get(name) is not None:
@@ -127,10 +127,10 @@ def ragged_attention(
 def _attend_rows(
     query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None, sliding_window: int | None
 ) -> Tensor:
-    """One token a row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d).
+    """Compute one token per row, all rows at once. query: (1, heads, rows, d); keys, values: (kv heads, slots, d).
 
-    Gathers what the rows have stored, so it reads and writes more than `_attend`, but its number of calls does not
-    grow with the rows: what counts where launching a kernel costs more than running it.
+    Gathers the stored positions, so it moves more memory than `_attend`, but its number of calls is constant, which is
+    faster where launching a kernel costs more than running it.
     """
     num_rows, longest = rows.slots.shape
     num_heads, kv_heads, size = query.shape[1], keys.shape[0], query.shape[3]
@@ -151,7 +151,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, 
     """query: (1, heads, t, d) are the last t of the n visible positions in keys and values, (1, kv heads, n, d)."""
     num_heads, num_tokens = query.shape[1:3]
     kv_heads, length = keys.shape[1:3]
-    if num_tokens == 1:  # one query sees every key: fold its head groups into the query length, no mask, no copy
+    if num_tokens == 1:  # one query sees every key: fold its head groups into the query length, without a mask
         folded = query.view(1, kv_heads, num_heads // kv_heads, -1)
         return F.scaled_dot_product_attention(folded, keys, values, scale=scaling).view(1, num_heads, 1, -1)
     mask = None
@@ -162,7 +162,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, 
         if sliding_window:
             mask &= columns > rows - sliding_window
     is_grouped = num_heads > kv_heads
-    if is_grouped and mask is not None and query.is_cuda:  # no fused CUDA kernel takes both groups and a mask
+    if is_grouped and mask is not None and query.is_cuda:  # no fused CUDA kernel supports groups with a mask
         keys = keys.repeat_interleave(num_heads // kv_heads, dim=1)
         values = values.repeat_interleave(num_heads // kv_heads, dim=1)
         is_grouped = False

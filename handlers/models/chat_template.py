@@ -1,4 +1,4 @@
-"""How a conversation becomes a prompt: templates for checkpoints that bring none, texts that must not fake turns."""
+"""Renders a conversation as a prompt: default templates, and protection against texts that imitate turns."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,12 @@ LLAMA2 = """\
 {%- endif -%}
 {%- endfor -%}
 """
-LLAMA2_MARKS = ("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>")  # no tokens of their own, so a text could spell them
+LLAMA2_MARKS = (
+    "[INST]",
+    "[/INST]",
+    "<<SYS>>",
+    "<</SYS>>",
+)  # ordinary text to the tokenizer, so a message could contain them
 
 # Source: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning", in the spelling of its model cards.
 LLAVA15 = """\
@@ -54,14 +59,14 @@ NO_TEMPLATE = (
     "this checkpoint has no chat template, so it cannot read a conversation; send the whole prompt as 'inputs', or "
     "add a chat_template.jinja to the checkpoint"
 )
-# Such tokens mark turns even where a tokenizer does not call them special. The second bar is the full-width one.
+# Tokens of this form mark turns even if the tokenizer does not call them special. The second bar is full-width.
 _BRACKETED = re.compile("<[|\uff5c].+[|\uff5c]>")
 
 
 class ChatTemplate:
-    """A checkpoint's own template, or the one its family was trained with.
+    """A checkpoint's template, or the one that its family was trained with.
 
-    renderer: the tokenizer, or the processor of a model that sees. model_type: as in the checkpoint's config.
+    renderer: the tokenizer, or the processor of a vision model. model_type: as in the checkpoint's config.
     """
 
     def __init__(self, renderer: Any, tokenizer: Any, model_type: str, image_token: str | None = None) -> None:
@@ -76,15 +81,15 @@ class ChatTemplate:
         self._controls = _controls(tokenizer, [*marks, *([image_token] if image_token else [])])
 
     def check(self) -> None:
-        """Raises InvalidRequest if there is no template."""
+        """Raise InvalidRequest without a template."""
         if not self._has_template:
             raise InvalidRequest(NO_TEMPLATE)
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation as text, up to where the assistant's next answer begins.
+        """Return the conversation as text, up to the beginning of the assistant's next answer.
 
-        messages: their content a text or a list of parts, as this checkpoint's template reads it.
-        Raises InvalidRequest if there is no template, or if it refuses the messages.
+        messages: with a text or a list of parts as content, as this template reads it.
+        Raises InvalidRequest without a template, or if it refuses the messages.
         """
         self.check()
         safe = [{**message, "content": self._disarm_content(message["content"])} for message in messages]
@@ -98,9 +103,9 @@ class ChatTemplate:
         return text
 
     def disarm(self, text: str) -> str:
-        """The text with a space in each string that the tokenizer or the template would take for a mark of theirs.
+        """Put a space into each string that the tokenizer or the template would read as a control mark.
 
-        So what a user or a model has written is text and nothing else; the rest of it reads as before.
+        So the text of a user or a model cannot imitate a turn.
         """
         return text if self._controls is None else self._controls.sub(lambda m: f"{m[0][0]} {m[0][1:]}", text)
 
@@ -111,7 +116,7 @@ class ChatTemplate:
 
 
 def _controls(tokenizer: Any, marks: Sequence[str]) -> "re.Pattern[str] | None":
-    """What finds any string that stands for a control token."""
+    """Return a pattern of the strings that stand for control tokens."""
     added = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special or _BRACKETED.fullmatch(t.content)]
     found = {text for text in [*added, *tokenizer.all_special_tokens, *marks] if len(text.strip()) > 1}
     if not found:
@@ -120,10 +125,10 @@ def _controls(tokenizer: Any, marks: Sequence[str]) -> "re.Pattern[str] | None":
 
 
 def _any_of(texts: Iterable[str]) -> str:
-    """A pattern that matches the longest of these texts, none of them empty.
+    """Return a pattern that matches the longest of these texts, none of them empty.
 
-    Alternatives share their beginnings: some tokenizers have thousands that begin alike, and trying each at every `<`
-    of a long question would hold up the whole worker for seconds.
+    Alternatives share their prefixes: some tokenizers have thousands with the same prefix, and trying each at every `<`
+    of a long question would block the worker for seconds.
     """
     rests: dict[str, set[str]] = {}
     for text in texts:

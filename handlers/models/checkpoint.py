@@ -1,6 +1,6 @@
-"""Where a checkpoint is: a directory, an S3 prefix, or a name on the Hugging Face hub; afterwards always a directory.
+"""Finds a checkpoint: a directory, an S3 prefix or a name on the Hugging Face hub, downloaded if needed.
 
-Only what a model needs is downloaded: configuration, tokenizer, safetensors. Never pickles, which can run code.
+Downloads only what a model needs: configuration, tokenizer, safetensors; never pickles, which can run code.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ from handlers.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
 
-# The files of a checkpoint's own folder that are read; not those of folders below it.
+# The files that are read, of the checkpoint's own folder only.
 NEEDED = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
-UNNEEDED = ("*/*", "consolidated*.safetensors")  # the second: the same weights again, in their maker's own form
+UNNEEDED = ("*/*", "consolidated*.safetensors")  # the second: copies of the weights in their maker's format
 MAX_FILES = 1000
 PROGRESS_INTERVAL_S = 10.0
-MAX_ATTEMPTS = 5
+MAX_ATTEMPTS = 6
 S3 = "s3://"
 HUB = "hf://"
 _HUB_NAME = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
@@ -44,9 +44,9 @@ class _Object:
 
 
 def find_checkpoint(settings: ModelSettings, archive: Path, environ: Mapping[str, str]) -> Path:
-    """The directory of the checkpoint that the settings name, downloaded if it has to be.
+    """Return the directory of the checkpoint that the settings name, after a download if needed.
 
-    archive: what relative paths begin at. Raises ConfigError, which says what is missing.
+    archive: base of relative paths. Raises ConfigError.
     """
     if settings.path.startswith(S3):
         return _from_s3(settings)
@@ -58,7 +58,7 @@ def find_checkpoint(settings: ModelSettings, archive: Path, environ: Mapping[str
 
 
 def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
-    """Through huggingface_hub, its cache and its variables: HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
+    """Use huggingface_hub with its cache and variables: HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HF_TOKEN."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
@@ -86,7 +86,7 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
         )
     except ConfigError:
         raise
-    except Exception as exc:  # huggingface_hub's, its HTTP client's and the file system's own
+    except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
         place = "the cache, and HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the Hugging Face hub"
         reason = str(exc).strip().partition("\n")[0]
         raise ConfigError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
@@ -94,28 +94,18 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
 
 
 def _from_s3(settings: ModelSettings) -> Path:
-    """Downloaded once: a folder of the cache is complete or not there, and named after what the objects hold."""
-    bucket, _, prefix = settings.path.removeprefix(S3).partition("/")
-    prefix = prefix.strip("/")
+    """Download once. A folder of the cache is complete, and named after the content of the objects."""
+    from handlers.s3 import S3Error, make_client, split_url, translated  # loads boto3
+
+    bucket, prefix = split_url(settings.path)
     if not bucket or not prefix:
         raise ConfigError(f"handler.model.path must be {S3}bucket/prefix, not {settings.path!r}")
+    client = make_client(
+        "handler.model.path", settings.connect_timeout_s, settings.read_timeout_s, attempts=MAX_ATTEMPTS
+    )
     try:
-        import boto3
-        from boto3.exceptions import Boto3Error
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError as exc:
-        raise ConfigError("a checkpoint in S3 needs boto3: pip install boto3") from exc
-    try:
-        client = boto3.client(
-            "s3",
-            config=Config(
-                connect_timeout=settings.connect_timeout_s,
-                read_timeout=settings.read_timeout_s,
-                retries={"mode": "standard", "max_attempts": MAX_ATTEMPTS},
-            ),
-        )
-        objects = _list(client, bucket, prefix)
+        with translated("the store"):
+            objects = _list(client, bucket, prefix)
         if not any(each.name == "config.json" for each in objects):
             raise ConfigError(f"there is no config.json in {settings.path}")
         _check_size(settings, settings.path, [each.size for each in objects])
@@ -124,12 +114,13 @@ def _from_s3(settings: ModelSettings) -> Path:
         target = home / _digest(*(f"{each.name} {each.size} {each.tag}" for each in objects))
         with _locked(home / "lock"):
             if not target.is_dir():
-                _download(client, bucket, objects, target)
-                for older in home.iterdir():  # of the same place; workers that run have theirs open
+                with translated("the store"):
+                    _download(client, bucket, objects, target)
+                for older in home.iterdir():  # running workers have theirs open
                     if older.is_dir() and older != target:
                         shutil.rmtree(older, ignore_errors=True)
         return target
-    except (BotoCoreError, ClientError, Boto3Error) as exc:
+    except S3Error as exc:
         raise ConfigError(f"{settings.path} cannot be read: {exc}") from exc
     except OSError as exc:
         raise ConfigError(f"{settings.path} cannot be kept in {settings.cache_dir}: {exc}") from exc
@@ -140,14 +131,14 @@ def _is_needed(name: str) -> bool:
 
 
 def _list(client: Any, bucket: str, prefix: str) -> list[_Object]:
-    """The checkpoint's files, in order of their names."""
+    """List the checkpoint's files in the order of their names."""
+    from handlers.s3 import list_objects
+
     found = []
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/", Delimiter="/")
-    for page in pages:
-        for item in page.get("Contents", ()):
-            name = item["Key"].rpartition("/")[2]
-            if name and _is_needed(name):
-                found.append(_Object(item["Key"], name, item["Size"], item["ETag"]))
+    for item in list_objects(client, bucket, prefix, delimiter="/"):
+        name = item["Key"].rpartition("/")[2]
+        if name and _is_needed(name):
+            found.append(_Object(item["Key"], name, item["Size"], item["ETag"]))
         if len(found) > MAX_FILES:
             raise ConfigError(f"{S3}{bucket}/{prefix} has more than {MAX_FILES} files; give one checkpoint's prefix")
     return found
@@ -160,12 +151,12 @@ def _check_size(settings: ModelSettings, name: str, sizes: Sequence[int]) -> Non
 
 
 def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path) -> None:
-    """All files into a folder that gets its name when it is complete. Raises OSError if the disk has no room."""
+    """Download all files into a folder, renamed when complete. Raises OSError if the disk has no room."""
     total = sum(each.size for each in objects)
     free = shutil.disk_usage(target.parent).free
     if total > free:
         raise OSError(f"it has {total} bytes, but the disk has only {free} left")
-    progress = _Progress(total)
+    progress = _DownloadLog(total)
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=target.parent) as temporary:
         folder = Path(temporary) / "checkpoint"
         folder.mkdir()
@@ -177,8 +168,8 @@ def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path
     logger.info("checkpoint downloaded files=%d bytes=%d folder=%s", len(objects), total, target)
 
 
-class _Progress:
-    """Says now and then how far a download is. Called from the download's threads."""
+class _DownloadLog:
+    """Logs a download's progress at intervals. Called from the download's threads."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -198,7 +189,7 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One worker of a host downloads, the others wait for it; a lock ends with the process that holds it."""
+    """Let one worker of a host download while the others wait. The lock ends with its process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,7 @@
-"""torch.compile for what lies between the attention calls: norms and feed-forward blocks of the decoder's layers.
+"""torch.compile of the decoder's norms and feed-forward blocks, between the attention calls.
 
-Attention stays as it is: it walks over sequences of any number and length, which would be compiled anew at every step.
-Everything is compiled while the model is loaded, for one token and for any larger number, so that no request waits
-for a compiler.
+Attention is not compiled: its sequences vary in number and length, which would cause a compilation at every step.
+Everything is compiled during the load, for one token and for any larger number, so that no request waits for it.
 """
 
 from typing import Any
@@ -11,11 +10,11 @@ import torch
 
 from handlers.errors import ConfigError
 
-_NUM_TOKENS = (1, 2, 3)  # 1 is a case of its own; of the others the second one shows that they are one
+_NUM_TOKENS = (1, 2, 3)  # 1 is compiled separately; the third call checks that 2 covers larger numbers
 
 
 def compile_layers(decoder: Any) -> None:
-    """Replace the forward methods by compiled ones. Raises ConfigError if there is no working compiler."""
+    """Replace the forward methods by compiled ones. Raises ConfigError without a working compiler."""
     parts = [part for layer in decoder.layers for part in layer.children() if not _is_attention(part)]
     parameter = next(decoder.parameters())
     try:
@@ -28,7 +27,7 @@ def compile_layers(decoder: Any) -> None:
                 )
                 for part in parts:
                     part(hidden)
-    except Exception as exc:  # dynamo's, inductor's and the compilers' own
+    except Exception as exc:  # dynamo, inductor and the compilers have errors of their own
         reason = str(exc).strip().partition("\n")[0]
         raise ConfigError(f"handler.model.compile is layers, but torch.compile fails: {reason}") from exc
 

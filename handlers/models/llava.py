@@ -1,8 +1,10 @@
-"""LLaVA-like models: a vision tower, a projector, and a language model that reads both."""
+"""Models of the LLaVA family: a vision tower, a projector, and a language model that reads both."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -10,15 +12,34 @@ from handlers.models.chat_template import ChatTemplate
 from handlers.models.text import TextModel
 
 
-class LlavaModel(TextModel):
-    """A checkpoint of the LLaVA family.
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """A picture cut into patches, and its size, without which the patches cannot be joined.
 
-    Source: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning".
+    values: (1, patches, channels, height, width); size: height and width of the picture itself.
     """
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    values: Tensor
+    size: tuple[int, int]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Pixels":
+        return Pixels(self.values.to(device, dtype), self.size)
+
+
+class LlavaModel(TextModel):
+    """A LLaVA checkpoint.
+
+    has_patches: pictures of any shape are cut into patches of the vision tower's size (LLaVA-NeXT, LLaVA-OneVision).
+    Each picture is then encoded as if it were alone. LLaVA-OneVision's processor encodes several pictures of one
+    conversation more coarsely, which would change what earlier turns have seen.
+    Sources: Liu et al. 2023, "Improved Baselines with Visual Instruction Tuning"; Li et al. 2024, "LLaVA-OneVision:
+    Easy Visual Task Transfer".
+    """
+
+    def __init__(self, model: Any, processor: Any, *, has_patches: bool = False) -> None:
         super().__init__(model, processor.tokenizer)
         self.processor = processor
+        self._has_patches = has_patches
         config = model.config
         self.image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
         self.image_token: str = processor.image_token
@@ -33,16 +54,26 @@ class LlavaModel(TextModel):
     def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(messages)
 
-    def preprocess(self, image: Image.Image) -> Any:
-        """(1, channels, height, width) float32 on the CPU, normalised by the checkpoint's preprocessor config."""
-        pixels: Tensor = self.processor.image_processor(images=[image], return_tensors="pt")["pixel_values"]
-        return pixels
+    def preprocess(self, image: Image.Image) -> Tensor | Pixels:
+        """Return float32 on the CPU, normalised by the checkpoint's preprocessor config.
+
+        (1, channels, height, width), or Pixels of a model with patches.
+        """
+        found = self.processor.image_processor(images=[image], return_tensors="pt")
+        pixels: Tensor = found["pixel_values"]
+        if not self._has_patches:
+            return pixels
+        height, width = found["image_sizes"][0].tolist()
+        return Pixels(pixels, (height, width))
 
     def encode_image(self, pixels: Any) -> Tensor:
-        """Vision tower and projector.
+        """Run the vision tower and the projector; patches lose their padding and get a token at the end of each row.
 
-        pixels: (1, channels, height, width) in the model's type on its device.
-        Returns (image tokens, hidden size) on the device.
+        pixels: in the model's type on its device. Returns (image tokens, hidden size) on the device.
         """
-        features: Tensor = self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output[0]
+        options = {"pixel_values": pixels}
+        if isinstance(pixels, Pixels):
+            sizes = torch.tensor([pixels.size], device=pixels.values.device)
+            options = {"pixel_values": pixels.values, "image_sizes": sizes}
+        features: Tensor = self.model.get_image_features(**options, return_dict=True).pooler_output[0]
         return features

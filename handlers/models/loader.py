@@ -1,4 +1,4 @@
-"""A checkpoint directory to a model that the engine can run."""
+"""Loads a checkpoint's folder into a model that the engine can run."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,6 @@ from transformers.utils import logging as transformers_logging
 from handlers.errors import ConfigError
 from handlers.models.compiled import compile_layers
 from handlers.models.llava import LlavaModel
-from handlers.models.llava_next import LlavaNextModel
 from handlers.models.memory import check_fits
 from handlers.models.probe import Probe
 from handlers.models.processor import Processor
@@ -19,27 +18,22 @@ from handlers.models.text import TextModel
 
 logger = logging.getLogger(__name__)
 
-# The families that see, of which tests show that they answer here as in transformers, pictures included. What keeps
-# others out: positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks between a
-# picture's tokens (Idefics 3, Pixtral), features of several layers of the decoder.
-SEEING: dict[str, type[LlavaModel]] = {
-    "llava": LlavaModel,
-    "vipllava": LlavaModel,
-    "llava_next": LlavaNextModel,
-    "llava_onevision": LlavaNextModel,
-}
+# The vision families for which tests show the same answers as in transformers, and whether they cut pictures into
+# patches. Others fail on positions of several dimensions (Qwen2-VL), tokens that see ahead (Gemma 3, PaliGemma), marks
+# between a picture's tokens (Idefics 3, Pixtral), or features of several layers of the decoder.
+SEEING = {"llava": False, "vipllava": False, "llava_next": True, "llava_onevision": True}
 
 
 def load_model(
     path: Path, device: torch.device, dtype: str, *, attention: str = "auto", is_compiled: bool = False
 ) -> TextModel:
-    """The model in `path`, ready on `device`.
+    """Load the model in `path` onto `device`.
 
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
     is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
-    Only safetensors weights are read, never pickled ones. Raises ConfigError if the directory is no checkpoint, one
-    that does not fit the device, or one of a model that would not compute here what it computes in transformers.
+    Reads safetensors weights only, never pickled ones. Raises ConfigError if `path` is not a checkpoint, does not
+    fit the device, or holds a model whose results here would differ from those in transformers.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"handler.model.path: there is no config.json in {path}")
@@ -48,7 +42,7 @@ def load_model(
         return _load(path, device, dtype, attention, is_compiled)
     except ConfigError:
         raise
-    except Exception as exc:  # transformers and safetensors have errors of every kind; TorchServe wants one
+    except Exception as exc:  # the libraries raise errors of every kind; TorchServe expects one
         raise ConfigError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
@@ -72,7 +66,8 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     loaded: TextModel
     if can_see:
         image_token_id = getattr(config, "image_token_id", None) or config.image_token_index
-        loaded = SEEING[config.model_type](model, Processor.load(path, image_token_id))
+        processor = Processor.load(path, image_token_id)
+        loaded = LlavaModel(model, processor, has_patches=SEEING[config.model_type])
     else:
         loaded = TextModel(model, AutoTokenizer.from_pretrained(path, local_files_only=True))
     loaded.pack_weights()
@@ -83,7 +78,7 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
 
 
 def _choose_type(dtype: str, device: torch.device, config: Any) -> torch.dtype | None:
-    """What floats are loaded as; None: as the checkpoint has stored them."""
+    """Return the type of floats, None for the type that the checkpoint stores."""
     if dtype != "auto":
         chosen: torch.dtype = getattr(torch, dtype)
         return chosen

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits into what memory is left, asked before its weights are read."""
+"""Checks that a checkpoint fits into the free memory, before its weights are read."""
 
 import json
 import math
@@ -11,15 +11,15 @@ from handlers.errors import ConfigError
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 MEMORY_INFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-# Types by safetensors' names that a load converts; the others stay as they are stored.
+# Bytes by safetensors' type names. A load converts floats and keeps the others.
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Raise ConfigError if the weights alone are more than the device has free.
+    """Raise ConfigError if the weights alone exceed the free memory of the device.
 
-    dtype: what floats are converted to; None: the type that they are stored in.
+    dtype: what floats are converted to, None to keep the stored type.
     """
     needed, free = weight_bytes(path, dtype), free_bytes(device)
     if free is not None and needed > free:
@@ -31,7 +31,7 @@ def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> N
 
 
 def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
-    """What the safetensors files of a checkpoint take once they are loaded. Raises ConfigError if one is damaged."""
+    """Return the size of a checkpoint's safetensors files once loaded. Raises ConfigError if one is damaged."""
     total = 0
     for file in sorted(path.glob("*.safetensors")):
         for tensor in _read_header(file).values():
@@ -45,7 +45,7 @@ def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
 
 
 def _read_header(file: Path) -> dict[str, dict]:
-    """A file's tensors by name: their types and shapes."""
+    """Return the types and shapes of a file's tensors by name."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -55,11 +55,11 @@ def _read_header(file: Path) -> dict[str, dict]:
         header.pop("__metadata__", None)
         return header
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"{file} is no safetensors file: {exc}") from exc
+        raise ConfigError(f"{file} is not a safetensors file: {exc}") from exc
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Of a GPU, or of this machine within its container's limit; None where the system does not say."""
+    """Return the free bytes of a GPU, or of this machine within its container's limit; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if not MEMORY_INFO.is_file():
@@ -69,5 +69,5 @@ def free_bytes(device: torch.device) -> int | None:
     limit, statistics = CGROUP / "memory.max", CGROUP / "memory.stat"
     if limit.is_file() and statistics.is_file() and (text := limit.read_text().strip()) != "max":
         used = dict(line.split() for line in statistics.read_text().splitlines())
-        free = min(free, int(text) - int(used.get("anon", 0)))  # what is only cached can be dropped
+        free = min(free, int(text) - int(used.get("anon", 0)))  # the page cache can be dropped
     return free

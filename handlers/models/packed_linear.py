@@ -1,4 +1,4 @@
-"""Linear layers whose weights MKL has packed once, instead of at every call.
+"""Linear layers whose weights MKL packs once, instead of at every call.
 
 A step of a few rows spends most of its time in matrix products, and torch's CPU product packs the whole weight again
 each time: with eight rows of SmolLM2 a step takes 183 ms of CPU with nn.Linear and 121 packed.
@@ -11,11 +11,11 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-_ROWS = 16  # what the packing is tuned for; it serves any number of rows
+_ROWS = 16  # the packing is tuned for this number and works for any
 
 
 class PackedLinear(nn.Module):
-    """In place of an nn.Linear in float32 on a CPU. The operator is what torch's own inductor uses when it freezes."""
+    """Replaces an nn.Linear in float32 on a CPU, by the operator that torch's inductor uses for frozen weights."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _ROWS)
-        self._shape = torch.empty(1).expand(weight.shape)  # the operator reads the shape of the weight only
+        self._shape = torch.empty(1).expand(weight.shape)  # the operator reads only the shape of it
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """True where packing is possible: float32 on a CPU with a torch that was built with MKL."""
+    """Return True for float32 on a CPU, if torch was built with MKL."""
     return dtype is torch.float32 and device.type == "cpu" and torch.backends.mkl.is_available()
 
 
@@ -55,7 +55,7 @@ def rows_are_independent() -> bool:
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Replace every nn.Linear below `module`, and free its weights unless something else needs them, too."""
+    """Replace every nn.Linear below `module`, and free its weights unless another module shares them."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child))

@@ -1,8 +1,8 @@
-"""Whether a checkpoint computes here what it computes in transformers; asked once, while it is loaded.
+"""Checks during the load that a model computes here what it computes in transformers.
 
-The packed step replaces a model's attention and applies its output embeddings itself. A family that does more than
-that (a cap on attention scores or logits, a state beside the keys and values, positions of another kind) would give
-wrong answers in silence, so it is refused instead.
+The packed step replaces a model's attention and applies its output embeddings. A family that needs more (a cap on
+attention scores or logits, a state beside the keys and values, other positions) would silently answer wrongly, so it
+is refused.
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ from handlers.errors import ConfigError
 from handlers.models.attention import PackedBatch, Part, in_place
 from handlers.models.text import TextModel
 
-_LENGTHS = (5, 9)  # two sequences, of which each step computes a part
+_LENGTHS = (5, 9)  # of two sequences; each step computes a part of both
 _SPLIT = 3
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")  # their frequencies follow the longest sequence of a step
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")  # frequencies follow the longest sequence of a step
 
 
 class Probe:
-    """Made before the model's attention is replaced: it keeps transformers' own answers to compare with."""
+    """Keeps transformers' answers for comparison. Create it before the model's attention is replaced."""
 
     @torch.inference_mode()
     def __init__(self, model: Any) -> None:
@@ -37,9 +37,9 @@ class Probe:
 
     @torch.inference_mode()
     def check(self, model: TextModel) -> None:
-        """Raises ConfigError if the model answers otherwise in packed steps."""
+        """Raise ConfigError if the model answers differently in packed steps."""
         found = self._run(model)
-        # Half precision rounds otherwise in another order of summation; a real difference is of the logits' own size.
+        # The order of summation changes half precision's rounding; a real difference is as large as the logits.
         tolerance = (1e-3 if model.dtype is torch.float32 else 0.1) * float(self._expected.abs().max())
         difference = float((found - self._expected).abs().max())
         if not difference <= tolerance:
@@ -49,7 +49,7 @@ class Probe:
             )
 
     def _run(self, model: TextModel) -> Tensor:
-        """Logits after each prompt, all prompts packed, in two steps."""
+        """Return the logits after each prompt, computed packed and in two steps."""
         offsets = [sum(_LENGTHS[:i]) for i in range(len(_LENGTHS))]  # where in storage each prompt lies
         size = (model.num_layers, 2, model.num_kv_heads, sum(_LENGTHS), model.head_size)
         storage = torch.zeros(size, dtype=model.dtype, device=model.device)

@@ -1,6 +1,6 @@
-"""The tokenizer, the image processor and the chat template of a checkpoint that sees.
+"""The tokenizer, the image processor and the chat template of a vision checkpoint.
 
-transformers' own processors join the same three, but load what plays videos too, which needs more packages.
+transformers' processors join the same three, but also load video support, which needs more packages.
 """
 
 import json
@@ -14,7 +14,7 @@ OLD_TEMPLATE = "chat_template.json"
 
 
 class Processor:
-    """What a model that sees is given: conversations as text, text as ids, pictures as pixels."""
+    """Converts conversations to text, text to ids, and pictures to pixels."""
 
     def __init__(self, tokenizer: Any, image_processor: Any, image_token: str, chat_template: str | None) -> None:
         self.tokenizer = tokenizer
@@ -24,7 +24,6 @@ class Processor:
 
     @classmethod
     def load(cls, path: Path, image_token_id: int) -> "Processor":
-        """From a checkpoint's folder."""
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         images = AutoImageProcessor.from_pretrained(path, local_files_only=True)
         template = tokenizer.chat_template

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextModel:
-    """Any Hugging Face causal LM. The engine calls the tensor methods from its own thread only.
+    """A Hugging Face causal LM. Only the engine's thread calls the tensor methods.
 
     A message is {"role": "user" or another, "content": [{"type": "image"}, {"type": "text", "text": ...}]}.
     """
@@ -43,7 +43,7 @@ class TextModel:
         return self.model.model
 
     def pack_weights(self) -> None:
-        """Pack the linear layers' weights where the device allows it. Before the first step."""
+        """Pack the linear layers' weights if the device supports it. Call before the first step."""
         head = self.model.get_output_embeddings()
         if not can_pack(self.dtype, self.device):
             return
@@ -54,24 +54,24 @@ class TextModel:
             logger.info("On this processor, answers in small batches may differ from others by float32's rounding.")
 
     def _find_eos(self) -> frozenset[int]:
-        """Every id that ends an answer, by the generation config and by the tokenizer."""
+        """Return the ids that end an answer, by the generation config and the tokenizer."""
         configured = getattr(self.model.generation_config, "eos_token_id", None)
         ids = configured if isinstance(configured, list) else [configured]
         return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
 
     def render(self, messages: Sequence[dict[str, Any]], image_sizes: Sequence[int]) -> list[int]:
-        """Token ids of the whole conversation up to where the assistant's next answer begins.
+        """Return the token ids of a conversation, up to the beginning of the assistant's next answer.
 
-        image_sizes: for each image of the conversation, in order, its number of tokens; each of its
-        positions holds `image_token_id`. Raises InvalidRequest if there is no template, or if it refuses the messages.
+        image_sizes: the number of tokens of each image, in order; each of its positions holds `image_token_id`.
+        Raises InvalidRequest without a template, or if it refuses the messages.
         """
         text = self.template.render(self._as_template_expects(messages))
         return self._encode(text, image_sizes, adds_special=self._adds_bos())
 
     def encode_prompt(self, pieces: Sequence[str | None], image_sizes: Sequence[int]) -> list[int]:
-        """Token ids of a raw prompt, with what the tokenizer puts before any text unless it is there already.
+        """Return the token ids of a raw prompt, with the tokenizer's prefix unless the prompt has it.
 
-        pieces: its texts in order, None where an image stands; image_sizes: as for `render`.
+        pieces: its texts in order, None for each image; image_sizes: as for `render`.
         """
         text = "".join(self.image_token if piece is None else piece for piece in pieces)
         return self._encode(text, image_sizes, adds_special=True)
@@ -89,20 +89,20 @@ class TextModel:
         return expanded
 
     def _adds_bos(self) -> bool:
-        """Whether text without a beginning-of-sequence token gets one; templates of text models write their own."""
+        """Return whether a rendered prompt gets a beginning-of-sequence token; text models' templates write it."""
         return False
 
     def _as_template_expects(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Templates of text models want plain strings as content."""
+        """Convert messages for the template; those of text models expect plain strings as content."""
         return [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
 
     def preprocess(self, image: Image.Image) -> Any:
-        """Pixel values of an RGB picture, on the CPU, as `encode_image` wants them: a Tensor or a Pixels."""
-        raise NotImplementedError("this model does not see")
+        """Return the pixel values of an RGB picture for `encode_image`, on the CPU: a Tensor or a Pixels."""
+        raise NotImplementedError("this model reads no images")
 
     def encode_image(self, pixels: Any) -> Tensor:
-        """(number of image tokens, hidden size), run once an image."""
-        raise NotImplementedError("this model does not see")
+        """Return (image tokens, hidden size). Runs once per image."""
+        raise NotImplementedError("this model reads no images")
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids: (T,) int64. Returns (T, hidden size)."""
@@ -110,7 +110,7 @@ class TextModel:
         return embedded
 
     def forward(self, embeds: Tensor, positions: Tensor, batch: PackedBatch, last: Tensor) -> Tensor:
-        """One packed step; stores the keys and values of its tokens.
+        """Compute one packed step and store the keys and values of its tokens.
 
         embeds: (T, hidden size), the parts' tokens one after the other; positions: (T,) int64 within each sequence.
         last: (number of parts,) int64, where in T each part ends.

@@ -5,8 +5,17 @@ from dataclasses import dataclass, fields
 import pytest
 
 from handlers.settings import HandlerSettings
-from scripts.make_reference import METRICS_PAGE, PAGE, make_group, make_metrics_page, make_page
+from scripts.make_reference import (
+    CONTAINER_PAGE,
+    METRICS_PAGE,
+    PAGE,
+    make_container_page,
+    make_group,
+    make_metrics_page,
+    make_page,
+)
 from torchmoor.config.settings import GROUPS
+from torchmoor.container.environment import ContainerEnvironment
 
 
 @dataclass
@@ -31,6 +40,14 @@ def test_page_is_up_to_date() -> None:
 def test_metrics_are_up_to_date() -> None:
     """The table in docs/runtime-api.md says what metrics/table.py says."""
     assert METRICS_PAGE.read_text() == make_metrics_page()
+
+
+def test_containers_variables_are_up_to_date() -> None:
+    """The table in docs/container.md has every variable with its default."""
+    page = CONTAINER_PAGE.read_text()
+
+    assert page == make_container_page()
+    assert all(f"`{field.alias}`" in page for field in ContainerEnvironment.model_fields.values() if field.alias)
 
 
 def test_comments_are_found_wherever_they_stand() -> None:

@@ -22,7 +22,6 @@ ONLY = {
 }
 # Exceptions, each to be removed with its cause.
 SHARED_NAMES = {
-    "Answer",
     "Asker",
     "Assignment",
     "AsyncEndpoint",
@@ -44,11 +43,9 @@ SHARED_NAMES = {
     "Record",
     "Reply",
     "Sample",
-    "SessionId",
     "SessionSettings",
     "Slots",
     "State",
-    "Status",
     "Target",
     "Ticket",
     "Tier",

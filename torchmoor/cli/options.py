@@ -1,4 +1,4 @@
-"""Options that several commands have: where the planes are, with which credentials, and how to answer."""
+"""Options that several commands share: addresses of the planes, credentials, output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_ADMIN_URL = "http://127.0.0.1:9080"
 
 
 class Number(click.FloatRange):
-    """A number in a range. Without the words that Python reads as numbers: nothing is above or below nan."""
+    """A finite number in a range. It refuses nan, which no comparison excludes, and infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -40,7 +40,7 @@ class Number(click.FloatRange):
 
 
 class Address(click.ParamType[str]):
-    """Where a plane listens."""
+    """The URL of a plane."""
 
     name = "text"
 
@@ -55,7 +55,7 @@ class Address(click.ParamType[str]):
         return str(value)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 url_option = click.option(
     "--url",
@@ -100,7 +100,7 @@ admin_keys_option = click.option(
 
 
 def admin_options(command: F) -> F:
-    """The command's first argument is an AdminClient."""
+    """Give the command an AdminClient as its first argument."""
 
     @admin_url_option
     @admin_keys_option
@@ -112,17 +112,17 @@ def admin_options(command: F) -> F:
 
 
 def make_admin_client(admin_url: str, keys_file: Path | None) -> AdminClient:
-    """Raises AdminError, ConfigError."""
+    """Return a client of the admin plane. Raises AdminError, ConfigError."""
     return AdminClient(admin_url, find_admin_token(keys_file))
 
 
 def find_admin_token(keys_file: Path | None) -> str:
-    """The file's, else the environment's: who names a file does not mean the token of another fleet."""
+    """Return the admin token of the file, else of the environment, which may hold the token of another fleet."""
     return read_file(keys_file).admin_token or read_token(ADMIN_TOKEN)
 
 
 def read_token(name: str) -> str:
-    """A token of the environment; "" if there is none. Raises ConfigError if it cannot be sent."""
+    """Return a token of the environment, or "". Raises ConfigError if a header cannot carry it."""
     token = os.environ.get(name, "")
     if not all("!" <= sign <= "~" for sign in token):
         raise ConfigError(f"{name} must be of visible ASCII characters alone")
@@ -130,19 +130,21 @@ def read_token(name: str) -> str:
 
 
 def read_file(keys_file: Path | None) -> Credentials:
-    """What the file alone says; nothing without one. Raises ConfigError."""
+    """Return the credentials of a file alone, or none without a file. Raises ConfigError."""
     return read_credentials({}, keys_file)
 
 
 def generation_options(command: F) -> F:
-    """The command gets what is given of them as one mapping, `parameters`, by the runtime API's names."""
+    """Give the command the options that were given as one mapping, `parameters`, by the runtime API's names."""
 
     @click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
     @click.option("--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it.")
     @click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only.")
-    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among those that make up this much.")
-    @click.option("--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1: less of the same.")
-    @click.option("--seed", type=click.IntRange(min=0), help="The same seed, the same sample.")
+    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among the tokens that make up this probability.")
+    @click.option(
+        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
+    )
+    @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample.")
     @click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable.")
     @functools.wraps(command)
     def with_parameters(
@@ -170,7 +172,7 @@ def generation_options(command: F) -> F:
 
 
 def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -> None:
-    """One line of JSON, or the lines for people."""
+    """Print one line of JSON, or lines for people."""
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -179,5 +181,5 @@ def show(found: Mapping[str, Any], lines: Callable[[], Any], *, as_json: bool) -
 
 
 def default_store() -> Path:
-    """model_store/ here, or else in the checkout that this package runs from."""
+    """Return model_store/ in the working directory, or else in the checkout that this package runs from."""
     return Path(STORE) if Path(STORE).is_dir() else CHECKOUT / STORE

@@ -1,9 +1,9 @@
-"""The image's entry point: its first argument is the role.
+"""The image's entry point, whose first argument is the role.
 
-serve        everything in one container, as SageMaker wants it (torchmoor.container.serve)
+serve        everything in one container, as SageMaker expects it (torchmoor.container.serve)
 instance     one TorchServe, for Kubernetes (torchmoor.container.instance)
 proxy ...    the front proxy: torchmoor serve ...
-anything else is a command of torchmoor's, such as `bench`
+anything else: a command of torchmoor, such as `bench`
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ROLES = {"serve": serve.run, "instance": instance.run}
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status: 0 after a SIGTERM, 1 if it cannot go on, and then the last line says why."""
+    """Run a role and return the exit status: 0 after a SIGTERM, 1 after an error, which the last line describes."""
     role, *rest = arguments or ["serve"]
     if role not in ROLES or rest:
         command = ["serve", *rest] if role == "proxy" else [role, *rest]
         torchmoor = Path(sys.executable).with_name("torchmoor")
         os.execv(torchmoor, [str(torchmoor), *command])
     try:
-        told = read_environment(os.environ)
-        _log(told)
-        uvloop.run(ROLES[role](told, _report))
+        environment = read_environment(os.environ)
+        _log(environment)
+        uvloop.run(ROLES[role](environment, _report))
     except TorchmoorError as error:
         _report(f"error: {error}")
         return 1
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _log(told: ContainerEnvironment) -> None:
-    """Where SageMaker and Kubernetes collect it from."""
+def _log(environment: ContainerEnvironment) -> None:
+    """Log to standard error, where SageMaker and Kubernetes collect it."""
     logging.basicConfig(
-        level=told.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        level=environment.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from torchmoor.config.group import Count, Port, SettingsGroup, like
 from torchmoor.config.instances import check_instance_name
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import HeapMib, LaunchSettings, StartSeconds
 from torchmoor.config.limits import TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
@@ -76,11 +76,17 @@ class ContainerEnvironment(
         description="`21000-21999`: the range of all other ports, 5 for each instance and one more. Unset: any ports.",
     )
     is_multi_model: bool = Field(False, alias="SAGEMAKER_MULTI_MODEL", description="The platform loads models.")
-    model_timeout_s: Seconds = like(TimeoutSettings, "model_timeout_s", alias="SAGEMAKER_MODEL_SERVER_TIMEOUT")
+    model_timeout_s: Seconds = like(
+        TimeoutSettings,
+        "model_timeout_s",
+        alias="SAGEMAKER_MODEL_SERVER_TIMEOUT",
+        description="Seconds to an answer's end, or to a stream's first byte.",
+    )
     log_level: str = Field(
         "WARNING",
         alias="SAGEMAKER_CONTAINER_LOG_LEVEL",
-        description="The proxy's log level, by name or by Python's number; TORCHMOOR_LOG_LEVEL overrides it.",
+        description="The proxy's log level, by name or by Python's number; TORCHMOOR_LOG_LEVEL "
+        "overrides it, and sets the handlers' level too (INFO).",
     )
     model: str = Field("", alias="TORCHMOOR_MODEL", description="The archive to serve, where there are several.")
     model_dir: Path = Field(
@@ -96,7 +102,7 @@ class ContainerEnvironment(
         description="Instances of `serve`, in turns on the GPUs. Unset: one for each GPU, or one.",
     )
     capacity: Count = like(LaunchSettings, "capacity", alias="TORCHMOOR_CAPACITY")
-    start_timeout_s: Seconds = like(
+    start_timeout_s: StartSeconds = like(
         LaunchSettings,
         "start_timeout_s",
         default=1800.0,
@@ -113,7 +119,7 @@ class ContainerEnvironment(
         alias="TORCHMOOR_SETTLE_S",
         description="Seconds of these until `instance` looks whether anything runs, so that proxies learn of the end.",
     )
-    heap_mib: Count = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    heap_mib: HeapMib = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
     admin_port: Port = like(
         ListenSettings,

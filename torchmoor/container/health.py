@@ -1,4 +1,4 @@
-"""The image's HEALTHCHECK: asks whichever role runs. Standard library only, since it is started every few seconds."""
+"""The image's HEALTHCHECK, which asks the role that runs. It starts every few seconds: standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT_S = 2.0
 
 
 def main() -> int:
-    """0 if the role `serve` or `instance` says that it is well."""
+    """Return 0 if the role `serve` or `instance` is healthy."""
     port = int(os.environ.get("SAGEMAKER_BIND_TO_PORT") or 8080)
     side_port = int(os.environ.get("TORCHMOOR_SIDE_PORT") or 8086)
     return 0 if _is_well(port, "/ping") or _is_well(side_port, "/live") else 1

@@ -1,8 +1,8 @@
 """The role `instance`: one TorchServe, for a platform that runs the proxies elsewhere, as Kubernetes does.
 
-The inference port is open to the proxies; the management port is not, and what of it they may see is on a side port
-(torchmoor.container.probe_port). On SIGTERM the instance is not ready any more; those who send it requests hear of that
-in their time, and until then and until nothing runs, everything is answered.
+The inference port is open to the proxies. The management port is not; the probe port (torchmoor.container.probe_port)
+shows the part that proxies need. On SIGTERM the instance reports that it is not ready. It answers requests until the
+proxies have noticed and no request runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchmoor.config.health import HealthSettings
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import find_model
-from torchmoor.container.probe_port import SidePort
-from torchmoor.container.runtime_directory import Workplace, container_launcher_settings
+from torchmoor.container.probe_port import ProbePort
+from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
 from torchmoor.fleet.launcher import Launch, Launcher
@@ -33,25 +33,29 @@ from torchmoor.wire.operations import IN_FLIGHT
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
-IDLE_S = 1.0  # one look may fall between two requests of a proxy that has not heard of it
+IDLE_S = 1.0  # a single check may fall between two requests of a proxy that has not noticed yet
 ASK_TIMEOUT_S = 2.0
 
 
-async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None:
+async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
     if not os.environ.get(SESSION_KEYS):
         report(f"warning: {SESSION_KEYS} is not set: the proxies need this instance's keys to know its sessions")
-    with Workplace() as work:
-        found = find_model(told, work, os.environ)
+    with RuntimeDirectory() as work:
+        found = find_model(variables, work, os.environ)
         name = endpoint_name(found.name)
         registry = Registry((EndpointSettings(name=name, variants=(VariantSettings(model=found.name),)),))
         gpu = next(iter(find_gpus(os.environ)), None)
-        launch = Launch(told.instance_name, name, found.archive, gpu, host="0.0.0.0", port=told.inference_port)
+        launch = Launch(
+            variables.instance_name, name, found.archive, gpu, host="0.0.0.0", port=variables.inference_port
+        )
         async with (
-            Launcher(container_launcher_settings(told, found, work), registry, found.environment, report) as launcher,
+            Launcher(
+                container_launcher_settings(variables, found, work), registry, found.environment, report
+            ) as launcher,
             HealthChecker(registry, HealthSettings(), lambda: None),
             Operations() as operations,
-            SidePort(registry, told.instance_name, told.side_port, launcher.is_running) as side,
+            ProbePort(registry, variables.instance_name, variables.side_port, launcher.is_running) as side,
         ):
             stopping = stop_on_signals(launcher)
             starting = asyncio.create_task(launcher.start([launch]))
@@ -62,24 +66,24 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
             starting.result()
             await stopping
             side.is_draining = True
-            report(f"stopping; what runs has {told.drain_s:.0f} s to end")
-            await drain(registry, told, operations, launcher.is_running)
+            report(f"stopping; running requests have {variables.drain_s:.0f} s to end")
+            await drain(registry, variables, operations, launcher.is_running)
         report("stopped")
 
 
 async def drain(
-    registry: Registry, told: ContainerEnvironment, operations: Operations, is_running: Callable[[str], bool]
+    registry: Registry, variables: ContainerEnvironment, operations: Operations, is_running: Callable[[str], bool]
 ) -> None:
-    """Returns when nothing has run for a moment after the time to settle, or there is no time left.
+    """Wait until no request has run for a moment after the settling time, or until the time is over.
 
-    is_running: whether there is a TorchServe; one that has died, or was killed by a second signal, ends nothing more.
+    is_running: whether TorchServe runs; after it has died, or was killed by a second signal, no request can end.
     """
     loop = asyncio.get_running_loop()
-    ends_at = loop.time() + told.drain_s
-    settled_at = loop.time() + min(told.settle_s, told.drain_s)
+    ends_at = loop.time() + variables.drain_s
+    settled_at = loop.time() + min(variables.settle_s, variables.drain_s)
     idle_since: float | None = None
-    while loop.time() < ends_at and is_running(told.instance_name):
-        instance = registry.find(told.instance_name)
+    while loop.time() < ends_at and is_running(variables.instance_name):
+        instance = registry.find(variables.instance_name)
         if loop.time() >= settled_at and (instance is None or await is_idle(instance, operations)):
             idle_since = loop.time() if idle_since is None else idle_since
             if loop.time() - idle_since >= IDLE_S:
@@ -90,7 +94,7 @@ async def drain(
 
 
 async def is_idle(instance: Instance, operations: Operations) -> bool:
-    """True if the handler says that nothing runs. One that is not ours says nothing, so it gets all the time."""
+    """Return True if the handler says that no request runs. A foreign handler cannot say so and gets the full time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
     try:
         return answer is not None and answer.status == 200 and json.loads(answer.body) == {"in_flight": 0}

@@ -1,7 +1,7 @@
-"""From what lies in /opt/ml/model to a model store that TorchServe can serve.
+"""The search for the container's model, which becomes a model store for TorchServe.
 
-An archive (.mar), one that is unpacked, a Hugging Face checkpoint's directory, or a tar.gz of one of them. Weights are
-never copied: an archive is unpacked once for all instances, a directory is linked. Loads nothing and runs nothing.
+A model is an archive (.mar), an unpacked archive, a Hugging Face checkpoint's directory, or a tar.gz of one of them.
+Weights are never copied: an archive is unpacked once for all instances, and a directory is linked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 CHAT = "chat"  # the archive with the chat handler and no checkpoint
 MODEL_PATH = "TORCHMOOR_HANDLER_MODEL_PATH"
-# Who else says which checkpoint the chat handler shall load (handlers/compatibility.py).
+# Variables that name the chat handler's checkpoint (handlers/compatibility.py).
 CHECKPOINT_VARIABLES = (MODEL_PATH, "HF_MODEL_ID", "OPTION_MODEL_ID")
 PROPERTIES = "serving.properties"
 MANIFEST = Path("MAR-INF") / "MANIFEST.json"
@@ -33,7 +33,7 @@ SAGEMAKER_TARBALL = "model.tar.gz"  # the SDK's local mode leaves it beside what
 TARBALLS = (".tar.gz", ".tgz")
 COPY_BYTES = 1 << 20
 SPARE_BYTES = 64 << 20  # of the temporary directory, beyond an unpacked model
-# What zipfile and tarfile raise for a file that is cut off, damaged or encrypted, or packed in a way they do not know.
+# Errors of zipfile and tarfile about a file that is truncated, damaged, encrypted or packed in an unknown way.
 BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, OSError, RuntimeError, ValueError)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
@@ -46,7 +46,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """One archive of a model store. name: TorchServe's for it. environment: what its handler is told besides."""
+    """One archive of a model store. name: the name in TorchServe. environment: further variables of its handler."""
 
     name: str
     archive: str
@@ -54,44 +54,44 @@ class FoundModel:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_model(told: ContainerEnvironment, work: Path, environ: Mapping[str, str]) -> FoundModel:
-    """The model that the container shall serve, in a store below `work`. Raises ConfigError, which says what to do."""
+def find_model(variables: ContainerEnvironment, work: Path, environ: Mapping[str, str]) -> FoundModel:
+    """Return the container's model, in a store below `work`. Raises ConfigError, which says what to do."""
     store = work / "store"
     store.mkdir(parents=True)
-    if told.is_multi_model:
-        return _bundled(told, store, MANY)
-    folder = told.model_dir
-    found = _look(folder, work, told.model) if folder.is_dir() else None
-    if found is None and told.model:
-        return _bundled(told, store, told.model)
+    if variables.is_multi_model:
+        return _bundled(variables, store, MANY)
+    folder = variables.model_dir
+    found = _look(folder, work, variables.model) if folder.is_dir() else None
+    if found is None and variables.model:
+        return _bundled(variables, store, variables.model)
     names_checkpoint = any(environ.get(name, "").strip() for name in CHECKPOINT_VARIABLES)
     if found is None:
         if names_checkpoint or (folder / PROPERTIES).is_file():
-            return _bundled(told, store, CHAT)
+            return _bundled(variables, store, CHAT)
         raise ConfigError(f"there is no model in {folder}: {_FORMS}")
     if (found / MANIFEST).is_file():
         name = _read_name(found / MANIFEST)
         (store / name).symlink_to(found.resolve())
         return FoundModel(name=name, archive=name, store=store)
-    model = _bundled(told, store, CHAT)
+    model = _bundled(variables, store, CHAT)
     return model if names_checkpoint else replace(model, environment={MODEL_PATH: str(found.resolve())})
 
 
-def _bundled(told: ContainerEnvironment, store: Path, name: str) -> FoundModel:
-    """An archive that the image brings."""
-    archive = told.archives / f"{name}.mar"
+def _bundled(variables: ContainerEnvironment, store: Path, name: str) -> FoundModel:
+    """Return one of the image's own archives."""
+    archive = variables.archives / f"{name}.mar"
     if not archive.is_file():
-        there = sorted(path.stem for path in told.archives.glob("*.mar"))
+        there = sorted(path.stem for path in variables.archives.glob("*.mar"))
         raise ConfigError(
             f"this image has no archive {name!r}, but {', '.join(there) or 'none'}: put the model into "
-            f"{told.model_dir}, or build the image with it (docs/container.md)"
+            f"{variables.model_dir}, or build the image with it (docs/container.md)"
         )
     (store / archive.name).symlink_to(archive.resolve())
     return FoundModel(name=name, archive=archive.name, store=store)
 
 
 def _look(folder: Path, work: Path, wanted: str) -> Path | None:
-    """The directory of an unpacked archive or of a checkpoint; None if there is neither. Raises ConfigError."""
+    """Return the directory of an unpacked archive or of a checkpoint; None if there is none. Raises ConfigError."""
     if (folder / MANIFEST).is_file() or (folder / "config.json").is_file():
         return folder
     there = [path for path in folder.iterdir() if _is_given(path)]
@@ -123,9 +123,9 @@ def _look(folder: Path, work: Path, wanted: str) -> Path | None:
 
 
 def _is_given(path: Path) -> bool:
-    """False for what file systems, Kubernetes' volumes and download tools put beside a model: hidden, or lost+found.
+    """Return False for hidden files and lost+found, which volumes and download tools leave beside a model.
 
-    The latter's folder is root's alone, and to look into it would be an error of its own.
+    Only root can read lost+found, so looking into it would fail.
     """
     return not path.name.startswith(".") and path.name != "lost+found"
 
@@ -138,15 +138,15 @@ def _stem(path: Path) -> str:
 
 
 def _unpack(packed: Path, target: Path) -> None:
-    """Into a directory of its own, with nothing outside it. Raises ConfigError if it is broken or there is no room."""
+    """Unpack into a directory, and write nothing outside it. Raises ConfigError if the file is broken or too large."""
     target.mkdir(parents=True)
     try:
         if packed.name.endswith(".mar"):
             with zipfile.ZipFile(packed) as bundle:
                 _check_room(packed, target, sum(member.file_size for member in bundle.infolist()))
-                bundle.extractall(target)  # takes away what would lead out
+                bundle.extractall(target)  # removes path parts that lead out of the target
         else:
-            _check_room(packed, target, packed.stat().st_size)  # weights hardly shrink
+            _check_room(packed, target, packed.stat().st_size)  # weights hardly compress
             with tarfile.open(packed, "r:gz") as tar:
                 for member in tar:
                     _check_room(packed, target, member.size)  # a small tarball can be a large model, or a trap
@@ -156,9 +156,9 @@ def _unpack(packed: Path, target: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """One file or folder, without its owner and permissions. The filters of tarfile are not in Debian 12's Python.
+    """Extract one file or folder without its owner and permissions. Debian 12's tarfile has no filters.
 
-    Raises TarError for what is neither, or leads out.
+    Raises TarError for any other member, and for a path that leads out of the target.
     """
     path = target / member.name.removeprefix("./")
     if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
@@ -167,7 +167,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
         path.mkdir(parents=True, exist_ok=True)
         return
     content = tar.extractfile(member)
-    assert content is not None  # it is a file
+    assert content is not None  # a regular file
     path.parent.mkdir(parents=True, exist_ok=True)
     with content, path.open("wb") as file:
         shutil.copyfileobj(content, file, COPY_BYTES)
@@ -183,7 +183,7 @@ def _check_room(packed: Path, target: Path, num_bytes: int) -> None:
 
 
 def _read_name(manifest: Path) -> str:
-    """The model's name, by which TorchServe knows it. Raises ConfigError."""
+    """Return the model's name in TorchServe. Raises ConfigError."""
     try:
         name = json.loads(manifest.read_bytes())["model"]["modelName"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,9 +1,9 @@
-"""What may be known of an instance from outside its host, and nothing that could be done to it: GET only.
+"""The probe port of an instance: read-only answers for probes and proxies on other hosts.
 
     /live              200 while TorchServe runs
-    /ready             200 while the model's worker is ready and the instance is not about to stop
-    /models/{model}    as TorchServe's management port has it, for a proxy's probes; also while it drains
-    /metrics           as TorchServe's metrics port has it
+    /ready             200 while the model's worker is ready and the instance does not drain
+    /models/{model}    the management port's answer, for a proxy's probes; also while the instance drains
+    /metrics           the metrics port's answer
 
 A proxy may be given this port as an instance's management_port and metrics_port.
 """
@@ -23,13 +23,13 @@ TIMEOUT_S = 1.5
 MAX_PAGE_BYTES = 4 << 20
 
 
-class SidePort:
-    """For as long as the context lasts."""
+class ProbePort:
+    """Listens for as long as the context lasts."""
 
     def __init__(
         self, registry: Registry, name: str, port: int, is_running: Callable[[str], bool], *, host: str = "0.0.0.0"
     ) -> None:
-        """name: of the instance. port: 0 takes any free one. is_running: whether its TorchServe is there."""
+        """name: the instance. port: 0 takes any free one. is_running: whether the instance's TorchServe runs."""
         self.is_draining = False
         self.port = port
         self._registry = registry
@@ -44,7 +44,7 @@ class SidePort:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._client: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> SidePort:
+    async def __aenter__(self) -> ProbePort:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True))
         await self._runner.setup()
@@ -60,7 +60,7 @@ class SidePort:
         await self._client.close()
 
     async def _live(self, request: web.Request) -> web.Response:
-        """Also while a model loads, however long that takes; and while TorchServe starts its worker again."""
+        """Answer 200 while TorchServe runs, also while it loads its model or restarts its worker."""
         is_live = self._registry.find(self._name) is None or self._is_running(self._name)
         return _say(is_live, "live", "TorchServe has ended, and is started again in a moment")
 
@@ -86,7 +86,7 @@ class SidePort:
         return await self._pass_on(instance, f"http://{instance.host}:{instance.metrics_port}/metrics")
 
     async def _pass_on(self, instance: Instance, url: str) -> web.Response:
-        """TorchServe's own answer."""
+        """Answer as TorchServe answers."""
         assert self._client is not None
         try:
             async with self._client.get(url) as answer:

@@ -1,4 +1,4 @@
-"""What both roles that run TorchServe have in common: a folder to work in, and how their instances are run."""
+"""The temporary directory, launcher settings and session keys of the roles that run TorchServe."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, make_launcher_set
 
 logger = logging.getLogger(__name__)
 
-# Of an instance that has nothing to do any more; the rest of SageMaker's 30 s is for requests to end.
+# For an idle instance to stop. The rest of SageMaker's 30 s is for running requests.
 STOP_GRACE_S = 3.0
 
 
-class Workplace:
-    """A temporary folder, for as long as the context lasts."""
+class RuntimeDirectory:
+    """A temporary directory that is removed with the context."""
 
     def __enter__(self) -> Path:
-        """Raises ConfigError if nothing can be written anywhere."""
+        """Create the directory. Raises ConfigError if there is no place for temporary files."""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="torchmoor-"))
         except OSError as error:
@@ -48,30 +48,30 @@ class Workplace:
 
 
 def make_home(folder: Path) -> None:
-    """Give the handlers' libraries a home to keep their caches in, where the user has none or it is read-only."""
+    """Give the handlers' libraries a home for their caches, if the user has none or a read-only one."""
     home = os.environ.get("HOME", "")
     if not home or home == "/" or not os.access(home, os.W_OK):
         own = folder / "home"
         own.mkdir()
         os.environ["HOME"] = str(own)
-    os.environ.setdefault("USER", "torchmoor")  # torch asks for it, and a user of Kubernetes' making has no name
+    os.environ.setdefault("USER", "torchmoor")  # torch needs a name, and Kubernetes' numeric users have none
 
 
-def container_launcher_settings(told: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
+def container_launcher_settings(variables: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
     """Return how the container's instances are started."""
     launch = LaunchSettings(
         model_store=str(found.store),
-        capacity=told.capacity,
-        heap_mib=told.heap_mib,
-        start_timeout_s=told.start_timeout_s,
+        capacity=variables.capacity,
+        heap_mib=variables.heap_mib,
+        start_timeout_s=variables.start_timeout_s,
     )
     settings = make_launcher_settings(launch, work / "run")
-    torchserve = replace(settings.torchserve, logs_to_console=True, properties=told.properties)
-    return replace(settings, torchserve=torchserve, stop_grace_s=STOP_GRACE_S, ports=told.safe_ports or USUAL)
+    torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
+    return replace(settings, torchserve=torchserve, stop_grace_s=STOP_GRACE_S, ports=variables.safe_ports or USUAL)
 
 
 def make_session_keys(environ: Mapping[str, str]) -> str:
-    """Those of the environment, or new ones. Warns where other containers could not read these sessions' ids."""
+    """Return the environment's session keys, or new ones. Warn if other containers could not read these session ids."""
     keys = environ.get(SESSION_KEYS)
     if not keys and environ.get(JOURNAL_URL, "off") != "off":
         logger.warning(

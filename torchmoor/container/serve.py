@@ -1,7 +1,7 @@
-"""The role `serve`: everything in one container, in the dialect that SageMaker speaks to its containers.
+"""The role `serve`: the proxy and its TorchServe instances in one container, in SageMaker's container dialect.
 
-One TorchServe an accelerator, the proxy before them. The proxy listens from the beginning, so that a ping is answered
-while models load; it ends last of what a client sees, and within SageMaker's 30 s of a SIGTERM everything has ended.
+There is one TorchServe for each GPU. The proxy listens from the start, so that a ping is answered while models load. It
+stops after the instances' running requests have ended. Everything has ended within SageMaker's 30 s after SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 
+from torchmoor.config.access import AccessSettings
 from torchmoor.config.dialects import ContainerSettings
 from torchmoor.config.group import MIB
 from torchmoor.config.launcher import DEFAULT_BODY_MIB
@@ -24,41 +24,41 @@ from torchmoor.config.sessions import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.container.environment import ContainerEnvironment
 from torchmoor.container.model import FoundModel, find_model
-from torchmoor.container.runtime_directory import Workplace, container_launcher_settings, make_session_keys
+from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings, make_session_keys
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
-from torchmoor.proxy.access.credentials import KEYS_FILE, read_credentials
-from torchmoor.proxy.access.exposure import check_exposure
+from torchmoor.proxy.access.credentials import KEYS_FILE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS
 from torchmoor.run.many import CACHE, MANY, plan_many
+from torchmoor.run.proxy_settings import complete
 from torchmoor.run.up import stop_on_signals
 
 logger = logging.getLogger(__name__)
 
 
-async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None:
+async def run(variables: ContainerEnvironment, report: Callable[[str], None]) -> None:
     """Serve until SIGTERM. Raises ConfigError, LaunchError if the model does not load, OSError if a port is taken."""
-    with Workplace() as work:
-        found = find_model(told, work, os.environ)
+    with RuntimeDirectory() as work:
+        found = find_model(variables, work, os.environ)
         keys = make_session_keys(os.environ)
-        settings = make_settings(told, found, keys)
+        settings = make_settings(variables, found, keys)
         registry = Registry(settings.endpoints)
-        launches = plan(told, found, settings.endpoints[0].name, find_gpus(os.environ))
+        launches = plan(variables, found, settings.endpoints[0].name, find_gpus(os.environ))
         environment = {
             SESSION_KEYS: keys,
             JOURNAL_URL: os.environ.get(JOURNAL_URL) or (work / "run" / JOURNAL_FOLDER).as_uri(),
             **found.environment,
             **share_gpus(launches, os.environ),
         }
-        if told.is_multi_model:
+        if variables.is_multi_model:
             environment |= plan_many([MANY], "", os.environ).environment
         async with (
-            Launcher(container_launcher_settings(told, found, work), registry, environment, report) as launcher,
+            Launcher(container_launcher_settings(variables, found, work), registry, environment, report) as launcher,
             Proxy(settings, registry) as proxy,
             HostFleet(settings, registry, launcher, proxy.data, launches, report) as fleet,
         ):
@@ -72,19 +72,17 @@ async def run(told: ContainerEnvironment, report: Callable[[str], None]) -> None
                 starting.result()
                 report("ready")
                 await stopping
-            report(f"stopping; what runs has {told.drain_s:.0f} s to end")
+            report(f"stopping; running requests have {variables.drain_s:.0f} s to end")
         report("stopped")
 
 
-def make_settings(told: ContainerEnvironment, found: FoundModel, keys: str) -> ProxySettings:
-    """The proxy before the container's instances. Raises ConfigError."""
-    keys_file = os.environ.get(KEYS_FILE)
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    admin_port = told.admin_port if told.safe_ports is None else find_free_ports(1, among=told.safe_ports)[0]
-    listen = ListenSettings(host="0.0.0.0", port=told.port, admin_port=admin_port)
-    check_exposure(listen, credentials, is_open=not credentials.guards_data)  # the platform stands before the port
+def make_settings(variables: ContainerEnvironment, found: FoundModel, keys: str) -> ProxySettings:
+    """Return the settings of the container's proxy. Raises ConfigError."""
+    admin_port = (
+        variables.admin_port if variables.safe_ports is None else find_free_ports(1, among=variables.safe_ports)[0]
+    )
     is_cached = os.environ.get(CACHE, "enabled") != "disabled"
-    return ProxySettings(
+    settings = ProxySettings(
         endpoints=(
             EndpointSettings(
                 name=endpoint_name(found.name),
@@ -92,27 +90,28 @@ def make_settings(told: ContainerEnvironment, found: FoundModel, keys: str) -> P
                 multi_model=MultiModelSettings(is_cached=is_cached) if found.name == MANY else None,
             ),
         ),
-        listen=listen,
+        listen=ListenSettings(host="0.0.0.0", port=variables.port, admin_port=admin_port),
+        access=AccessSettings(keys_file=os.environ.get(KEYS_FILE, "")),
         limits=LimitSettings(
-            max_passthrough_body_bytes=int(told.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
+            max_passthrough_body_bytes=int(variables.properties.get("max_request_size", DEFAULT_BODY_MIB * MIB))
         ),
-        timeouts=TimeoutSettings(model_timeout_s=told.model_timeout_s, stop_grace_s=told.drain_s),
+        timeouts=TimeoutSettings(model_timeout_s=variables.model_timeout_s, stop_grace_s=variables.drain_s),
         sessions=SessionSettings.parse(keys, are_journaled=os.environ.get(JOURNAL_URL) != "off"),
-        credentials=credentials,
-        container=ContainerSettings(serves_models=told.is_multi_model, shows_metrics=True),
-        observe=ObserveSettings(access_log=told.access_log),
+        container=ContainerSettings(serves_models=variables.is_multi_model, shows_metrics=True),
+        observe=ObserveSettings(access_log=variables.access_log),
     )
+    return complete(settings, os.environ, is_open=None)
 
 
-def plan(told: ContainerEnvironment, found: FoundModel, endpoint: str, gpus: list[str]) -> list[Launch]:
-    """One instance an accelerator, or as many as there shall be, in turns on the accelerators."""
+def plan(variables: ContainerEnvironment, found: FoundModel, endpoint: str, gpus: list[str]) -> list[Launch]:
+    """Return one instance for each GPU, or the configured number of instances in turns on the GPUs."""
     stem = endpoint.lower()
     return [
         Launch(f"{stem}-{number}", endpoint, found.archive, gpus[number % len(gpus)] if gpus else None)
-        for number in range(told.num_instances or len(gpus) or 1)
+        for number in range(variables.num_instances or len(gpus) or 1)
     ]
 
 
 def endpoint_name(model: str) -> str:
-    """A model's name as that of an endpoint, for the paths of the runtime API."""
+    """Return a model's name as an endpoint's name, for the paths of the runtime API."""
     return re.sub(r"[^a-zA-Z0-9]+", "-", model).strip("-")[:60].strip("-")

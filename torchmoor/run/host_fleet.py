@@ -1,4 +1,4 @@
-"""The instances of this host: which there may be, and who keeps as many of them running as shall run."""
+"""The instances of this host: their plan, their start, and the autoscaler that keeps enough of them running."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry, name_stem
 
-MAX_NAME_CHARS = 63
-
 
 class HostProxy(LoadSource, Protocol):
-    """The proxy, which also reports when a request needs an instance."""
+    """The proxy, which also reports that a request needs an instance."""
 
     def on_need(self, wake: Callable[[], None]) -> None:
-        """Register a callback for when a request waits for an instance to be started."""
+        """Call `wake` when a request waits for an instance to start."""
 
 
 class HostFleet:
-    """Has the launches of variants with Scaling run as they are needed, and all others from `start` on.
+    """Starts the instances of variants with Autoscaling on demand, and all other instances in `start`.
 
-    For as long as the context lasts; stops nothing itself, which is the launcher's part.
+    The launcher stops the instances.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class HostFleet:
         *,
         find_pending: Callable[[str], Awaitable[Backlog]] | None = None,
     ) -> None:
-        """launches: every instance that may run. find_pending: an endpoint's asynchronous requests."""
+        """launches: all instances that may run. find_pending: returns an endpoint's asynchronous requests."""
         self._launcher = launcher
         self._launches = launches
         self._front = front
@@ -84,7 +82,7 @@ class HostFleet:
         await self._stack.aclose()
 
     async def start(self) -> None:
-        """Have the first instances ready. Raises LaunchError if one does not come up."""
+        """Start the first instances and wait until they are ready. Raises LaunchError if one fails to start."""
         self._launcher.check(self._launches)
         if self._autoscaler is None:
             await self._launcher.start(self._fixed)
@@ -96,15 +94,15 @@ class HostFleet:
         self._stack.callback(running.cancel)
 
     def wake(self) -> None:
-        """Something waits for an instance: look now."""
+        """Let the autoscaler decide now, because a request waits for an instance."""
         if self._autoscaler is not None:
             self._autoscaler.wake()
 
 
 def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> list[Launch]:
-    """Every instance that variants with Scaling may have, by name, spread over the GPUs where there are any.
+    """Return all instances that variants with Autoscaling may have, spread over the GPUs if there are any.
 
-    Raises ConfigError if a name that follows from the endpoint's is none.
+    Raises ConfigError if the endpoint's name leads to an invalid instance name.
     """
     launches: list[Launch] = []
     for endpoint in endpoints:
@@ -113,7 +111,7 @@ def plan_scaled(endpoints: Sequence[EndpointSettings], gpus: Sequence[str]) -> l
                 continue
             for number in range(variant.scaling.max_capacity):
                 name = f"{name_stem(endpoint, variant)}-{number}"
-                if len(name) > MAX_NAME_CHARS or not INSTANCE_NAME.fullmatch(name):
+                if not INSTANCE_NAME.fullmatch(name):
                     raise ConfigError(
                         f"an instance of {endpoint.name} would have the name {name!r}: choose a shorter one"
                     )

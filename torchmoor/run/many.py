@@ -1,4 +1,4 @@
-"""What the command line and the environment say of many models, as settings and as the instances' environment."""
+"""Settings of the endpoint with many models, from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MANY = "many"  # the archive that serves many models, and so the endpoint
 SOURCE = "TORCHMOOR_HANDLER_MANY_SOURCE"
 CACHE = "TORCHMOOR_HANDLER_MANY_CACHE"
 URL_ROOTS = "TORCHMOOR_HANDLER_MANY_URL_ROOTS"
-MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # set by SageMaker in a container that shall serve the operations on models
-PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that it has such a container load
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"  # SageMaker sets it in a container that must serve the operations on models
+PLATFORM_MODELS = "/opt/ml/models"  # where SageMaker puts the models that such a container loads
 
 
 @dataclass(frozen=True, slots=True)
 class ManyPlan:
-    """How the endpoint `many` is served. environment: for its instances."""
+    """Settings of the endpoint `many`, and environment variables of its instances."""
 
     settings: MultiModelSettings
     environment: Mapping[str, str]
 
 
 def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str]) -> ManyPlan:
-    """models: a directory or an S3 prefix; "" if the environment names it. Raises ConfigError."""
+    """Return how `many` is served. models: a directory, an S3 prefix or "". Raises ConfigError."""
     settings = MultiModelSettings(is_cached=environ.get(CACHE, "enabled") != "disabled")
     if MANY not in endpoints:
         if models:
@@ -44,14 +44,14 @@ def plan_many(endpoints: Sequence[str], models: str, environ: Mapping[str, str])
     elif not environ.get(SOURCE):
         if not _is_multi_model(environ):
             raise ConfigError(f"--endpoint {MANY} needs --models, a directory or s3://bucket/prefix with the models")
-        environment[SOURCE] = ""  # the platform gives them all
+        environment[SOURCE] = ""  # the platform loads all models
     if _is_multi_model(environ) and not environ.get(URL_ROOTS):
         environment[URL_ROOTS] = PLATFORM_MODELS
     return ManyPlan(settings, environment)
 
 
 def read_container(environ: Mapping[str, str], settings: ContainerSettings | None = None) -> ContainerSettings:
-    """What the environment adds to the settings of a container."""
+    """Return a container's settings with the mode that the environment sets."""
     settings = settings or ContainerSettings()
     return settings.replace(serves_models=settings.serves_models or _is_multi_model(environ))
 

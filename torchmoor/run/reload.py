@@ -1,8 +1,8 @@
-"""SIGHUP to `torchmoor serve`: the configuration file, the keys and the certificate read again while requests run.
+"""The reload of the configuration file, the keys and the certificate on SIGHUP, while requests run.
 
-What can change so: the instances, the DNS names that bring them, the keys and tokens, the certificate. An instance that
-is taken out, or gets another address, is drained first: what runs there ends there. Everything else is fixed at the
-start, and a file that changes it, or that is wrong, changes nothing at all.
+A reload can change the instances, the DNS names that lead to instances, the keys and tokens, and the certificate. An
+instance that is removed or gets another address drains first: its running requests end there. All other settings are
+fixed at the start. A file that changes them, or that is invalid, changes nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ logger = logging.getLogger(__name__)
 
 
 class Front(Protocol):
-    """The running proxy, as a reload changes it."""
+    """The part of the running proxy that a reload changes."""
 
     def reload_credentials(self, credentials: Credentials) -> None:
-        """Judge the requests to come by these. Raises ConfigError, and changes nothing."""
+        """Check further requests against these credentials. Raises ConfigError, and then changes nothing."""
         ...
 
     def reload_tls(self) -> None:
-        """Take a renewed certificate for the connections to come."""
+        """Use the renewed certificates for further connections."""
         ...
 
 
 class Reloader:
-    """Compares what a file says now with what it said before, and applies the difference.
+    """Compares the file with its previous content, and applies the difference.
 
-    read: the file and its credentials, checked. A configuration's `proxy` has the credentials in it.
+    read: returns the checked configuration, with the credentials in its `proxy`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Reloader:
         self._discovery = discovery
 
     def reload(self) -> None:
-        """Read the file again. What is wrong with it is logged, and everything stays as it was."""
+        """Read the file again. An error is logged, and then nothing changes."""
         try:
             new = self._read()
             self._check_fixed(new)

@@ -1,6 +1,6 @@
-"""`torchmoor serve`: the front proxy by a configuration file, or a look at that file.
+"""`torchmoor serve`: runs the front proxy by a configuration file, or checks that file.
 
-Before instances that run already; and before those of variants with Autoscaling, which are started on this host.
+The proxy serves instances that run already, and starts the instances of variants with Autoscaling on this host.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torchmoor.config.file import read_file
 from torchmoor.config.settings import Configuration
@@ -21,34 +22,35 @@ from torchmoor.fleet.discovery import Discovery, try_once
 from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.launcher import Launch, Launcher, check_archives
 from torchmoor.fleet.supervisor import JOURNAL_FOLDER
-from torchmoor.proxy.access.credentials import ASYNC_QUEUE, read_credentials
-from torchmoor.proxy.access.exposure import check_exposure
+from torchmoor.proxy.access.credentials import ASYNC_QUEUE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.proxy.observe.observing import check_observing
 from torchmoor.run.app import Proxy
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet, plan_scaled
-from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
-from torchmoor.run.many import read_container
+from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings, naming_directory
+from torchmoor.run.proxy_settings import complete
 from torchmoor.run.reload import Reloader
 from torchmoor.run.static_instances import make_registry
 from torchmoor.run.up import find_pending
+
+Given = Mapping[str, Mapping[str, Any]]  # groups of options, each with its keys and values
 
 
 async def run(
     path: Path,
     *,
-    processes: int | None,
+    given: Given,
     is_open: bool,
     report: Callable[[str], None],
     announce: Callable[[str], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; instances join as soon as their probes say that they are ready.
+    """Serve until SIGINT or SIGTERM. An instance joins when its probe finds it ready.
 
-    processes: how many, where the file is not to say. report: what becomes of instances on this host, line by line.
-    announce: the one line of JSON that says where. Raises ConfigError, LaunchError, OSError if a port is taken.
+    given: groups and keys that override the file's. report: receives progress of this host's instances, line by line.
+    announce: receives one line of JSON with the addresses. Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    configuration = read(path, processes=processes, is_open=is_open)
+    configuration = read(path, given=given, is_open=is_open)
     settings = configuration.proxy
     registry = make_registry(configuration)
     launches = plan_scaled(settings.endpoints, find_gpus(os.environ))
@@ -59,10 +61,13 @@ async def run(
     async with AsyncExitStack() as stack:
         launcher: Launcher | None = None
         if launches:
-            launcher = await stack.enter_async_context(make_launcher(configuration, registry, launches, report))
+            run_dir = find_run_dir(configuration.launch)
+            launcher = make_launcher(configuration, run_dir, registry, launches, report)
+            with naming_directory(run_dir):
+                await stack.enter_async_context(launcher)
         proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
-        read_again = partial(read, path, processes=processes, is_open=is_open)
+        read_again = partial(read, path, given=given, is_open=is_open)
         drainer = Drainer(registry, proxy.data.is_idle)
         stack.callback(drainer.stop)
         are_journaled = settings.sessions.are_journaled
@@ -93,43 +98,41 @@ async def run(
 
 
 def make_launcher(
-    configuration: Configuration, registry: Registry, launches: Sequence[Launch], report: Callable[[str], None]
+    configuration: Configuration,
+    run_dir: Path,
+    registry: Registry,
+    launches: Sequence[Launch],
+    report: Callable[[str], None],
 ) -> Launcher:
-    """For the instances of variants with Autoscaling."""
-    run_dir = find_run_dir(configuration.launch)
+    """Return the launcher of the instances of variants with Autoscaling."""
     environment = share_gpus(launches, os.environ)
     if configuration.proxy.sessions.are_journaled and JOURNAL_URL not in os.environ:
         environment[JOURNAL_URL] = (run_dir / JOURNAL_FOLDER).as_uri()
     return Launcher(make_launcher_settings(configuration.launch, run_dir), registry, environment, report)
 
 
-def read(path: Path, *, processes: int | None, is_open: bool) -> Configuration:
-    """What a file and its keys say, checked together. Raises ConfigError."""
+def read(path: Path, *, given: Given, is_open: bool) -> Configuration:
+    """Return what a file, the options and the environment say, checked together. Raises ConfigError."""
     keys, queue = os.environ.get(SESSION_KEYS, ""), os.environ.get(ASYNC_QUEUE, "")
     configuration = read_file(path, session_keys=keys, queue=queue)
-    keys_file = configuration.proxy.access.keys_file
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    listen = configuration.proxy.listen
-    check_exposure(listen, credentials, is_open=is_open)
-    if processes is not None:
-        listen = listen.replace(processes=processes)
-    container = read_container(os.environ, configuration.proxy.container)
-    is_scaled = any(variant.scaling for endpoint in configuration.proxy.endpoints for variant in endpoint.variants)
-    if is_scaled and not configuration.proxy.sessions.keys:
+    proxy = configuration.proxy
+    changes = {name: getattr(proxy, name).replace(**values) for name, values in given.items()}
+    proxy = complete(proxy.replace(**changes), os.environ, is_open=is_open)
+    is_scaled = any(variant.scaling for endpoint in proxy.endpoints for variant in endpoint.variants)
+    if is_scaled and not proxy.sessions.keys:
         raise ConfigError(
             f"{SESSION_KEYS} must be set where variants have Autoscaling: their instances sign session ids with it"
         )
-    proxy = configuration.proxy.replace(credentials=credentials, listen=listen, container=container)
     return configuration.replace(proxy=proxy)
 
 
-def check(path: Path, *, processes: int | None, is_open: bool, warn: Callable[[str], None]) -> str:
-    """Find out all that is wrong with a file, the files that it names and the environment, and listen nowhere.
+def check(path: Path, *, given: Given, is_open: bool, warn: Callable[[str], None]) -> str:
+    """Check a file, the files that it names and the environment, without listening.
 
-    Returns a line of JSON: the instances of each endpoint's variants. warn: told what would start and not do what is
-    probably meant. Raises ConfigError, LaunchError.
+    Returns a line of JSON: the instances of each endpoint's variants. warn: receives settings that are allowed and
+    probably a mistake. Raises ConfigError, LaunchError.
     """
-    configuration = read(path, processes=processes, is_open=is_open)
+    configuration = read(path, given=given, is_open=is_open)
     settings, registry = configuration.proxy, make_registry(configuration)
     Proxy(settings, registry)  # reads the certificates
     launches = plan_scaled(settings.endpoints, [])

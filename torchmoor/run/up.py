@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 from torchmoor.async_inference.request import Backlog
 from torchmoor.config.asynchronous import AsyncEndpointSettings
@@ -19,8 +18,6 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.config.up import UpSettings
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.fleet.supervisor import ASYNC_FOLDER, JOURNAL_FOLDER
-from torchmoor.proxy.access.credentials import read_credentials
-from torchmoor.proxy.access.exposure import check_exposure
 from torchmoor.proxy.api.chat_page.page import PAGE
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.app import Proxy
@@ -28,7 +25,8 @@ from torchmoor.run.async_folder import AsyncFolder
 from torchmoor.run.gpus import find_gpus, share_gpus
 from torchmoor.run.host_fleet import HostFleet
 from torchmoor.run.launching import JOURNAL_URL, SESSION_KEYS, find_run_dir, make_launcher_settings
-from torchmoor.run.many import MANY, plan_many, read_container
+from torchmoor.run.many import MANY, plan_many
+from torchmoor.run.proxy_settings import complete
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +42,6 @@ async def run(
     whether an address other than loopback may go without credentials.
     Raises ConfigError, LaunchError, OSError if a port is taken.
     """
-    keys_file = options.access.keys_file
-    credentials = read_credentials(os.environ, Path(keys_file) if keys_file else None)
-    check_exposure(options.listen, credentials, is_open=is_open)
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     run_dir = find_run_dir(options.launch)
@@ -65,14 +60,13 @@ async def run(
         ),
         async_inference=kept.inference,
         objects=kept.objects,
-        container=read_container(os.environ),
         listen=options.listen,
         access=options.access,
-        credentials=credentials,
         observe=options.observe,
         chat_page=options.chat_page,
         sessions=SessionSettings.parse(keys, are_journaled=options.journal != "off"),
     )
+    settings = complete(settings, os.environ, is_open=is_open)
     registry = Registry(settings.endpoints)
     journal = options.journal or (run_dir / JOURNAL_FOLDER).as_uri()
     launches = plan(options.endpoints, options.most_instances, find_gpus(os.environ))

@@ -1,1 +1,1 @@
-"""Request bodies and answer forms, one dialect per file."""
+"""Dialects: one file reads and writes one dialect. Uses the shared types of `handlers.chat` only."""

@@ -1,22 +1,21 @@
-"""Bodies of Text Generation Inference and of LMI: `{"inputs": ..., "parameters": {...}, "stream": ...}`."""
+"""The dialect of TGI and LMI: bodies `{"inputs": ..., "parameters": {...}, "stream": ...}`, and their answers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import Generate
-from handlers.chat.dialects.session import refuse_session
-from handlers.chat.forms import AnswerForm, LmiForm, TgiForm
+from handlers.chat.forms import JSON, AnswerForm, Summary, Token, encode
 from handlers.chat.parameters import Parameters, parse_parameters
-from handlers.errors import InvalidRequest
+from handlers.errors import BadImage, BadInput, HandlerError, InvalidRequest, NoRoom
 from handlers.requests import Incoming
 from handlers.settings import RequestSettings
 
 _FIELDS = {"inputs", "parameters", "stream", "model"}  # huggingface_hub adds the model's name
 
 
-def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings) -> Generate:
-    """Raises InvalidRequest."""
-    refuse_session(incoming, body)
+def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+    """Read a body with `inputs`. Raises InvalidRequest."""
     unknown = set(body) - _FIELDS
     if unknown:
         raise InvalidRequest(f"a body with 'inputs' has no field {names(unknown)}")
@@ -42,7 +41,7 @@ def parse_inputs(incoming: Incoming, body: dict[str, Any], settings: RequestSett
 
 
 def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str) -> AnswerForm:
-    """By Accept, else by the setting: clients of LMI send no Accept, it is their endpoint that was configured."""
+    """Choose the form by Accept, else by the setting: LMI's clients send no Accept and rely on the endpoint."""
     text_before = prompt if parameters.return_full_text else ""
     if incoming.accepts(LmiForm.content_type):
         is_lmi = True
@@ -54,3 +53,97 @@ def _form(incoming: Incoming, parameters: Parameters, prompt: str, default: str)
         are_outputs = default == "lmi-outputs"
         return LmiForm(text_before=text_before, has_details=parameters.details, are_outputs=are_outputs)
     return TgiForm(text_before=text_before, has_details=parameters.details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiForm:
+    """Encodes TGI's answers: events `data:{"token", "generated_text", "details"}`, or a list of one object."""
+
+    text_before: str = ""
+    has_details: bool = False
+
+    content_type = "text/event-stream"
+    whole_content_type = JSON
+
+    def begin(self) -> bytes:
+        return b""
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        value = {
+            "token": _tgi_token(token),
+            "generated_text": None if summary is None else self.text_before + summary.text,
+            "details": None if summary is None else summary.details(),
+        }
+        return _event(value)
+
+    def error(self, error: HandlerError) -> bytes:
+        return _event({"error": error.message, "error_type": _tgi_error_type(error)})
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            tokens = [_tgi_token(token) for token in summary.tokens]
+            body["details"] = {**summary.details(), "prefill": [], "tokens": tokens}
+        return encode([body])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmiForm:
+    """Encodes LMI's answers: one JSON object per line, `generated_text` and `details` in the last; or one object.
+
+    are_outputs: the older lines, `{"outputs": ["text"]}`.
+    """
+
+    text_before: str = ""
+    has_details: bool = False
+    are_outputs: bool = False
+
+    content_type = "application/jsonlines"
+    whole_content_type = JSON
+
+    def begin(self) -> bytes:
+        if self.are_outputs and self.text_before:
+            return _line({"outputs": [self.text_before]})
+        return b""
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        if self.are_outputs:
+            return _line({"outputs": [token.text]}) if token.text else b""
+        value: dict[str, object] = {"token": _lmi_token(token)}
+        if summary is not None:
+            value["generated_text"] = self.text_before + summary.text
+            value["details"] = summary.details()
+        return _line(value)
+
+    def error(self, error: HandlerError) -> bytes:
+        return _line({"error": error.message, "code": error.status})
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"generated_text": self.text_before + summary.text}
+        if self.has_details:
+            body["details"] = {**summary.details(), "tokens": [_lmi_token(token) for token in summary.tokens]}
+        return encode(body)
+
+
+def _event(value: Any) -> bytes:
+    """Encode a server-sent event like TGI, without a space: readers cut off five characters."""
+    return b"data:" + encode(value) + b"\n\n"
+
+
+def _line(value: Any) -> bytes:
+    return encode(value) + b"\n"
+
+
+def _tgi_token(token: Token) -> dict[str, object]:
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.is_special}
+
+
+def _lmi_token(token: Token) -> dict[str, object]:
+    return {"id": token.id, "text": token.text, "log_prob": token.logprob, "special_token": token.is_special}
+
+
+def _tgi_error_type(error: HandlerError) -> str:
+    """Return TGI's word for the error; its clients choose their exceptions by it."""
+    if isinstance(error, BadInput | BadImage):
+        return "validation"
+    return "overloaded" if isinstance(error, NoRoom) else "generation"

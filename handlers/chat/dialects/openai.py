@@ -1,15 +1,15 @@
-"""Bodies of OpenAI's chat completions."""
+"""The dialect of OpenAI's chat completions: bodies with `messages`, and their answers."""
 
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_bool, is_unicode, names
 from handlers.chat.commands import Generate
-from handlers.chat.dialects.openai_form import OpenAIForm
-from handlers.chat.dialects.session import refuse_session
+from handlers.chat.forms import JSON, Summary, Token, encode
 from handlers.chat.messages import ImagePart, Message, Part, TextPart
-from handlers.chat.parameters import Parameters, check_parameter
-from handlers.errors import ContextTooLong, InvalidRequest, UnsupportedMedia
+from handlers.chat.parameters import OPENAI_NAMES, Parameters, check_parameter
+from handlers.errors import ContextTooLong, HandlerError, InvalidRequest, UnsupportedMedia
 from handlers.requests import Caller, Incoming
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
@@ -17,19 +17,7 @@ from torchmoor.wire import headers as wire
 MAX_NAME_CHARS = 256
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-# Their names here; those below the line are no part of OpenAI's protocol, but its other servers know them.
-_PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    # ---
-    "top_k": "top_k",
-    "repetition_penalty": "repetition_penalty",
-}
-
-# What is not offered, with the values that ask for nothing.
+# Fields that are not supported, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "n": (lambda v: v == 1, "1: one answer is generated"),
     "presence_penalty": (lambda v: v == 0, "0"),
@@ -46,22 +34,19 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "store": (lambda v: v is False, "false: answers are not kept"),
     "service_tier": (lambda v: v in ("auto", "default"), "absent: there is one tier"),
 }
-_FIELDS = {"messages", "model", "stream", "stream_options", "stop", "logprobs"}
-_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # what a client says of itself
+_FIELDS = {"messages", "model", "stream", "stream_options", "logprobs"}
+_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # a client's own labels
 _MESSAGE_FIELDS = {"role", "content", "name"}
 
 
-def parse_chat_completion(
-    incoming: Incoming, body: dict[str, Any], settings: RequestSettings, created: int
-) -> Generate:
-    """created: seconds since 1970. Raises InvalidRequest, ContextTooLong, naming the field."""
-    refuse_session(incoming, body)
+def parse_chat_completion(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Generate:
+    """Read a body with `messages`. Raises InvalidRequest, ContextTooLong, which name the field."""
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_what_is_not_offered(given)
     is_streaming = _flag(given, "stream")
     form = OpenAIForm(
         id=_answer_id(incoming),
-        created=created,
+        created=int(now),
         model=_model(given, incoming.caller),
         has_usage=_has_usage(given, is_streaming),
         has_logprobs=_flag(given, "logprobs"),
@@ -81,7 +66,7 @@ def _refuse_what_is_not_offered(given: dict[str, Any]) -> None:
     for name, (is_neutral, wanted) in _NEUTRAL.items():
         if name in given and not is_neutral(given[name]):
             raise InvalidRequest(f"'{name}' must be {wanted}", param=name)
-    unknown = set(given) - _FIELDS - _IGNORED - set(_NEUTRAL) - set(_PARAMETERS)
+    unknown = set(given) - _FIELDS - _IGNORED - set(_NEUTRAL) - set(OPENAI_NAMES)
     if unknown:
         raise InvalidRequest(
             f"chat completions have no field {names(unknown)} here", param=min(unknown)[:MAX_NAME_CHARS]
@@ -96,12 +81,12 @@ def _flag(given: dict[str, Any], name: str) -> bool:
 
 
 def _answer_id(incoming: Incoming) -> str:
-    """From the proxy's id of the request, so that logs and answers can be brought together."""
+    """Make the id from the proxy's id of the request, so that an answer can be found in the logs."""
     return f"chatcmpl-{incoming.headers.get(wire.REQUEST_ID) or uuid.uuid4()}"
 
 
 def _model(given: dict[str, Any], caller: Caller) -> str:
-    """The name that the client used: which model answers was decided when the request was routed."""
+    """Return the model's name that the client used. The routing has chosen the model already."""
     model = given.get("model") or caller.endpoint or "default"
     if not isinstance(model, str) or len(model) > MAX_NAME_CHARS or not is_unicode(model):
         raise InvalidRequest(f"'model' must be a text of at most {MAX_NAME_CHARS} characters", param="model")
@@ -123,14 +108,12 @@ def _has_usage(given: dict[str, Any], is_streaming: bool) -> bool:
 
 def _parameters(given: dict[str, Any]) -> Parameters:
     values: dict[str, Any] = {}
-    for name, target in _PARAMETERS.items():  # max_completion_tokens comes later than the older max_tokens, and wins
-        if name in given:
-            values[target] = check_parameter(target, given[name], f"'{name}'")
-            if target == "max_new_tokens":
-                values["length_field"] = name
-    stop = given.get("stop")
-    if stop is not None:
-        values["stop"] = check_parameter("stop", [stop] if isinstance(stop, str) else stop, "'stop'")
+    for called, name in OPENAI_NAMES.items():
+        if called in given:
+            value = [given[called]] if name == "stop" and isinstance(given[called], str) else given[called]
+            values[name] = check_parameter(name, value, f"'{called}'")
+            if name == "max_new_tokens":
+                values["length_field"] = called
     return Parameters(**values)
 
 
@@ -187,3 +170,79 @@ def _text(given: Any, where: str) -> TextPart:
     if not is_unicode(given):
         raise InvalidRequest(f"{where} must be valid Unicode: it has one half of a surrogate pair", param=where)
     return TextPart(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIForm:
+    """Encodes `chat.completion.chunk` events that end with `data: [DONE]`, or one `chat.completion`.
+
+    created: seconds since 1970. has_usage: a stream ends with a chunk that counts tokens.
+    """
+
+    id: str
+    created: int
+    model: str
+    has_usage: bool = False
+    has_logprobs: bool = False
+
+    content_type = "text/event-stream"
+    whole_content_type = JSON
+
+    def begin(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        data = b""
+        if token.text or self.has_logprobs:
+            data = self._chunk({"content": token.text}, logprobs=self._logprobs([token]))
+        if summary is not None:
+            data += self._chunk({}, finish_reason=_finish_reason(summary))
+            if self.has_usage:
+                data += _event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(summary)})
+            data += b"data: [DONE]\n\n"
+        return data
+
+    def error(self, error: HandlerError) -> bytes:
+        """Encode an error without [DONE], so that half an answer never looks complete."""
+        return b"data: " + error.body() + b"\n\n"
+
+    def whole(self, summary: Summary) -> bytes:
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": summary.text, "refusal": None},
+            "logprobs": self._logprobs(summary.tokens),
+            "finish_reason": _finish_reason(summary),
+        }
+        return encode({**self._head("chat.completion"), "choices": [choice], "usage": _usage(summary)})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, delta: dict[str, str], *, finish_reason: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        value = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self.has_usage:
+            value["usage"] = None
+        return _event(value)
+
+    def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
+        if not self.has_logprobs:
+            return None
+        content = [
+            {"token": t.text, "logprob": t.logprob, "bytes": list(t.text.encode()), "top_logprobs": []} for t in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def _finish_reason(summary: Summary) -> str:
+    """Return OpenAI's word: the model's own end and a stop string are both "stop"."""
+    return "length" if summary.finish_reason == "length" else "stop"
+
+
+def _usage(summary: Summary) -> dict[str, int]:
+    prompt, answer = summary.num_prompt_tokens, summary.num_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}

@@ -1,49 +1,64 @@
-"""Requests to commands: tells the dialects apart by the body, and lets each read its own."""
+"""The table of dialects, and the choice of a request's dialect by its body."""
 
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from handlers.chat.checks import names
-from handlers.chat.commands import Command, Status
+from handlers.chat.commands import Command
 from handlers.chat.dialects.inputs import parse_inputs
 from handlers.chat.dialects.openai import parse_chat_completion
+from handlers.chat.dialects.operations import parse_operation
 from handlers.chat.dialects.session import parse_image, parse_session
-from handlers.chat.sessions.operation import parse_sessions_operation
 from handlers.errors import InvalidJson, InvalidRequest
 from handlers.requests import Incoming, refuse_other_media
 from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
-from torchmoor.wire import operations
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A kind of body. field: marks a body of this dialect. parse: gets the request, its body, settings and the time."""
+
+    field: str
+    parse: Callable[[Incoming, dict[str, Any], RequestSettings, float], Command]
+
+
+# The dialects without sessions. Every other body belongs to the session API.
+DIALECTS = (Dialect("messages", parse_chat_completion), Dialect("inputs", parse_inputs))
 
 
 def parse(
     incoming: Incoming, settings: RequestSettings | None = None, wall: Callable[[], float] = time.time
 ) -> Command:
-    """The command that a request means. Raises InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong,
-    SessionIdMismatch.
+    """Read a request. wall: seconds since 1970.
 
-    `messages` make a body OpenAI's, `inputs` TGI's or LMI's; all others belong to the session API.
-    wall: seconds since 1970, which OpenAI's answers tell.
+    Raises InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch.
     """
-    settings = settings or RequestSettings()
     operation = incoming.headers.get(wire.OPERATION)
-    if operation == operations.STATUS:
-        return Status()
-    if operation == operations.SESSIONS:
-        return parse_sessions_operation(_json_object(incoming.body))
     if operation:
-        raise InvalidRequest(f"there is no operation {names([operation])}")
-    refuse_other_media(incoming.headers.get("content-type", ""))
-    if isinstance(incoming.body, bytes) and _is_image(incoming.headers.get("content-type", ""), incoming.body):
+        return parse_operation(operation, lambda: _json_object(incoming.body))
+    content_type = incoming.headers.get("content-type", "")
+    refuse_other_media(content_type)
+    if isinstance(incoming.body, bytes) and _is_image(content_type, incoming.body):
         return parse_image(incoming, incoming.body)
     body = _json_object(incoming.body)
-    if "messages" in body:
-        return parse_chat_completion(incoming, body, settings, int(wall()))
-    if "inputs" in body:
-        return parse_inputs(incoming, body, settings)
-    return parse_session(incoming, body)
+    settings = settings or RequestSettings()
+    for dialect in DIALECTS:
+        if dialect.field in body:
+            _refuse_session(incoming, body)
+            return dialect.parse(incoming, body, settings, wall())
+    return parse_session(incoming, body, settings, wall())
+
+
+def _refuse_session(incoming: Incoming, body: dict[str, Any]) -> None:
+    """Raise InvalidRequest if a request of a dialect without sessions names one."""
+    if incoming.headers.get(wire.SESSION_ID) or body.get("session_id"):
+        raise InvalidRequest(
+            "this kind of request belongs to no session; ask in a session with "
+            '{"type": "send_text_prompt", "prompt_text": ...}'
+        )
 
 
 def _is_image(content_type: str, body: bytes) -> bool:
@@ -67,7 +82,7 @@ def _json_object(body: Any) -> dict[str, Any]:
 
 
 def _short(exc: Exception) -> str:
-    """A parser's complaint without the text that it complains about."""
+    """Return a parser's error without the text that caused it."""
     if isinstance(exc, json.JSONDecodeError):
         return f"{exc.msg} at line {exc.lineno} column {exc.colno}"
     return "it is not UTF-8" if isinstance(exc, UnicodeError) else "it cannot be parsed"

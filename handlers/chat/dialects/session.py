@@ -1,16 +1,20 @@
-"""Bodies of the session API: those of the AWS LLaVA sample and of AWS's guide to stateful sessions."""
+"""The dialect of the session API: bodies of AWS's LLaVA sample and of its guide to stateful sessions, and answers."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from handlers.chat.checks import is_unicode, names
 from handlers.chat.commands import AddImages, Ask, CloseSession, Command, OpenSession
-from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
+from handlers.chat.dialects.inputs import LmiForm, TgiForm
+from handlers.chat.forms import JSON, AnswerForm, Summary, Token, encode
 from handlers.chat.messages import ImageReference
 from handlers.chat.parameters import Parameters, parse_parameters
-from handlers.errors import InvalidRequest, SessionIdMismatch
+from handlers.errors import HandlerError, InvalidRequest, SessionIdMismatch
 from handlers.requests import Incoming
+from handlers.settings import RequestSettings
 from torchmoor.wire import headers as wire
 from torchmoor.wire.headers import NEW_SESSION
+from torchmoor.wire.marked_text import ERROR_MARK
 
 _TYPES = ("start_session", "add_images", "send_text_prompt", "close_session")
 _FIELDS = {
@@ -23,10 +27,9 @@ _REQUEST_TYPES = {NEW_SESSION: "start_session", "CLOSE": "close_session"}
 
 
 def parse_image(incoming: Incoming, image: bytes) -> Command:
-    """A body that is an image: opens a session, or joins the one that the header names.
+    """Read a body that is an image: it opens a session, or joins the session that the header names.
 
-    One that says it is an image needs no NEW_SESSION: an asynchronous request has no such header, and what else could
-    it mean?
+    A body with the content type of an image needs no NEW_SESSION, because asynchronous requests have no such header.
     """
     header_id = incoming.headers.get(wire.SESSION_ID)
     is_declared = incoming.headers.get("content-type", "").strip().lower().startswith("image/")
@@ -38,8 +41,8 @@ def parse_image(incoming: Incoming, image: bytes) -> Command:
     )
 
 
-def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
-    """Raises InvalidRequest, SessionIdMismatch."""
+def parse_session(incoming: Incoming, body: dict[str, Any], settings: RequestSettings, now: float) -> Command:
+    """Read a body of the session API. Raises InvalidRequest, SessionIdMismatch."""
     header_id = incoming.headers.get(wire.SESSION_ID)
     kind = _kind(body)
     unknown = set(body) - _FIELDS[kind] - {"type", "requestType", "session_id"}
@@ -58,15 +61,6 @@ def parse_session(incoming: Incoming, body: dict[str, Any]) -> Command:
             caller=incoming.caller, session_id=session_id, images=images, invocation_id=incoming.invocation_id
         )
     return _parse_ask(incoming, body, session_id, images)
-
-
-def refuse_session(incoming: Incoming, body: dict[str, Any]) -> None:
-    """Raises InvalidRequest if a request of a dialect without sessions names one."""
-    if incoming.headers.get(wire.SESSION_ID) or body.get("session_id"):
-        raise InvalidRequest(
-            "this kind of request belongs to no session; ask in a session with "
-            '{"type": "send_text_prompt", "prompt_text": ...}'
-        )
 
 
 def _kind(body: dict[str, Any]) -> str:
@@ -131,7 +125,7 @@ def _parse_ask(incoming: Incoming, body: dict[str, Any], session_id: str, images
 
 
 def _form(incoming: Incoming, parameters: Parameters, prompt: str, is_streaming: bool) -> AnswerForm:
-    """Whole answers have one form; a stream's is chosen by Accept."""
+    """Choose a stream's form by Accept; whole answers have one form."""
     text_before = prompt if parameters.return_full_text else ""
     if is_streaming and incoming.accepts(TgiForm.content_type):
         return TgiForm(text_before=text_before, has_details=parameters.details)
@@ -150,3 +144,32 @@ def _images(body: dict[str, Any]) -> tuple[ImageReference, ...]:
     if any(not isinstance(image, str) or not image.strip() for image in found):
         raise InvalidRequest("an image must be an http(s) address, a data URL or base64 text")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionForm:
+    """Encodes plain text, or `{"response_text": ...}`.
+
+    text_before: the question, if the client wants it before the answer. has_details: add counts of tokens.
+    """
+
+    text_before: str = ""
+    has_details: bool = False
+
+    content_type = "text/plain; charset=utf-8"
+    whole_content_type = JSON
+
+    def begin(self) -> bytes:
+        return self.text_before.encode()
+
+    def token(self, token: Token, summary: Summary | None) -> bytes:
+        return token.text.encode()
+
+    def error(self, error: HandlerError) -> bytes:
+        return ERROR_MARK + error.body()
+
+    def whole(self, summary: Summary) -> bytes:
+        body: dict[str, object] = {"response_text": self.text_before + summary.text}
+        if self.has_details:
+            body["details"] = summary.details()
+        return encode(body)

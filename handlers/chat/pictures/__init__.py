@@ -1,1 +1,1 @@
-"""Pictures: loading, decoding, and the store that keeps each once."""
+"""Images: loading, decoding, and the store that keeps each once. Uses the shared types of `handlers.chat` only."""

@@ -113,7 +113,7 @@ class _PinnedAdapter(HTTPAdapter):
         return pool
 
 
-class ImageIntake:
+class ImageLoader:
     """Reads and decodes images within limits. Safe to call from several threads."""
 
     def __init__(self, settings: IntakeSettings, resolver: Resolver = resolve) -> None:

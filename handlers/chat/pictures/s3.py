@@ -12,26 +12,11 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from handlers.chat.pictures.image_decoding import scale_down
-from handlers.errors import ConfigError, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
+from handlers.errors import ImageTooLarge, ImageUnreachable, ImageUrlForbidden, OutOfDisk
 from handlers.reply import Reply
+from handlers.s3 import S3Error, make_client, read_object, translated
 from handlers.settings import IntakeSettings
 
-try:
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-    from urllib3.exceptions import HTTPError
-except ImportError as exc:
-    raise ConfigError("images in S3 need boto3: pip install boto3") from exc
-
-MAX_ATTEMPTS = 3  # of a request, and of the rest of a body whose connection broke
-PIECE_BYTES = 1 << 20
-_WORDS = {
-    "404": "there is no such object",
-    "NoSuchKey": "there is no such object",
-    "403": "access is denied",
-    "PreconditionFailed": "it was replaced while it was read",
-}
 WAIT_S = 0.2  # between two looks at whether a request that waits for its turn is still wanted
 
 
@@ -42,19 +27,12 @@ class S3Images:
         self._settings = settings
         self._allowed = tuple(f"{allowed.removeprefix('s3://').strip('/')}/" for allowed in settings.allowed_buckets)
         self._scaling = threading.Lock()
-        try:
-            self._client = boto3.session.Session().client(
-                "s3",
-                config=Config(
-                    connect_timeout=settings.connect_timeout_s,
-                    read_timeout=settings.read_timeout_s,
-                    retries={"mode": "standard", "total_max_attempts": MAX_ATTEMPTS},
-                    max_pool_connections=settings.num_threads,
-                    response_checksum_validation="when_required",  # others that speak S3 do not all know the new ones
-                ),
-            )
-        except BotoCoreError as exc:
-            raise ConfigError(f"handler.intake.allowed_buckets: {exc}") from exc
+        self._client = make_client(
+            "handler.intake.allowed_buckets",
+            settings.connect_timeout_s,
+            settings.read_timeout_s,
+            connections=settings.num_threads,
+        )
 
     def read(self, url: str, reply: Reply | None) -> bytes:
         """The encoded picture, at most `max_bytes`. Raises the BadImage family, OutOfMemory, OutOfDisk, and why the
@@ -110,29 +88,14 @@ class Transfer:
             raise ImageUnreachable("the image did not arrive in time")
 
     def find_size(self) -> int:
-        with _translated():
-            said = self._client.head_object(**self._place)
-        self._tag, self._size = said["ETag"], said["ContentLength"]
+        with _as_image_errors():
+            head = self._client.head_object(**self._place)
+        self._tag, self._size = head["ETag"], head["ContentLength"]
         return self._size
 
     def pieces(self) -> Iterator[bytes]:
-        at, num_failures = 0, 0
-        with _translated():
-            while at < self._size:
-                try:
-                    said = self._client.get_object(**self._place, IfMatch=self._tag, Range=f"bytes={at}-")
-                    with said["Body"] as body:
-                        while data := body.read(PIECE_BYTES):
-                            self.check()
-                            at += len(data)
-                            yield data
-                    if at < self._size:
-                        raise HTTPClientError(error="the body ended early")
-                except (BotoCoreError, HTTPError):
-                    num_failures += 1
-                    if num_failures == MAX_ATTEMPTS:
-                        raise
-                self.check()
+        with _as_image_errors():
+            yield from read_object(self._client, self._place, self._tag, self._size, self.check)
 
 
 def _save(transfer: Transfer, file: BinaryIO) -> None:
@@ -145,12 +108,18 @@ def _save(transfer: Transfer, file: BinaryIO) -> None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """The library's errors as ours."""
+def _as_image_errors() -> Iterator[None]:
     try:
-        yield
-    except ClientError as exc:
-        code = exc.response.get("Error", {}).get("Code", "unknown")
-        raise ImageUnreachable(f"the image cannot be read from S3: {_WORDS.get(code, code)}") from exc
-    except (BotoCoreError, HTTPError) as exc:
-        raise ImageUnreachable(f"the image's store cannot be reached ({type(exc).__name__})") from exc
+        with translated("the image's store"):
+            yield
+    except S3Error as exc:
+        if not exc.code:
+            raise ImageUnreachable(str(exc)) from exc
+        reason = exc.code
+        if exc.is_missing:
+            reason = "there is no such object"
+        elif exc.is_precondition:
+            reason = "it was replaced while it was read"
+        elif exc.code == "403":
+            reason = "access is denied"
+        raise ImageUnreachable(f"the image cannot be read from S3: {reason}") from exc

@@ -42,7 +42,7 @@ class Image:
     num_tokens: int
 
 
-class Tier(Enum):
+class ImageTier(Enum):
     """Where something was when it was wanted; the dearest to restore last."""
 
     FEATURES = "features"
@@ -145,7 +145,7 @@ class ImageStore:
         with self._lock:
             self._let_go(self._entries[image.key], is_kept)
 
-    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[Tensor, Tier]:
+    def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[Tensor, ImageTier]:
         """The picture's features, (tokens, hidden size), which stay on the device until `unpin`; and where they were.
 
         fetch: its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
@@ -155,16 +155,16 @@ class ImageStore:
             entry.num_pins += 1
             self._entries.move_to_end(entry.key)
             if entry.features is not None:
-                return entry.features, Tier.FEATURES
+                return entry.features, ImageTier.FEATURES
         try:
             with entry.computing:
                 if entry.features is not None:
-                    return entry.features, Tier.FEATURES
+                    return entry.features, ImageTier.FEATURES
                 with self._lock:  # rather than find after the work that there is no room for its result
                     self._make_room(entry.num_bytes, entry)
-                encoded, tier = entry.encoded, Tier.HOST
+                encoded, tier = entry.encoded, ImageTier.HOST
                 if encoded is None:
-                    encoded, tier = fetch(), Tier.JOURNAL
+                    encoded, tier = fetch(), ImageTier.JOURNAL
                 features = self._compute(entry, self._decode(encoded))
             with self._lock:
                 self._keep_encoded(entry, encoded)
@@ -173,16 +173,17 @@ class ImageStore:
             self.unpin(image)
             raise
 
-    def measure(self, images: Iterable[Image]) -> tuple[int, Tier]:
+    def measure(self, images: Iterable[Image]) -> tuple[int, ImageTier]:
         """Bytes that are kept of these held pictures, on device and host, and the tier of the one that is farthest."""
-        num_bytes, tiers = 0, {Tier.FEATURES}
+        num_bytes, tiers = 0, {ImageTier.FEATURES}
         with self._lock:
             for key in {image.key for image in images}:
                 entry = self._entries[key]
                 num_bytes += _num_bytes(entry.features) + len(entry.encoded or b"")
                 is_here = entry.features is not None
-                tiers.add(Tier.FEATURES if is_here else Tier.HOST if entry.encoded is not None else Tier.JOURNAL)
-        return num_bytes, max(tiers, key=list(Tier).index)
+                elsewhere = ImageTier.JOURNAL if entry.encoded is None else ImageTier.HOST
+                tiers.add(ImageTier.FEATURES if is_here else elsewhere)
+        return num_bytes, max(tiers, key=list(ImageTier).index)
 
     def unpin(self, image: Image) -> None:
         """The turn that pinned the picture is over."""
@@ -297,6 +298,11 @@ class ImageStore:
 def image_digest(data: bytes) -> str:
     """The name of an encoded image."""
     return hashlib.sha256(data).hexdigest()
+
+
+def digests(images: Iterable[Image]) -> tuple[str, ...]:
+    """List the images' names in the journal."""
+    return tuple(image.digest for image in images)
 
 
 def content_key(scope: str, picture: Pillow.Image) -> int:

@@ -1,1 +1,1 @@
-"""Sessions: the store, the journal records and the session ids."""
+"""Sessions: their store, queues of turns, expiry, ids and journal records. Uses `pictures`."""

@@ -1,13 +1,13 @@
-"""Without a journal: which session an opening was answered with, so that one that is sent again opens no second one."""
+"""Idempotent openings without a journal: a retried opening gets the session of the first one."""
 
 import threading
 from collections.abc import Callable
 
 
-class Openings:
-    """The last openings of this worker, at most max_remembered. Any thread.
+class IdempotencyCache:
+    """Remembers the sessions of the last `max_remembered` openings. Any thread.
 
-    is_open: whether a session of that id is still there.
+    is_open: whether the session of an id is open.
     """
 
     def __init__(self, is_open: Callable[[str], bool], max_remembered: int) -> None:
@@ -15,10 +15,10 @@ class Openings:
         self._max_remembered = max_remembered
         self._lock = threading.Lock()
         self._sessions: dict[str, str] = {}  # by the opening's name, oldest first
-        self._shared: set[str] = set()  # those of them that a second request was answered with too
+        self._shared: set[str] = set()  # sessions that a second request was answered with
 
     def claim(self, name: str, session_id: str) -> str:
-        """The session that an opening of that name is answered with: the first one's while that is open, else this."""
+        """Return the session for an opening of this name: the first opening's while it is open, else this one."""
         with self._lock:
             first = self._sessions.get(name)
             if first is not None and first != session_id and self._is_open(first):
@@ -34,7 +34,7 @@ class Openings:
         self._shared.discard(self._sessions.pop(name, ""))
 
     def try_undo(self, session_id: str, undo: Callable[[], None]) -> bool:
-        """Undo the opening of a session; False if another request was answered with it, so that it has to stay."""
+        """Undo an opening; return False if another request was answered with its session, which then stays."""
         with self._lock:
             if session_id in self._shared:
                 return False

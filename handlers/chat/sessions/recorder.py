@@ -1,20 +1,20 @@
-"""Sessions and their journals: what happens is recorded before it is acknowledged, and what others recorded is read.
+"""Records of sessions: events are written to the journal before they are acknowledged, and read from it.
 
-With the journal off, only openings are remembered (`openings`). A session that this worker does not hold is adopted
-empty; its next turn catches up with the journal like any session that has fallen behind, so rebuilding needs no code of
-its own.
-Blocks on the journal: worker threads only, never the engine's or TorchServe's.
+With the journal off, only openings are remembered. A session that this worker does not hold is adopted empty; its next
+turn catches up with the journal like any session that has fallen behind.
+All methods block on the journal: call them on worker threads only, never on the engine's or TorchServe's.
 """
 
 import json
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from handlers.chat.messages import answer_message, question_message
 from handlers.chat.pictures.store import Image, ImageStore
-from handlers.chat.sessions.idempotency import Openings
-from handlers.chat.sessions.store import Session, SessionStore
+from handlers.chat.sessions.idempotency import IdempotencyCache
+from handlers.chat.sessions.session import Session
+from handlers.chat.sessions.store import SessionStore
 from handlers.errors import JournalUnavailable, SessionClosed, TurnConflict
 from handlers.journal.event import Event
 from handlers.journal.journal import EventTaken, Journal, JournalClosed
@@ -23,13 +23,13 @@ from handlers.requests import Caller
 logger = logging.getLogger(__name__)
 CONFLICT = "another instance has answered in this session meanwhile; ask again"
 CLOSED = "this session was closed; open a new one"
-KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice: the first word counts
+KEPT, DISCARDED = "kept", "discarded"  # the fate of a session whose opening was sent twice; the first claim counts
 
 
 class SessionRecorder:
-    """What sessions and their journal have in common.
+    """Keeps sessions and their journals in step.
 
-    max_replays: of a session, how many requests are remembered so that they are not done twice.
+    max_replays: requests of a session that are remembered, so that a retry is not executed again.
     """
 
     def __init__(self, journal: Journal | None, store: SessionStore, images: ImageStore, max_replays: int) -> None:
@@ -37,10 +37,10 @@ class SessionRecorder:
         self._store = store
         self._images = images
         self._max_replays = max_replays
-        self.openings = Openings(store.holds, store.settings.max_sessions)
+        self.openings = IdempotencyCache(store.holds, store.settings.max_sessions)
 
     def is_known(self, session_id: str) -> bool:
-        """True if there is a journal of this session. Raises SessionClosed, JournalUnavailable."""
+        """Return True if the session has a journal. Raises SessionClosed, JournalUnavailable."""
         if self._journal is None:
             return False
         with _translated():
@@ -50,11 +50,11 @@ class SessionRecorder:
         return bool(events)
 
     def must_rebuild(self, session: Session) -> bool:
-        """True if this worker has seen nothing of the session yet: catching up will take in all of its images."""
+        """Return True if catching up will load the whole session, because this worker has none of its events."""
         return self._journal is not None and session.num_events == 0
 
     def catch_up(self, session: Session) -> int:
-        """Apply what other workers recorded; returns how many events that was.
+        """Apply the events that other workers recorded; return their number.
 
         Raises SessionClosed, JournalUnavailable, OutOfMemory.
         """
@@ -89,7 +89,7 @@ class SessionRecorder:
         self._store.commit(session, messages, used)
 
     def _take_in(self, session: Session, names: Sequence[str]) -> list[Image]:
-        """Pictures that another worker recorded, for the session's next question."""
+        """Load images that another worker recorded, for the session's next question."""
         images: list[Image] = []
         try:
             for name in names:
@@ -102,16 +102,16 @@ class SessionRecorder:
         return images
 
     def fetch(self, session: Session, digest: str) -> bytes:
-        """The encoded bytes of one of the session's images. Raises JournalUnavailable."""
+        """Read the encoded bytes of one of the session's images. Raises JournalUnavailable."""
         assert self._journal is not None
         with _translated():
             return self._journal.get_image(session.id.text, digest)
 
     def record(self, session: Session, event: Event, encoded_images: Sequence[bytes] = ()) -> None:
-        """Write an event, after the images that it brings. Raises TurnConflict if another worker wrote first,
-        SessionClosed, JournalUnavailable.
+        """Write the images of an event, then the event.
 
-        Hold `session.recording` over this and the change to the session that the event stands for.
+        Hold `session.recording` over this call and the change that the event records. Raises TurnConflict if another
+        worker wrote first, SessionClosed, JournalUnavailable.
         """
         with session.recording:
             self._write(session, event, encoded_images)
@@ -130,15 +130,15 @@ class SessionRecorder:
             session.num_events += 1
 
     def _remember(self, session: Session, event: Event) -> None:
-        """What was done for a client's invocation id. Its texts are the conversation's own, so this costs no copy."""
+        """Remember the event of a client's invocation id. Its texts are shared with the conversation, not copied."""
         if event.invocation_id and event.kind != "open":
             session.replays.append(event)
             del session.replays[: -self._max_replays]
 
     def find_answer(self, session: Session, invocation_id: str, question: str) -> str | None:
-        """The answer that this request has got already, if it is one that the client sends again.
+        """Return the answer to a request that the client sends again, or None. Catch up first.
 
-        Catch up first. The question is compared too: a client that gives all it asks one id does not get one answer.
+        The question is compared too, because a client may use one id for all its requests.
         """
         for event in reversed(session.replays):
             if event.kind == "turn" and (event.invocation_id, event.question) == (invocation_id, question):
@@ -146,16 +146,16 @@ class SessionRecorder:
         return None
 
     def has_added(self, session: Session, invocation_id: str, images: tuple[str, ...]) -> bool:
-        """True if this request added these images already, and the client sends it again. Catch up first."""
+        """Return True if this request has added these images already. Catch up first."""
         done = (event for event in session.replays if event.kind == "images")
         return any((event.invocation_id, event.images) == (invocation_id, images) for event in done)
 
     def claim_opening(self, caller: Caller, invocation_id: str, images: tuple[str, ...], session_id: str) -> str:
-        """The session that an opening is answered with: this one, or the one that the same request, which the client
-        has sent again, opened before, with a journal perhaps on another instance.
+        """Return the session for an opening: this one, or the one that the same request opened before.
 
-        Call it when the opening is recorded, so that what another instance answers with is there. If the answer is
-        another session, `discard` this one. Raises JournalUnavailable.
+        With a journal, that may have been on another instance. Call this after the opening is recorded, so that the
+        session exists when another instance answers with it. Discard this session if another one is returned. Raises
+        JournalUnavailable.
         """
         if not invocation_id:
             return session_id
@@ -169,14 +169,16 @@ class SessionRecorder:
         return first
 
     def close(self, session_id: str) -> None:
-        """Delete the session's journal; that it was closed is remembered until it expires."""
+        """Delete the session's journal, but remember until its expiry that it was closed."""
         if self._journal is not None:
             with _translated():
                 self._journal.close(session_id)
 
     def discard(self, session_id: str) -> None:
-        """Delete the journal of a session whose opening is undone, unless the client, who sent its request again, was
-        answered with this very session elsewhere. Raises JournalUnavailable."""
+        """Delete the journal of an undone opening, unless another instance has answered a retry with this session.
+
+        Raises JournalUnavailable.
+        """
         if self._journal is not None:
             with _translated():
                 if self._journal.claim(_name("fate", session_id), DISCARDED) == DISCARDED:
@@ -188,30 +190,14 @@ class SessionRecorder:
             self._journal.sweep(expired_before)
 
 
-def question_message(text: str, num_images: int) -> dict[str, Any]:
-    """A user's message as the model's template wants it: its images first."""
-    return {
-        "role": "user",
-        "content": [*({"type": "image"} for _ in range(num_images)), {"type": "text", "text": text}],
-    }
-
-
-def answer_message(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
-
-
 def _name(*parts: str) -> str:
-    """One name of several texts, in which none can pass for another's end."""
+    """Join texts to one name without ambiguity."""
     return json.dumps(parts)
-
-
-def digests(images: Sequence[Image]) -> tuple[str, ...]:
-    return tuple(image.digest for image in images)
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """A journal's own failures as errors for the client."""
+    """Translate a journal's failures to errors for the client."""
     try:
         yield
     except EventTaken as exc:

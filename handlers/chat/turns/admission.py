@@ -1,8 +1,8 @@
-"""Who uses a worker's memory, and who waits until somebody else gives some back.
+"""Admission of answers to a worker's memory: which answers use it, and which wait for it.
 
-An answer that finds no room lets go of all that it holds and waits here; each answer that is over lets two of those
-who wait try again, so that their number grows while there is room and shrinks when there is none. Only an answer that
-has been alone since it began, and finds no room all the same, is refused.
+An answer that finds no memory frees all that it holds and waits here. Each answer that is over lets two waiting answers
+try again, so that their number grows while there is memory and shrinks when there is none. An answer is refused only if
+it has been the only one since it began and still finds no memory.
 """
 
 import threading
@@ -10,26 +10,29 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Room:
-    """All methods may be called from any thread. Whoever waits is called back, by then counted as using memory."""
+class Admission:
+    """Counts the answers that use memory and queues those that wait. Any thread.
+
+    A waiting answer is called back after it has been counted again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_using = 0
-        self._is_alone = False  # the one that uses memory, since it began
+        self._is_alone = False  # the only answer that uses memory has been the only one since it began
         self._waiting: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Room {self._num_using} using, {len(self._waiting)} waiting>"
+        return f"<Admission {self._num_using} using, {len(self._waiting)} waiting>"
 
     def enter(self) -> None:
-        """One more uses memory."""
+        """Count an answer that begins to use memory."""
         with self._lock:
             self._num_using += 1
             self._is_alone = self._num_using == 1
 
     def leave(self) -> None:
-        """One that used memory is over."""
+        """Count an answer that is over, and let two waiting answers try again."""
         with self._lock:
             self._num_using -= 1
             called = self._pop(2)
@@ -37,7 +40,7 @@ class Room:
             again()
 
     def try_wait(self, again: Callable[[], None]) -> bool:
-        """One that used memory has let go of it and wants to try again later; False if there was nobody in its way."""
+        """Queue an answer that has freed its memory; return False if no other answer was in its way."""
         with self._lock:
             if self._is_alone:
                 return False
@@ -49,7 +52,7 @@ class Room:
         return True
 
     def try_remove(self, again: Callable[[], None]) -> bool:
-        """One that waits does so no more; False if it does not wait."""
+        """Remove an answer from the queue; return False if it does not wait."""
         with self._lock:
             if again not in self._waiting:
                 return False

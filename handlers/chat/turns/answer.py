@@ -1,4 +1,4 @@
-"""What the client gets to see of one answer: its receipt, its tokens as they come, its end."""
+"""The answer on its way to the client: its receipt, its tokens and its end."""
 
 from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.engine.detokenizer import Detokenizer
@@ -8,10 +8,10 @@ from handlers.reply import Reply
 from torchmoor.wire import headers as wire
 
 
-class Answer:
-    """Streamed or kept until it is whole, in its dialect's form.
+class AnswerWriter:
+    """Writes an answer in its dialect's form, as a stream or whole.
 
-    receipt: response headers that say what the answer cost; they go out with the first byte.
+    receipt: response headers that say what the answer cost; sent with the first byte.
     """
 
     def __init__(
@@ -23,20 +23,20 @@ class Answer:
         self._eos_token_ids = model.eos_token_ids
         self._is_streaming = is_streaming
         self._detokenizer = Detokenizer(model.tokenizer, stop)
-        self._kept: list[Token] = []  # for an answer that tells of them at its end
+        self._kept: list[Token] = []  # of an answer that is not streamed
 
     @property
     def text(self) -> str:
-        """As far as it is certain."""
+        """The text that is certain so far."""
         return self._detokenizer.text
 
     @property
     def tokens(self) -> list[Token]:
-        """Those of an answer that is not streamed."""
+        """The tokens of an answer that is not streamed."""
         return self._kept
 
     def push(self, event: TokenEvent) -> tuple[Token, FinishReason | None]:
-        """One more token, as it is shown, and why it is the last if it is; a stop string may say so, too."""
+        """Detokenize one more token; return it with the finish reason if it is the last."""
         assert event.token_id is not None
         reason = event.finish_reason
         text = self._detokenizer.push(event.token_id)
@@ -50,12 +50,12 @@ class Answer:
         return token, reason
 
     def show(self, token: Token) -> None:
-        """A token that others follow, if the client wants to see it now."""
+        """Stream a token that others follow."""
         if self._is_streaming:
             self._write(token, None)
 
     def end(self, token: Token, summary: Summary) -> None:
-        """The last token and the end of the stream; or the whole answer."""
+        """Send the last token and the end of the stream, or the whole answer."""
         if self._is_streaming:
             self._write(token, summary)
         else:
@@ -64,7 +64,7 @@ class Answer:
             self._reply.finish(headers, self._form.whole(summary))
 
     def end_with(self, text: str) -> None:
-        """An answer that was given before, and is known whole."""
+        """Send a stored answer."""
         self.receipt[wire.CACHE_TIER] = "answer"
         reason = FinishReason.EOS.value
         summary = Summary(text=text, finish_reason=reason, num_tokens=0, num_prompt_tokens=0, seed=None)

@@ -1,73 +1,79 @@
 """An answer without a session: the request carries the whole conversation, or a raw prompt.
 
-Its KV cache is left to the pool when it is over, so that a client that sends the conversation again, one turn longer,
-pays for what is new.
+When it is over, the pool keeps its KV cache, so that a client that sends the conversation again, one turn longer,
+computes only the new turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from handlers.chat.commands import Generate
-from handlers.chat.messages import MARKDOWN_IMAGE, ImageReference, Part, TextPart, images_of, split_images
+from handlers.chat.messages import MARKDOWN_IMAGE, Part, TextPart, images_of, split_images
+from handlers.chat.pictures.receiver import ReceivedImage
 from handlers.chat.pictures.store import Image
-from handlers.chat.sessions.store import sharing_scope
-from handlers.chat.turns.generation import Generation, GenerationParts, LoadedImage, Prompt
-from handlers.chat.turns.turn import truncated
+from handlers.chat.sessions.session import sharing_scope
+from handlers.chat.turns.context_limits import truncate
+from handlers.chat.turns.generation import Generation, GenerationParts
+from handlers.chat.turns.question import Prompt
 from handlers.engine.kv_cache import SequenceCache
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.reply import Reply
 
 
-class Completion(Generation):
-    """Created for each request; `start` returns at once."""
+class Completion:
+    """Implements `Question` for a request without a session, and holds the generation that answers it."""
 
     def __init__(self, parts: GenerationParts, request: Generate, reply: Reply) -> None:
-        self._scope = sharing_scope(request.caller.endpoint, request.caller.principal)
-        cache = SequenceCache(parts.engine.runner.pool, self._scope)
-        super().__init__(parts, cache, request.parameters, request.form, reply, is_streaming=request.is_streaming)
+        self._parts = parts
         self._request = request
-        self._loaded: list[LoadedImage] = []
+        self._reply = reply
+        self._scope = sharing_scope(request.caller.endpoint, request.caller.principal)
+        self._cache = SequenceCache(parts.engine.runner.pool, self._scope)
+        self._received: list[ReceivedImage] = []
+        self._generation = Generation(parts, self, self._cache, request, reply, self._release)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin the generation."""
         self._parts.counters.add("turns_started")
-        prompt = self._request.prompt  # searched for its images on a worker's thread, it may have megabytes
-        brings_images = bool(images_of(self._parts_of_request())) if prompt is None else MARKDOWN_IMAGE in prompt
-        self._schedule(is_slow=brings_images)
-        self._reply.on_cancel(self.stop)
+        prompt = self._request.prompt  # may have megabytes, so a worker thread searches it for images
+        has_images = bool(images_of(self._request_parts())) if prompt is None else MARKDOWN_IMAGE in prompt
+        self._generation.begin(is_slow=has_images)
+        self._reply.on_cancel(self._generation.stop)
 
-    def _parts_of_request(self) -> Sequence[Part]:
-        """Texts and images in order; a model that does not see reads the mention of one in a raw prompt as text."""
+    def _request_parts(self) -> Sequence[Part]:
+        """Split the request into texts and images; a model without vision reads a raw prompt as text only."""
         prompt = self._request.prompt
         if prompt is None:
             return [part for message in self._request.messages for part in message.parts]
         return split_images(prompt) if self._parts.model.image_token_id is not None else (TextPart(prompt),)
 
-    def _compose(self) -> Prompt:
+    def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
+        """Receive the request's images and render or tokenize its text."""
         request, model = self._request, self._parts.model
-        parts = self._parts_of_request()
+        parts = self._request_parts()
         self._check_length(parts)
         if request.prompt is None:
             model.template.check()
         else:
-            parts = self._as_raw_prompt(parts)
-        self._load(images_of(parts))
-        sizes = [loaded.image.num_tokens for loaded in self._loaded]
+            parts = self._check_raw_prompt(parts)
+        self._received = self._parts.receiver.receive(self._scope, images_of(parts), self._reply)
+        images = [item.image for item in self._received]
+        sizes = [image.num_tokens for image in images]
         if request.prompt is None:
             ids = model.render([message.for_template() for message in request.messages], sizes)
         else:
             ids = model.encode_prompt([p.text if isinstance(p, TextPart) else None for p in parts], sizes)
-        return Prompt(ids, [loaded.image for loaded in self._loaded])
+        return Prompt(ids, images)
 
     def _check_length(self, parts: Sequence[Part]) -> None:
-        """Before anything is tokenized, which takes a second a megabyte."""
+        """Raise ContextTooLong before the text is tokenized, which takes a second per megabyte."""
         limit = self._parts.engine_settings.max_question_chars
         num_chars = sum(len(part.text) for part in parts if isinstance(part, TextPart))
         if num_chars > limit:
             raise ContextTooLong(f"the request has {num_chars} characters of text, more than {limit}")
 
-    def _as_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """What is left after `truncate`. Raises InvalidRequest if the prompt speaks of images in another way."""
-        model, limit = self._parts.model, self._parameters.truncate
+    def _check_raw_prompt(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Apply `truncate`. Raises InvalidRequest if the prompt contains the model's own image token."""
+        model, limit = self._parts.model, self._request.parameters.truncate
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         if model.image_token and any(model.image_token in text for text in texts):
             raise InvalidRequest(
@@ -79,18 +85,15 @@ class Completion(Generation):
             raise InvalidRequest(
                 "parameters.truncate cannot be used with images in 'inputs'", param="parameters.truncate"
             )
-        return [TextPart(truncated(model, text, limit, is_raw=True)) for text in texts]
+        return [TextPart(truncate(model, text, limit, is_raw=True)) for text in texts]
 
-    def _load(self, references: Sequence[ImageReference]) -> None:
-        self._loaded = self._parts.load_images(self._scope, references, self._reply)
+    def fetch(self, image: Image) -> bytes:
+        """Return the bytes that came with the request."""
+        return next(item.encoded for item in self._received if item.image == image)
 
-    def _fetch(self, image: Image) -> bytes:
-        return next(loaded.encoded for loaded in self._loaded if loaded.image == image)
-
-    def _commit(self, text: str) -> None:
-        """There is no conversation to add it to."""
+    def commit(self, text: str) -> None:
+        """Do nothing: the answer belongs to no conversation."""
 
     def _release(self) -> None:
-        for loaded in self._loaded:
-            self._parts.images.release(loaded.image, is_kept=True)
+        self._parts.receiver.release(self._received, is_kept=True)
         self._cache.pool.unpin(self._cache)

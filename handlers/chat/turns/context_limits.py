@@ -1,4 +1,4 @@
-"""How long a conversation and its answer may be."""
+"""Limits on the length of a conversation and of its answer."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from handlers.settings import EngineSettings, SessionSettings
 
 @dataclass(frozen=True, slots=True)
 class ContextLimits:
-    """What the model can read, what the settings allow, and what fits the pool of keys and values."""
+    """The lengths that the model, the settings and the pool of KV blocks allow."""
 
     engine: EngineSettings
     session: SessionSettings
@@ -20,26 +20,26 @@ class ContextLimits:
 
     @property
     def max_context(self) -> int:
-        """Tokens of prompt and answer together."""
+        """The most tokens of prompt and answer together."""
         return min(self.engine.max_context_tokens or self.model.max_context, self.model.max_context)
 
     @property
     def max_prompt(self) -> int:
-        """Tokens that leave room for an answer."""
+        """The most tokens of a prompt that leave room for an answer."""
         return min(self.engine.max_prompt_tokens or self.max_context - 1, self.max_context - 1)
 
     @property
     def max_bytes(self) -> int:
-        """Device memory that the conversation and its answer may take."""
+        """The most device memory of a conversation and its answer."""
         return min(self.pool.capacity_bytes, self.session.max_session_bytes or self.pool.capacity_bytes)
 
     def max_prompt_beside_answer(self, wanted: int | None) -> int:
-        """Tokens of a prompt that leaves room for an answer of `wanted` tokens, or half of all room if that is less."""
+        """Return the most tokens of a prompt beside an answer of `wanted` tokens, which gets at most half of all."""
         room = min(self.max_context, self.max_bytes // self.pool.shape.block_bytes * BLOCK)
         return min(self.max_prompt, room - min(wanted or self.engine.max_new_tokens, room // 2))
 
     def max_new_tokens(self, num_prompt_tokens: int, parameters: Parameters) -> int:
-        """Of an answer to a prompt of this length. Raises ContextTooLong, InvalidRequest."""
+        """Return the most tokens of an answer to such a prompt. Raises ContextTooLong, InvalidRequest."""
         if num_prompt_tokens > self.max_prompt:
             raise ContextTooLong(
                 f"the conversation has {num_prompt_tokens} tokens and this model reads at most {self.max_prompt}; "
@@ -51,7 +51,7 @@ class ContextLimits:
             raise InvalidRequest(f"{field} must be at most {longest}, not {wanted}", param=field)
         max_new_tokens = min(wanted, self.max_context - num_prompt_tokens)
         limit, shape = self.max_bytes, self.pool.shape
-        if parameters.max_new_tokens is None:  # nobody asked for so long an answer
+        if parameters.max_new_tokens is None:  # only the default asks for so long an answer
             max_new_tokens = max(1, min(max_new_tokens, limit // shape.block_bytes * BLOCK - num_prompt_tokens))
         num_bytes = shape.num_bytes(num_prompt_tokens + max_new_tokens)
         if num_bytes > limit:
@@ -60,3 +60,13 @@ class ContextLimits:
                 f"memory, more than the {limit} that one conversation may have; shorten it or ask for a shorter answer"
             )
         return max_new_tokens
+
+
+def truncate(model: TextModel, text: str, max_tokens: int | None, *, is_raw: bool = False) -> str:
+    """Return the text's last `max_tokens` tokens. is_raw: keep its special tokens, which have a meaning there."""
+    if max_tokens is None:
+        return text
+    ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) <= max_tokens:
+        return text
+    return str(model.tokenizer.decode(ids[-max_tokens:], skip_special_tokens=not is_raw))

@@ -1,104 +1,82 @@
-"""One answer, from what was asked to the last byte of it.
+"""One answer, from the question to the last byte.
 
     composing -> generating -> over
 
-A worker thread composes the prompt, the engine's thread drives the answer token by token, a worker thread ends it.
-Whatever happens, `_release` runs once. What differs between a session's turn and a request without a session is in
-the methods that say so: where the prompt comes from, and what becomes of the answer.
+A worker thread composes the prompt, the engine's thread adds the tokens, and a worker thread ends the answer. Calls go
+one way: from the generation to its question. Its owner is called back once, when the answer is over.
 """
 
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
 
-from handlers.chat.forms import AnswerForm, Summary, Token
-from handlers.chat.messages import ImageReference
-from handlers.chat.parameters import Parameters
-from handlers.chat.pictures.store import Image, ImageStore, Tier
-from handlers.chat.turns.admission import Room
-from handlers.chat.turns.answer import Answer
+from handlers.chat.commands import Ask, Generate
+from handlers.chat.forms import Summary, Token
+from handlers.chat.pictures.receiver import ImageReceiver
+from handlers.chat.pictures.store import Image, ImageStore, ImageTier
+from handlers.chat.turns.admission import Admission
+from handlers.chat.turns.answer import AnswerWriter
 from handlers.chat.turns.context_limits import ContextLimits
+from handlers.chat.turns.question import AnsweredBefore, Prompt, Question, place_images
 from handlers.counters import Counters
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.sequence import FinishReason, ImageSpan, TokenEvent
 from handlers.engine.sequence import Sequence as TokenSequence
-from handlers.errors import (
-    ClientGone,
-    HandlerError,
-    InternalError,
-    OutOfMemory,
-    TurnConflict,
-    TurnTimedOut,
-)
+from handlers.errors import ClientGone, HandlerError, InternalError, OutOfMemory, TurnConflict, TurnTimedOut
 from handlers.models.text import TextModel
 from handlers.reply import Reply
-from handlers.settings import EngineSettings, SessionSettings
+from handlers.settings import EngineSettings
 from torchmoor.wire import headers as wire
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedImage:
-    """A picture that has just come in, with the bytes that it came as."""
-
-    image: Image
-    encoded: bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParts:
-    """What every answer of a worker works with.
-
-    load_images: references to pictures, each held once for this sharing scope; raises BadImage's family, OutOfMemory,
-    and why the reply was cancelled, should it be.
-    """
+    """The parts of a worker that all of its answers use."""
 
     engine_settings: EngineSettings
-    session_settings: SessionSettings
+    limits: ContextLimits
     model: TextModel
     engine: Engine
     images: ImageStore
-    room: Room
-    preparing: Executor  # for answers that need no images fetched, and for the ends of all
-    loading: Executor  # for answers that bring images, which may be slow to fetch, or must take in a whole session
+    admission: Admission
+    receiver: ImageReceiver
+    preparing: Executor  # for answers that fetch no images, and for the end of every answer
+    loading: Executor  # for answers that fetch images or rebuild a session
     counters: Counters
-    load_images: Callable[[str, Sequence[ImageReference], Reply], list[LoadedImage]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the model is to read. ids: with `image_token_id` in each position of an image; images: in order."""
+class Generation:
+    """One answer being made. Every outcome, errors included, goes through the reply.
 
-    ids: list[int]
-    images: Sequence[Image]
-
-
-class Generation(ABC):
-    """Created for each answer; everything goes through the reply."""
+    on_over: called once when the answer is over, whatever its outcome, on any thread; must return at once.
+    """
 
     def __init__(
         self,
         parts: GenerationParts,
+        question: Question,
         cache: SequenceCache,
-        parameters: Parameters,
-        form: AnswerForm,
+        request: Ask | Generate,
         reply: Reply,
-        *,
-        is_streaming: bool,
+        on_over: Callable[[], None],
     ) -> None:
+        parameters = request.parameters
         self._parts = parts
+        self._question = question
+        self._on_over = on_over
         self._cache = cache
         self._parameters = parameters
         self._reply = reply
-        self._answer = Answer(reply, form, parts.model, parameters.stop, is_streaming=is_streaming)
-        self._limits = ContextLimits(parts.engine_settings, parts.session_settings, parts.model, cache.pool)
+        self._writer = AnswerWriter(
+            reply, request.form, parts.model, parameters.stop, is_streaming=request.is_streaming
+        )
         self._lock = threading.Lock()
         self._sequence: TokenSequence | None = None
         self._preparation: Future[None] | None = None
@@ -109,49 +87,34 @@ class Generation(ABC):
         self._deadline = reply.shorten_deadline(self._received + parts.engine_settings.turn_timeout_s)
         self._pinned: list[Image] = []
         self._prompt: Prompt | None = None
-        self._is_using_room = False
+        self._is_admitted = False
         self._kept = 0
-
-    # What a session's turn and a request without one do differently
-
-    @abstractmethod
-    def _compose(self) -> Prompt:
-        """What the model is to read. Worker thread; may take its time. Raises HandlerError."""
-
-    @abstractmethod
-    def _fetch(self, image: Image) -> bytes:
-        """The encoded bytes of one of the prompt's images that this worker does not keep. Raises HandlerError."""
-
-    @abstractmethod
-    def _commit(self, text: str) -> None:
-        """The answer is complete, and the client has not heard of its end. Worker thread. Raises HandlerError."""
-
-    @abstractmethod
-    def _release(self) -> None:
-        """The answer is over, for better or worse. Once, on any thread; must not wait."""
 
     # From the question to the engine
 
-    def _schedule(self, *, is_slow: bool) -> None:
-        """Begin. A slow image server holds up only other answers that are slow to begin."""
+    def begin(self, *, is_slow: bool) -> None:
+        """Start composing the prompt.
+
+        is_slow: the prompt needs images or a rebuilt session; then it delays only others that are slow.
+        """
         with self._lock:
             if self._is_over:
                 return
-            self._is_using_room = True
-            self._parts.room.enter()
+            self._is_admitted = True
+            self._parts.admission.enter()
         self._preparation = self._run_on(self._parts.loading if is_slow else self._parts.preparing, self._prepare)
 
     def _run_on(self, executor: Executor, action: Callable[[], None]) -> Future[None] | None:
         try:
             return executor.submit(action)
         except RuntimeError:  # it has been shut down
-            self._fail(InternalError("the worker is stopping"))
+            self.fail(InternalError("the worker is stopping"))
             return None
 
     def stop(self, error: HandlerError) -> None:
         """End the answer early, within one step of the engine. Any thread.
 
-        One that is being prepared ends at the next `_raise_if_stopped`; a fetch of its images is cut by its reply.
+        An answer in preparation ends at the next `_raise_if_stopped`; its reply cuts a fetch of its images.
         """
         with self._lock:
             if self._stopped is not None:
@@ -160,10 +123,10 @@ class Generation(ABC):
             sequence, preparation = self._sequence, self._preparation
         if sequence is not None:
             self._parts.engine.cancel(sequence, error)
-        elif self._parts.room.try_remove(self._try_again) or (
+        elif self._parts.admission.try_remove(self._try_again) or (
             preparation is not None and preparation.cancel()  # it had not begun
         ):
-            self._fail(error)
+            self.fail(error)
 
     def _raise_if_stopped(self) -> None:
         if self._stopped is not None:
@@ -172,13 +135,14 @@ class Generation(ABC):
             raise TurnTimedOut("the answer was not begun before the turn's deadline")
 
     def _prepare(self) -> None:
-        """Everything that must be known before the first token."""
+        """Compose the prompt and submit the sequence to the engine."""
         try:
             self._raise_if_stopped()
             if self._prompt is None:
                 self._begun = time.monotonic()
                 self._parts.counters.observe("queue", self._begun - self._received)
-                self._prompt = self._compose()
+                self._prompt = self._question.compose(self._raise_if_stopped)
+                self._writer.receipt |= self._prompt.receipt
                 self._raise_if_stopped()
             sequence = self._make_sequence(self._prompt)
             with self._lock:
@@ -189,29 +153,29 @@ class Generation(ABC):
             self._end_with(answered.text)
         except OutOfMemory as error:
             if self._prompt is None:
-                self._fail(error)
+                self.fail(error)
             else:
-                self._wait_for_room(error)
+                self._wait_for_memory(error)
         except HandlerError as error:
-            self._fail(self._stopped or error)  # a fetch that was cut fails in its own words
+            self.fail(self._stopped or error)  # a fetch that was cut has an error of its own
         except Exception:
             logger.exception("answer could not be prepared %s", self._reply.ids)
-            self._fail(InternalError("the question could not be prepared; the worker's log has the reason"))
+            self.fail(InternalError("the question could not be prepared; the worker's log has the reason"))
 
     def _make_sequence(self, prompt: Prompt) -> TokenSequence:
-        """Find what of the prompt is stored; pin the features of the images that are not."""
+        """Match the prompt with the cache; pin the features of the images that must be prefilled."""
         keys, starts = place_images(prompt, self._parts.model.image_token_id)
-        max_new_tokens = self._limits.max_new_tokens(len(keys), self._parameters)
+        max_new_tokens = self._parts.limits.max_new_tokens(len(keys), self._parameters)
         kept = self._cache.match(keys)
-        tiers: set[Tier] = set()
+        tiers: set[ImageTier] = set()
         spans = []
         for image, start in zip(prompt.images, starts, strict=True):
             if start + image.num_tokens > kept:
-                features, tier = self._parts.images.pin(image, partial(self._fetch, image))
+                features, tier = self._parts.images.pin(image, partial(self._question.fetch, image))
                 self._pinned.append(image)
                 tiers.add(tier)
                 spans.append(ImageSpan(start, features))
-        self._answer.receipt |= {
+        self._writer.receipt |= {
             wire.CACHE_TIER: _tier(kept, tiers),
             wire.PREFILL_TOKENS: str(len(keys) - kept),
             wire.CONTEXT_TOKENS: str(len(keys)),
@@ -224,24 +188,24 @@ class Generation(ABC):
     # The engine's thread
 
     def _on_event(self, event: TokenEvent) -> bool:
-        """One more token, or the end. False ends the generation here."""
+        """Take one more token or an error. Return False to end the sequence."""
         if event.token_id is None:
             error = event.error
             if isinstance(error, OutOfMemory) and self._sequence is not None and not self._sequence.output:
-                self._wait_for_room(error)
+                self._wait_for_memory(error)
                 return False
-            self._fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
+            self.fail(error if isinstance(error, HandlerError) else InternalError("the answer could not be computed"))
             return False
         assert self._sequence is not None
-        token, reason = self._answer.push(event)
+        token, reason = self._writer.push(event)
         if len(self._sequence.output) == 1:
             self._first_token_at = time.monotonic()
             ttft_s = self._first_token_at - self._received
-            self._answer.receipt[wire.TTFT_MS] = f"{ttft_s * 1000:.1f}"
+            self._writer.receipt[wire.TTFT_MS] = f"{ttft_s * 1000:.1f}"
             self._parts.counters.observe("ttft", ttft_s)
             self._parts.counters.add("tokens_prefilled", len(self._sequence.prompt) - self._kept)
             self._parts.counters.add("tokens_reused", self._kept)
-            self._sequence.images.clear()  # they have been read
+            self._sequence.images.clear()  # the prefill has read them
             self._unpin()
         if reason is not None:
             summary = self._summarise(reason)
@@ -250,63 +214,62 @@ class Generation(ABC):
                 self._parts.counters.observe("inter_token", gap_s)
             self._run_on(self._parts.preparing, lambda: self._finish(token, summary))
             return False
-        self._answer.show(token)
+        self._writer.show(token)
         return True
 
-    def _wait_for_room(self, error: OutOfMemory) -> None:
-        """What this answer holds is in the way of others, and theirs in its own: begin again after one of them is over,
-        or end with the error if there is none."""
+    def _wait_for_memory(self, error: OutOfMemory) -> None:
+        """Free what this answer holds and begin again when another answer is over; fail if no other answer runs."""
         self._unpin()
         self._cache.drop()
         with self._lock:
             self._sequence = None
-            self._is_using_room = False
-        if not self._parts.room.try_wait(self._try_again):
-            self._is_using_room = True
-            self._fail(error)
-        elif self._stopped is not None and self._parts.room.try_remove(self._try_again):
-            self._fail(self._stopped)
+            self._is_admitted = False
+        if not self._parts.admission.try_wait(self._try_again):
+            self._is_admitted = True
+            self.fail(error)
+        elif self._stopped is not None and self._parts.admission.try_remove(self._try_again):
+            self.fail(self._stopped)
 
     def _try_again(self) -> None:
-        self._is_using_room = True
+        self._is_admitted = True
         self._run_on(self._parts.preparing, self._prepare)
 
     def _summarise(self, reason: FinishReason) -> Summary:
         assert self._sequence is not None
         return Summary(
-            text=self._answer.text,
+            text=self._writer.text,
             finish_reason=reason.value,
             num_tokens=len(self._sequence.output),
             num_prompt_tokens=len(self._sequence.prompt),
             seed=self._parameters.seed,
-            tokens=self._answer.tokens,
+            tokens=self._writer.tokens,
         )
 
     # The end
 
     def _finish(self, token: Token, summary: Summary) -> None:
-        """On a worker thread, since recording may take its time: commit, then tell the client of the end."""
+        """Commit the answer, then send its end. Runs on a worker thread, because recording may take long."""
         try:
-            self._commit(summary.text)
+            self._question.commit(summary.text)
             self._over("turns_finished")
-            self._answer.end(token, summary)
+            self._writer.end(token, summary)
         except AnsweredBefore as answered:
-            if self._reply.is_streaming:  # with tokens of its own, which may be others
-                self._fail(TurnConflict("this question has been answered already; send it again to get that answer"))
+            if self._reply.is_streaming:  # its tokens may differ from the stored answer
+                self.fail(TurnConflict("this question has been answered already; send it again to get that answer"))
             else:
                 self._end_with(answered.text)
         except HandlerError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception:
             logger.exception("answer could not be finished %s", self._reply.ids)
-            self._fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
+            self.fail(InternalError("the answer could not be recorded; the worker's log has the reason"))
 
     def _end_with(self, text: str) -> None:
-        """The stored answer to a request that was answered before."""
+        """Send the stored answer of a request that was answered before."""
         self._over("turns_repeated")
-        self._answer.end_with(text)
+        self._writer.end_with(text)
 
-    def _fail(self, error: HandlerError) -> None:
+    def fail(self, error: HandlerError) -> None:
         if isinstance(error, ClientGone):
             outcome = "turns_cancelled"
         else:
@@ -315,7 +278,7 @@ class Generation(ABC):
         self._reply.fail(error)
 
     def _over(self, outcome: str) -> None:
-        """Counts the outcome and lets go of everything, once."""
+        """Count the outcome and release everything, once."""
         with self._lock:
             if self._is_over:
                 return
@@ -324,36 +287,17 @@ class Generation(ABC):
         if self._sequence is not None:
             self._parts.counters.add("tokens_generated", len(self._sequence.output))
         self._unpin()
-        self._release()
-        if self._is_using_room:
-            self._parts.room.leave()
+        self._on_over()
+        if self._is_admitted:
+            self._parts.admission.leave()
 
     def _unpin(self) -> None:
         while self._pinned:
             self._parts.images.unpin(self._pinned.pop())
 
 
-class AnsweredBefore(Exception):
-    """The question's answer is in the conversation already."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-
-
-def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
-    """The prompt's keys: token ids, and where an image stands its own key; and where each image begins."""
-    keys, starts, start = list(prompt.ids), [], 0
-    for image in prompt.images:
-        assert image_token_id is not None
-        start = keys.index(image_token_id, start)
-        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
-        starts.append(start)
-    return keys, starts
-
-
-def _tier(kept: int, tiers: set[Tier]) -> str:
-    """What the answer's beginning had to be computed from; of several the dearest."""
+def _tier(kept: int, tiers: set[ImageTier]) -> str:
+    """Name the slowest tier that the answer's prompt was computed from."""
     if not tiers:
         return "kv" if kept else "none"
-    return max(tiers, key=list(Tier).index).value
+    return max(tiers, key=list(ImageTier).index).value

@@ -1,1 +1,1 @@
-"""Loading: from a checkpoint folder to a model that answers."""
+"""Loads checkpoint folders as models that answer requests. Imports the tasks, not the registry."""

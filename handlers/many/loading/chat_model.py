@@ -1,11 +1,9 @@
-"""A loaded model that generates text: the chat service and its engine, small and for this model alone.
+"""A loaded model that generates text: a chat service and an engine for this model alone.
 
-So every dialect, streaming and sessions are what they are in the chat archives; only the journal is off, and sessions
-end when the model leaves memory.
+All dialects, streaming and sessions work as in the chat archives, but without a journal; sessions end when the model
+leaves memory.
 """
 
-import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
+from handlers.device import exit_worker
 from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
@@ -30,13 +29,11 @@ from handlers.reply import Reply
 from handlers.requests import Incoming
 from handlers.settings import HandlerSettings, JournalSettings
 
-logger = logging.getLogger(__name__)
-
 
 class ChatModel:
-    """What the registry holds: see `handlers.many.model.ResidentModel`.
+    """Implements `handlers.many.model.ResidentModel`.
 
-    assembled: the decoder; None to read the folder as the chat archives do, which is for models that see.
+    assembled: the decoder; None to load the folder as the chat archives do, for vision models.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class ChatModel:
         device: torch.device,
         settings: HandlerSettings,
         ids: SessionIds,
-        intake: ImageIntake,
+        intake: ImageLoader,
     ) -> None:
         self._settings = replace(settings, journal=JournalSettings())
         self._ids = ids
@@ -108,7 +105,7 @@ class ChatModel:
         kv_bytes = cache_shape(self._model).num_bytes(self._settings.tasks.kv_tokens)
         runner = ModelRunner(self._model, kv_bytes)
         scheduler = Scheduler(own.max_rows, Pace(own.prefill_chunk, own.max_stretch))
-        engine = Engine(runner, scheduler, own.num_threads, on_device_lost=lambda: os._exit(1))
+        engine = Engine(runner, scheduler, own.num_threads, on_device_lost=exit_worker)
         self._service = ChatService(self._settings, self._model, engine, self._ids, self._intake)
         self._kv_bytes = kv_bytes
         engine.start()
@@ -121,9 +118,9 @@ class ChatModel:
 
 
 def _make_text_model(model: Any, folder: Path) -> TextModel:
-    """The engine's view of a model, once it is sure that it computes the same there. Raises ConfigError, ModelBroken.
+    """Prepare a model for the engine and compare its results there. Raises ConfigError, ModelBroken.
 
-    The weights are not packed: packed ones would be private memory, while mapped ones are the page cache's.
+    The weights are not packed, since packed ones would be private memory instead of page cache.
     """
     try:
         probe = Probe(model)
@@ -132,6 +129,6 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
         probe.check(made)
     except (ConfigError, torch.OutOfMemoryError):
         raise
-    except Exception as exc:  # the families that transformers has are of every kind
+    except Exception as exc:  # each of transformers' families fails in its own way
         raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc
     return made

@@ -1,7 +1,6 @@
-"""A model's folder to a model that answers: which task it is for, and what that task is made of."""
+"""Loads a model's folder: chooses the task, and makes the task's parts."""
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,8 +10,9 @@ import torch
 import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.sessions.session_id import SessionIds
+from handlers.device import exit_worker
 from handlers.errors import ModelBroken
 from handlers.many.compute import Compute
 from handlers.many.loading.chat_model import ChatModel
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 OWN_CONFIG = "torchmoor.json"
 TASK_VARIABLE = "HF_TASK"
 TEXT_GENERATION = "text-generation"
-# By task, transformers' classes for its head.
+# transformers' class for the head of each task.
 HEADS: dict[str, Any] = {
     TextClassification.name: transformers.AutoModelForSequenceClassification,
     TokenClassification.name: transformers.AutoModelForTokenClassification,
@@ -60,7 +60,7 @@ _ENDINGS = {
     "ForConditionalGeneration": TEXT_GENERATION,
     "Model": FeatureExtraction.name,
 }
-# Other names of the same tasks, as HF_TASK may have them.
+# Other names of the tasks in HF_TASK.
 _ALIASES = {
     "sentiment-analysis": TextClassification.name,
     "ner": TokenClassification.name,
@@ -70,50 +70,36 @@ _ALIASES = {
 }
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
-    *(
-        "vocab.txt",
-        "vocab.json",
-        "merges.txt",
-        "tokenizer.model",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "spm.model",
-    ),
+    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+    "spm.model",
 )
 
 
 class CheckpointLoader:
-    """The registry's loader: called with a folder, from its threads, several at once.
-
-    It owns what all models share: the compute threads, the readers, templates and tokenizers.
-    """
+    """Loads folders on several threads. Owns what all models share: compute threads, readers, templates, tokenizers."""
 
     def __init__(
-        self,
-        settings: HandlerSettings,
-        device: torch.device,
-        ids: SessionIds,
-        environ: Mapping[str, str],
+        self, settings: HandlerSettings, device: torch.device, ids: SessionIds, environ: Mapping[str, str]
     ) -> None:
         self._settings = settings
         self._device = device
         self._ids = ids
         self._environ = environ
-        self._intake = ImageIntake(settings.intake)
+        self._intake = ImageLoader(settings.intake)
         self.shared = SharedParts(settings.tasks.max_shared)
-        self.compute = Compute(settings.tasks, device, on_device_lost=lambda: os._exit(1))
+        self.compute = Compute(settings.tasks, device, on_device_lost=exit_worker)
         self._readers = ThreadPoolExecutor(settings.tasks.prepare_threads, "read")
-        self._image_readers = ThreadPoolExecutor(settings.intake.num_threads, "read-image")  # they may wait for others
+        self._image_readers = ThreadPoolExecutor(settings.intake.num_threads, "read-image")  # may wait for servers
         self.compute.start()
 
     def stop(self) -> None:
-        """After the last model is closed."""
+        """End the threads, after the last model was closed."""
         self._readers.shutdown()
         self._image_readers.shutdown()
         self.compute.stop()
 
     def __call__(self, folder: Path, progress: LoadProgress) -> ResidentModel:
-        """Raises ModelBroken with the reason, OutOfMemory."""
+        """Load a folder. Raises ModelBroken with the reason, OutOfMemory."""
         if is_triton(folder):
             return self._load_triton(folder)
         config = read_config(folder)
@@ -151,7 +137,7 @@ class CheckpointLoader:
         return Placement(assembled.model, assembled.mapped, self._device)
 
     def _choose_type(self) -> torch.dtype | None:
-        """A CPU computes in float32 unless a setting says otherwise; a GPU in what is stored."""
+        """Return the type of the settings, else float32 on a CPU, else None for the stored type."""
         wanted = self._settings.model.dtype
         if wanted != "auto":
             chosen: torch.dtype = getattr(torch, wanted)
@@ -172,7 +158,7 @@ class CheckpointLoader:
         return makers[task](model, tokenizer, own)
 
     def _get_tokenizer(self, folder: Path) -> SharedTokenizer:
-        """A tokenizer takes longer to make than a model, and most variants of a model have the same."""
+        """Share tokenizers: one takes longer to make than a model, and most variants of a model have the same."""
         kind = str(read_config(folder).get("model_type"))  # transformers chooses the class by it
         key = ("tokenizer", kind, digest(folder / name for name in _TOKENIZER_FILES))
         return self.shared.get(key, lambda: SharedTokenizer(load_part(AutoTokenizer, folder)))
@@ -183,7 +169,7 @@ class CheckpointLoader:
 
 
 def load_part(auto: Any, folder: Path) -> Any:
-    """A tokenizer or an image processor of a checkpoint. Raises ModelBroken."""
+    """Load a checkpoint's tokenizer or image processor. Raises ModelBroken."""
     try:
         return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as exc:  # a file may be missing or wrong in many ways
@@ -192,16 +178,16 @@ def load_part(auto: Any, folder: Path) -> Any:
 
 
 def choose_task(folder: Path, config: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """What a checkpoint is for: as torchmoor.json in its folder says, else HF_TASK, else its files.
+    """Return the task that torchmoor.json in the folder names, else HF_TASK, else the one of its files.
 
-    Raises ModelBroken if nobody knows.
+    Raises ModelBroken if none of them names a task.
     """
-    told = read_json(folder, OWN_CONFIG).get("task") if (folder / OWN_CONFIG).is_file() else None
-    told = told or environ.get(TASK_VARIABLE)
-    if told is not None:
-        task = _ALIASES.get(str(told), str(told))
+    named = read_json(folder, OWN_CONFIG).get("task") if (folder / OWN_CONFIG).is_file() else None
+    named = named or environ.get(TASK_VARIABLE)
+    if named is not None:
+        task = _ALIASES.get(str(named), str(named))
         if task not in HEADS:
-            raise ModelBroken(f"there is no task {str(told)[:100]!r}; there are {', '.join(HEADS)}")
+            raise ModelBroken(f"there is no task {str(named)[:100]!r}; there are {', '.join(HEADS)}")
         return task
     if (folder / MODULES).is_file():
         return Embeddings.name

@@ -1,4 +1,4 @@
-"""Where a model's tensors are, and how many bytes that costs in which memory."""
+"""Moves a model's tensors between host and device, and counts their bytes."""
 
 import torch
 from torch import Tensor, nn
@@ -7,11 +7,11 @@ from handlers.errors import OutOfMemory
 
 
 class Placement:
-    """Moves one model between host and device. Mapped weights stay mapped, so going back to the host costs nothing.
+    """Moves one model. Mapped weights stay mapped, so moving them back to the host is free.
 
-    What is let go of is free for this process; the registry gives it back to the system.
+    Released memory belongs to this process; the registry returns it to the system.
 
-    mapped: addresses of the tensors that are mapped files, of which the model is made now, on the CPU.
+    mapped: addresses of the model's tensors, now on the CPU, that are mapped files.
     """
 
     def __init__(self, model: nn.Module, mapped: frozenset[int], device: torch.device) -> None:
@@ -29,16 +29,16 @@ class Placement:
 
     @property
     def device_bytes(self) -> int:
-        """Private memory on the device; of a CPU, what is not mapped."""
+        """Private memory on the device; on a CPU, memory that is not mapped."""
         return self._device_bytes if self._is_on_device else 0
 
     @property
     def host_bytes(self) -> int:
-        """Private memory on the host, none while the model is on the device."""
+        """Private memory on the host, 0 while the model is on the device."""
         return 0 if self._is_on_device else self._own_bytes
 
     def to_device(self) -> None:
-        """Raises OutOfMemory, and then the model is on the host."""
+        """Raises OutOfMemory and leaves the model on the host."""
         if self._is_on_device:
             return
         try:
@@ -50,7 +50,7 @@ class Placement:
         self._device_bytes = _num_bytes(_tensors(self._model))
 
     def to_host(self) -> None:
-        """Off the device; nothing on a CPU."""
+        """Move the model off a GPU; no effect on a CPU."""
         if self._is_on_device and self._device.type != "cpu":
             self._to_host()
 
@@ -60,7 +60,7 @@ class Placement:
         self._is_on_device = False
 
     def close(self) -> None:
-        """Let go of every tensor, whoever still knows the model."""
+        """Release the memory of every tensor, even while the model is still referenced."""
         for tensor in _tensors(self._model).values():
             tensor.data = torch.empty(0, dtype=tensor.dtype)
         self._mapped.clear()
@@ -68,7 +68,7 @@ class Placement:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Each tensor once, by one of its names."""
+    """Return the model's tensors by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 

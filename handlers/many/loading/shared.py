@@ -1,7 +1,7 @@
-"""What several models have in common, made once: templates, tokenizers, image processors.
+"""Parts that several models share: templates, tokenizers, image processors.
 
-A part is known by the content of the files that it is made from, so a hundred variants of one model share it however
-they came here. It is never changed after it was made. The least recently used go first; a model that uses one keeps it.
+A part is identified by the content of its files, so all variants of one model share it. It is immutable. The least
+recently used part is dropped first; models that use it keep it.
 """
 
 import hashlib
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class SharedParts:
-    """Parts by kind and content. Any thread; a part is made by one thread while others that need it wait."""
+    """Parts by kind and content. Any thread; one thread makes a part while others wait for it."""
 
     def __init__(self, max_parts: int) -> None:
         self._max_parts = max_parts
         self._parts: OrderedDict[tuple[str, ...], object] = OrderedDict()
         self._lock = threading.Lock()
-        self._making = threading.Lock()  # transformers changes settings of the whole process while it makes a model
+        self._making = threading.Lock()  # transformers changes process-wide settings while it makes a model
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def get(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
-        """The part of this key; `make` is called if there is none."""
+        """Return the part of this key, made by `make` if it is missing."""
         found = self._find(key)
         if found is not None:
             return found  # type: ignore[return-value]
@@ -43,7 +43,7 @@ class SharedParts:
         return made
 
     def alone(self, make: Callable[[], T]) -> T:
-        """Make something that is not shared, while nothing else is made."""
+        """Make an object that is not shared, while no other is made."""
         with self._making:
             return make()
 
@@ -56,7 +56,7 @@ class SharedParts:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """One hash of several files' names and contents; those that are missing count as missing."""
+    """Hash the names and contents of several files, which may be missing."""
     found = hashlib.blake2b(digest_size=16)
     for file in files:
         content = file.read_bytes() if file.is_file() else None

@@ -20,10 +20,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class TaskModel:
-    """What the registry holds: see `handlers.many.model.ResidentModel`.
-
-    readers: the threads that check and tokenize. They and the compute threads are all models' own.
-    """
+    """Implements `handlers.many.model.ResidentModel`. readers: the threads that check and tokenize."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class TaskModel:
 
 
 class _Answer:
-    """Gathers the outputs of one request's rows; the last one, or the first that failed, writes the answer."""
+    """Collects the outputs of one request's rows; the last output, or the first failure, writes the answer."""
 
     def __init__(self, work: TaskWork, reply: Reply) -> None:
         self._work = work
@@ -114,7 +111,7 @@ class _Answer:
 
 
 def encode(answer: Any) -> bytes:
-    """An answer as JSON. Raises InternalError if a number in it is none."""
+    """Encode an answer as JSON. Raises InternalError for NaN and infinity."""
     try:
         return json.dumps(answer, allow_nan=False).encode()
     except ValueError as exc:

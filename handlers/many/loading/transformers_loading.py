@@ -1,11 +1,11 @@
-"""A checkpoint's folder to a transformers model, in a few milliseconds and without memory of its own.
+"""Loads a checkpoint's folder as a transformers model, in milliseconds and without private memory.
 
-Making a model from its configuration takes longer than reading it, and making it at random twice as long again. So each
-configuration is made once, without weights (on torch's meta device): the template. A model is a copy of its template
-whose parameters are the mapped tensors of its files (docs/many-models.md has the times). What is not in any file, such
-as position ids or rope frequencies, is computed in the template by the code that from_pretrained uses for it.
+Making a model from its configuration takes longer than reading its files. So each configuration is made once, without
+weights (on torch's meta device), as a template. A model is a copy of its template whose parameters are the mapped
+tensors of its files (docs/many-models.md has the times). The template computes the values that are not in any file,
+such as position ids or rope frequencies, by from_pretrained's own code.
 
-The result equals from_pretrained's. Checkpoints whose names or shapes must be converted first are left to that.
+The result equals from_pretrained's, which loads the checkpoints whose names or shapes need a conversion.
 """
 
 import copy
@@ -41,7 +41,7 @@ MAX_NAMED = 5  # keys that an error names
 class Template:
     """A model without weights.
 
-    keys: the names of those it needs. renamings: what transformers says its weights are called in files.
+    keys: the names of its weights. renamings: from their names in files, by transformers.
     """
 
     model: Any
@@ -49,7 +49,7 @@ class Template:
     renamings: tuple[WeightRenaming, ...]
 
     def spellings(self, name: str) -> Iterator[str]:
-        """What a file's tensor may be called in the model, with or without the name of the model's body before it."""
+        """Yield the possible names in the model of a file's tensor, with and without the prefix of the model's body."""
         prefix = f"{self.model.base_model_prefix}."
         renamed = name
         for renaming in self.renamings:
@@ -63,19 +63,19 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A model on the CPU, and which of its tensors are mapped files: their addresses."""
+    """A model on the CPU, and the addresses of its mapped tensors."""
 
     model: Any
     mapped: frozenset[int]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The checkpoint's config.json. Raises ModelBroken."""
+    """Read the checkpoint's config.json. Raises ModelBroken."""
     return read_json(folder, CONFIG)
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object of the checkpoint's. Raises ModelBroken."""
+    """Read a file with a JSON object. Raises ModelBroken."""
     try:
         found = json.loads((folder / name).read_bytes())
     except FileNotFoundError as exc:
@@ -96,9 +96,9 @@ def load_model(
     may_unpickle: bool,
     progress: LoadProgress,
 ) -> Assembled:
-    """The model of a checkpoint, in inference mode, on the CPU.
+    """Load a checkpoint's model for inference, on the CPU.
 
-    auto: transformers' AutoModelFor... that names the head. dtype: what floats become; None: as they are stored.
+    auto: transformers' AutoModelFor... of the head. dtype: the type of floats; None keeps the stored type.
     Raises ModelBroken with the reason.
     """
     weights = read_weights(folder, may_unpickle=may_unpickle, progress=progress)
@@ -113,7 +113,7 @@ def load_model(
 
 
 def choose_class(config: Any, auto: Any) -> Any:
-    """The class that has this configuration and this head. Raises ModelBroken."""
+    """Return the class of this configuration and head. Raises ModelBroken."""
     try:
         found = auto._model_mapping[type(config)]
     except KeyError as exc:
@@ -126,7 +126,7 @@ def _make_template(folder: Path, auto: Any) -> Template:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         cls = choose_class(config, auto)
         with torch.device("meta"), init.meta_device_safe_creation_ops():
-            # A pooler is no part of many checkpoints, and no task here asks for it.
+            # Many checkpoints lack a pooler, and no task uses it.
             can_do_without = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
             model = cls(config, add_pooling_layer=False) if can_do_without else cls(config)
         _compute_buffers(model)
@@ -134,16 +134,16 @@ def _make_template(folder: Path, auto: Any) -> Template:
             model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except ModelBroken:
         raise
-    except Exception as exc:  # a configuration can be wrong in as many ways as there are models
+    except Exception as exc:  # every family checks its configuration in its own way
         raise ModelBroken(f"no model can be made of {CONFIG}: {_short(exc)}") from exc
     model.eval().requires_grad_(False)
-    # Other transforms than plain renaming change values, too: checkpoints that need them go the long way.
+    # Checkpoints that need other transforms than renaming are converted.
     renamings = tuple(each for each in get_model_conversion_mapping(model) if type(each) is WeightRenaming)
     return Template(model, frozenset(model.state_dict()), renamings)
 
 
 def _compute_buffers(model: Any) -> None:
-    """Give the buffers that are in no file their values, by from_pretrained's own code, all weights marked as read."""
+    """Compute the buffers that no file has, by from_pretrained's own code; all weights are marked as read."""
     for name, buffer in list(model.named_non_persistent_buffers()):
         parent, _, own = name.rpartition(".")
         model.get_submodule(parent)._buffers[own] = torch.empty_like(buffer, device="cpu")
@@ -153,12 +153,12 @@ def _compute_buffers(model: Any) -> None:
 
 
 def _stored_type(weights: Weights) -> torch.dtype | None:
-    """The type of the first tensor of floats: what transformers takes a checkpoint's type to be, too."""
+    """Return the type of the first float tensor, which transformers takes as the checkpoint's type, too."""
     return next((t.dtype for t in weights.tensors.values() if t.is_floating_point()), None)
 
 
 def _match(tensors: Mapping[str, Tensor], template: Template) -> tuple[dict[str, Tensor], set[str], list[str]]:
-    """The tensors by the model's own names; the names that got none; the files' names that nobody wants."""
+    """Return the tensors by the model's names, the names without a tensor, and the unused names of files."""
     found: dict[str, Tensor] = {}
     unread = []
     for name, tensor in tensors.items():
@@ -171,8 +171,7 @@ def _match(tensors: Mapping[str, Tensor], template: Template) -> tuple[dict[str,
 
 
 def _needs_conversion(model: Any, missing: set[str], unread: list[str], dtype: torch.dtype | None) -> bool:
-    """True if from_pretrained may find what is missing, in what is left over or by making it up with good reason, and
-    if it treats some weights in its own way."""
+    """Return True if from_pretrained may derive the missing weights or stores some in another form."""
     if getattr(model.config, "quantization_config", None) is not None:
         return True
     keeps = model._keep_in_fp32_modules, model._keep_in_fp32_modules_strict
@@ -210,9 +209,9 @@ def _put(parent: Any, own: str, key: str, tensor: Tensor) -> None:
 
 
 def copy_module(module: Any, memo: dict[int, Any]) -> Any:
-    """A module of its own, with modules, buffers and configuration of its own, but the same parameters.
+    """Copy a module with its submodules, buffers and configuration, sharing the parameters.
 
-    copy.deepcopy takes three times as long, most of it for the empty tables that every module has. memo: as there.
+    copy.deepcopy takes three times as long, mostly for the empty tables of every module. memo: as in deepcopy.
     """
     if id(module) in memo:
         return memo[id(module)]
@@ -233,7 +232,7 @@ def copy_module(module: Any, memo: dict[int, Any]) -> Any:
 
 
 def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weights: Weights) -> Any:
-    """The long way: for weights that are stored in another form than the model has them."""
+    """Load by from_pretrained, for weights that are stored in another form."""
     made = template.model
     config = copy.deepcopy(made.config)
     options = {} if not hasattr(made, "pooler") or made.pooler is not None else {"add_pooling_layer": False}
@@ -248,17 +247,16 @@ def _convert(folder: Path, template: Template, dtype: torch.dtype | None, weight
             output_loading_info=True,
             **options,
         )
-    except Exception as exc:  # transformers and its converters have errors of every kind
+    except Exception as exc:  # transformers and its converters raise any exception
         raise ModelBroken(f"the model's weights cannot be read: {_short(exc)}") from exc
     _check_complete(template, model, set(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model.eval().requires_grad_(False)
 
 
 def _check_complete(template: Template, model: Any, missing: set[str], unread: list[str]) -> None:
-    """Raise ModelBroken if the model would answer with weights that nobody trained, or if the files have more of it
-    than its configuration says.
+    """Raise ModelBroken if weights are missing, or if the files have more layers than the configuration.
 
-    Whole parts that the task does not use, such as another task's head, stay unread, as they do in transformers.
+    Parts that the task does not use, such as another task's head, stay unread, as in transformers.
     """
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]
     lost = sorted(key for key in missing if not any(pattern.search(key) for pattern in ignored))
@@ -272,7 +270,7 @@ def _check_complete(template: Template, model: Any, missing: set[str], unread: l
 
 
 def _is_beyond(model: Any, name: str) -> bool:
-    """True of a layer beyond the last one, and of a bias where the model has none."""
+    """Return True for a layer beyond the last one, and for a bias that the model lacks."""
     here = model
     for step in name.split("."):
         if isinstance(here, torch.nn.ModuleList) and step.isdigit() and int(step) >= len(here):
@@ -292,6 +290,6 @@ def _some(names: list[str]) -> str:
 
 
 def _short(exc: Exception) -> str:
-    """An error of a library's, short enough for an answer."""
+    """Shorten a library's error for an answer."""
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text[:500]}"

@@ -1,8 +1,7 @@
-"""A checkpoint's tensors, as its files hold them.
+"""Reads a checkpoint's tensors from its files.
 
-Safetensors files are mapped, not read: a tensor is a view of the page cache, which costs no memory of this process's
-own and which the kernel may drop. Pickled files can run code when they are opened carelessly, so they are refused
-unless a setting allows them, and even then only tensors are taken out of them.
+Safetensors files are mapped: a tensor is a view of the page cache, not private memory, and the kernel may drop it.
+Pickled files can run code, so a setting must allow them, and even then only tensors are read.
 """
 
 import json
@@ -23,14 +22,14 @@ PICKLED = "pytorch_model.bin"
 
 @dataclass(slots=True)
 class Weights:
-    """Tensors by the names that the files give them."""
+    """Tensors by their names in the files."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    is_mapped: bool = True  # false if they are private memory
+    is_mapped: bool = True  # False: private memory
 
 
 def read_weights(folder: Path, *, may_unpickle: bool, progress: LoadProgress) -> Weights:
-    """All tensors of a Hugging Face checkpoint. Raises ModelBroken with the reason."""
+    """Read all tensors of a Hugging Face checkpoint. Raises ModelBroken with the reason."""
     files = _find(folder, SAFETENSORS)
     if files:
         weights = Weights()
@@ -54,9 +53,9 @@ def read_weights(folder: Path, *, may_unpickle: bool, progress: LoadProgress) ->
 
 
 def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
-    """The file of this name, or those that its index names, each with the tensors that are wanted of it.
+    """Return the file of this name, or those of its index, each with the names of its tensors; None for all.
 
-    None stands for all of them. Nothing is found if there is neither.
+    Empty if neither exists.
     """
     if (folder / name).is_file():
         return {folder / name: None}
@@ -89,7 +88,7 @@ def _map(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
 def _unpickle(file: Path) -> dict[str, Tensor]:
     try:
         found: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as exc:  # the unpickler raises errors of every kind
+    except Exception as exc:  # the unpickler raises any exception
         raise ModelBroken(f"{file.name} holds more than tensors, or is damaged ({type(exc).__name__})") from exc
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise ModelBroken(f"{file.name} is no table of tensors")

@@ -1,1 +1,1 @@
-"""Which models are in memory, and what is loaded or evicted next."""
+"""Decides which models are on the device, the host and the disk. Knows tasks and requests only as `ResidentModel`."""

@@ -1,14 +1,14 @@
-"""Unpacked models on this worker's disk, under a budget of bytes.
+"""The disk cache: unpacked models on this worker's disk, within a budget of bytes.
 
     {home}/{hash of name}-{hash of version}/marker.json     {home}/.../files/
-    {home}/.partial-*                                       being filled or deleted
+    {home}/.partial-*                                       in progress
 
-A folder with a marker is complete: it is filled under another name and renamed. Folders outlive the worker and are used
-again by the next one, if their version is still the source's. The least recently used goes first; one with a lease
-never goes. Folders of the source that can be used where they are, are, and take nothing here.
+A folder is filled under a temporary name and renamed, so a folder with a marker is complete. Folders outlive a worker;
+the next one uses them if the source still has their version. Eviction deletes the least recently used folder without a
+lease. Folders of a directory source are used in place and take no space here.
 
-Nothing is synchronised to the disk: a crash of the host, as opposed to the worker's, may leave files of zeros, which
-fail to load; delete the directory then.
+Files are not synced: after a crash of the host, not of the worker, they may contain zeros and fail to load; delete the
+directory then.
 """
 
 import errno
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 MARKER = "marker.json"
 FILES = "files"
 PARTIAL = ".partial-"
-SPARE_BYTES = 64 << 20  # left on the disk for others, whatever the budget
-MAX_WORKERS = 256  # of one host, each with a folder of its own
-MAX_CHANGES = 5  # times that a model may be replaced while it is read
+SPARE_BYTES = 64 << 20  # left free on the disk in addition to the budget
+MAX_WORKERS = 256  # per host, each with its folder
+MAX_CHANGES = 5  # of a model while it is read
 
 
 @dataclass(slots=True, eq=False)
@@ -50,12 +50,12 @@ class _Unpacked:
     version: str
     num_bytes: int
     home: Path
-    folder: Path  # where the model is, in there
+    folder: Path  # of the model, inside home
     num_leases: int = 0
 
 
 class DiskCache:
-    """home: nobody else's, see take_home. All methods may be called from any thread."""
+    """Any thread may call any method. home: locked by this process, see take_home."""
 
     def __init__(self, home: Path, source: ModelSource, settings: ManySettings) -> None:
         self._home = home
@@ -71,14 +71,14 @@ class DiskCache:
         return self._used_bytes
 
     def models(self) -> list[tuple[str, str, int]]:
-        """Name, version and bytes of each, the least recently used first."""
+        """Return the name, version and bytes of each model, least recently used first."""
         with self._lock:
             return [(each.name, each.version, each.num_bytes) for each in self._unpacked.values()]
 
     def fetch(self, name: str, progress: LoadProgress) -> DiskLease:
-        """The newest version of a model, unpacked. Two threads that ask for the same one both do the work.
+        """Unpack the newest version of a model. Two threads that want the same one both do the work.
 
-        Raises ModelUnknown, ModelBroken, SourceUnavailable, OutOfDisk, and what progress raises.
+        Raises ModelUnknown, ModelBroken, SourceUnavailable, OutOfDisk, and the errors of progress.
         """
         for _ in range(MAX_CHANGES):
             try:
@@ -101,7 +101,7 @@ class DiskCache:
         raise ModelBroken("it is replaced again and again while it is read")
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the folders add up to what is counted; only while nothing is being filled."""
+        """Raise RuntimeError unless the folders add up to the counted bytes. Call while nothing is being filled."""
         with self._lock:
             held = sum(each.num_bytes for each in self._unpacked.values())
             if held != self._used_bytes:
@@ -110,7 +110,7 @@ class DiskCache:
     def _find(self, name: str, version: str) -> DiskLease | None:
         with self._lock:
             entry = self._unpacked.get((name, version))
-            if entry is not None and not (entry.home / MARKER).is_file():  # somebody cleaned up behind our back
+            if entry is not None and not (entry.home / MARKER).is_file():  # deleted by another program
                 del self._unpacked[name, version]
                 self._used_bytes -= entry.num_bytes
                 shutil.rmtree(entry.home, ignore_errors=True)
@@ -123,7 +123,7 @@ class DiskCache:
             return self._lease(ours[-1]) if ours else None
 
     def _lease(self, entry: _Unpacked, *, is_new: bool = False) -> DiskLease:
-        os.utime(entry.home / MARKER)  # the order, for the next worker; raises if somebody cleaned up
+        os.utime(entry.home / MARKER)  # keeps the order for the next worker; raises if it was deleted
         entry.num_leases += 1
         self._unpacked.move_to_end((entry.name, entry.version))
         return DiskLease(entry.version, entry.folder, partial(self._give_back, entry), is_new=is_new)
@@ -133,7 +133,7 @@ class DiskCache:
             entry.num_leases -= 1
 
     def _fill(self, found: Found, progress: LoadProgress) -> DiskLease | None:
-        """Download and unpack; None if the model was replaced meanwhile."""
+        """Download and unpack a model; None if it was replaced meanwhile."""
         limit = self._settings.max_archive_bytes if found.is_archive else self._settings.max_unpacked_bytes
         if found.num_bytes > limit:
             setting = "max_archive_bytes" if found.is_archive else "max_unpacked_bytes"
@@ -156,7 +156,7 @@ class DiskCache:
             space.give_back()
 
     def _read(self, found: Found, partial: Path, space: "_Space", progress: LoadProgress) -> None:
-        """What the source has, as files below partial."""
+        """Write the source's files below partial."""
         files = partial / FILES
         if not found.is_archive:
             progress.begin("download", found.num_bytes)
@@ -188,7 +188,7 @@ class DiskCache:
         home = self._home / f"{_digest(found.name)}-{_digest(found.version)}"
         with self._lock:
             known = self._unpacked.get((found.name, found.version))
-            if known is not None:  # somebody was quicker, as when a model is unloaded and wanted again meanwhile
+            if known is not None:  # another thread was faster, as when a model is unloaded and wanted again
                 return self._lease(known)
             partial.rename(home)
             entry = _Unpacked(found.name, found.version, space.num_bytes, home, home / model)
@@ -197,7 +197,7 @@ class DiskCache:
             return self._lease(entry, is_new=True)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Count them as used. Raises OutOfDisk if what has no lease is not enough to make room for them."""
+        """Reserve bytes, and delete models without a lease for them. Raises OutOfDisk."""
         while True:
             with self._lock:
                 is_full = self._used_bytes + num_bytes > self._settings.disk_bytes
@@ -222,7 +222,7 @@ class DiskCache:
         return f"{self._used_bytes} of handler.many.disk_bytes ({self._settings.disk_bytes}) are in use"
 
     def _restore(self) -> None:
-        """What an earlier worker left: complete folders in the order of their last use; the rest is deleted."""
+        """Adopt an earlier worker's complete folders in the order of their last use, and delete the rest."""
         found: list[tuple[float, _Unpacked]] = []
         for home in self._home.iterdir():
             if not home.is_dir():
@@ -244,7 +244,7 @@ class DiskCache:
 
 
 class _Space:
-    """What one model takes while it is written: given back unless it is kept."""
+    """The reserved bytes of one model while it is written; released unless it is kept."""
 
     def __init__(self, cache: DiskCache) -> None:
         self.num_bytes = 0
@@ -260,7 +260,7 @@ class _Space:
             self.num_bytes -= num_bytes
 
     def keep(self) -> None:
-        """The cache's from now on, which counts them."""
+        """Leave the bytes to the cache."""
         self.num_bytes = 0
 
     def give_back(self) -> None:
@@ -268,9 +268,9 @@ class _Space:
 
 
 def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
-    """A folder below cache_dir that is this process's alone, and the file whose lock says so: keep it open.
+    """Lock a folder below cache_dir for this process. Returns it and its lock file, which must stay open.
 
-    The lock ends with the process, so the next worker gets the folder with what is in it. Raises ConfigError.
+    The lock ends with the process, so that the next worker gets the folder with its content. Raises ConfigError.
     """
     base = Path(settings.cache_dir).expanduser()
     try:
@@ -289,7 +289,7 @@ def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
 
 
 def _read_marker(home: Path) -> _Unpacked | None:
-    """What a complete folder says of itself; None if its files are not what it says."""
+    """Read a complete folder's marker; None if the files do not match it."""
     try:
         said = json.loads((home / MARKER).read_text())
         name, version, num_bytes = str(said["name"]), str(said["version"]), int(said["num_bytes"])

@@ -1,1 +1,1 @@
-"""Where models come from: a directory or S3."""
+"""Finds and reads models in a directory or in S3. Keeps nothing."""

@@ -7,15 +7,7 @@ from typing import BinaryIO
 
 from handlers.errors import ModelUnknown, SourceUnavailable
 from handlers.many.model import LoadProgress
-from handlers.many.sources.source import (
-    ARCHIVES,
-    File,
-    Found,
-    Replaced,
-    check_number_of_files,
-    is_archive,
-    version_of,
-)
+from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
 
 
 class DirectorySource:

@@ -1,1 +1,1 @@
-"""What models do with requests, one kind of task a file."""
+"""Reads and answers requests, one kind of task per file. Imports no loading and no residency."""

@@ -1,8 +1,8 @@
-"""Texts to one vector each, pooled and normalised as the checkpoint's sentence-transformers files say."""
+"""Sentence embeddings: texts to one vector each, by the checkpoint's sentence-transformers files."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from handlers.errors import ModelBroken
 from handlers.many.compute import Row
-from handlers.many.request import TaskRequest, texts_of
+from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
 from handlers.reply import Reply
 from handlers.settings import TaskSettings
 
 MODULES = "modules.json"
-# The ways to pool, in the order in which sentence-transformers puts several side by side, by their keys there.
+# Pooling modes by their keys in sentence-transformers, in the order in which it joins several.
 MODES = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _SHORT = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "lasttoken": "lasttoken"}
 _SHORT |= {"mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "weightedmean": "weightedmean_tokens"}
@@ -27,15 +27,15 @@ _KNOWN = ("Transformer", "Pooling", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """How vectors of tokens become one of the text."""
+    """Joins the vectors of tokens into one vector of the text."""
 
     modes: tuple[str, ...] = ("mean_tokens",)
     is_normalized: bool = False
     is_lower_case: bool = False
-    max_tokens: int = 0  # 0: what the model reads
+    max_tokens: int = 0  # 0: the model's limit
 
     def pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """hidden: (B, T, width) float32; mask: (B, T), 1 for tokens, 0 for padding behind them. Returns (B, width)."""
+        """Return (B, width). hidden: (B, T, width) float32; mask: (B, T), 1 for tokens, 0 for later padding."""
         weights = mask[:, :, None].float()
         number = weights.sum(1).clamp(min=1e-9)
         found = []
@@ -58,9 +58,9 @@ class Pooling:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """What modules.json and the files that it names say; without one, the mean, as sentence-transformers does.
+    """Read modules.json and the files that it names; the mean without it, as in sentence-transformers.
 
-    Raises ModelBroken if it names what is not known here.
+    Raises ModelBroken for an unknown module.
     """
     if not (folder / MODULES).is_file():
         return Pooling()
@@ -128,24 +128,26 @@ class Embeddings(TextTask):
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters({"truncation": bool, "normalize": bool})
-        texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
-        is_truncated = request.get("truncation", True)  # as sentence-transformers does
-        is_normalized = request.get("normalize", False)
         if self._pooling.is_lower_case:
-            texts = [text.lower() for text in texts]
+            request = replace(request, inputs=_lower(request.inputs))
+        is_normalized = request.get("normalize", False)
 
-        def finish(outputs: Sequence[Tensor]) -> Any:
-            vectors = torch.stack(list(outputs))
-            if is_normalized:
-                vectors = torch.nn.functional.normalize(vectors, dim=1)
-            found = vectors.tolist()
-            return {"embeddings": found if isinstance(request.inputs, list) else found[0]}
+        def answer(text: str, encoded: Any, vector: Tensor) -> Any:
+            return (torch.nn.functional.normalize(vector, dim=0) if is_normalized else vector).tolist()
 
-        return TaskWork([self.as_input(self.encode(text, is_truncated=is_truncated)) for text in texts], finish)
+        work = self.read_texts(request, answer, is_truncated=True)  # as sentence-transformers does
+        return TaskWork(work.inputs, lambda outputs: {"embeddings": work.finish(outputs)})
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """(width,) a row."""
+        """Return (width,) per row."""
         hidden = self.forward(rows).last_hidden_state.float()
         sizes = torch.tensor([row.size for row in rows], device=hidden.device)
         mask = (torch.arange(hidden.shape[1], device=hidden.device)[None] < sizes[:, None]).long()
         return list(self._pooling.pool(hidden, mask).cpu())
+
+
+def _lower(inputs: Any) -> Any:
+    """Convert each text to lower case; the check of the inputs refuses anything else later."""
+    if isinstance(inputs, list):
+        return [_lower(each) for each in inputs]
+    return inputs.lower() if isinstance(inputs, str) else inputs

@@ -1,4 +1,4 @@
-"""Texts with a gap to what may stand there."""
+"""Fill-mask: texts with gaps to the most likely tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from handlers.errors import InvalidRequest, ModelBroken
-from handlers.many.request import TaskRequest, check_text, texts_of
+from handlers.many.request import Parameters, TaskRequest, check_text, texts_of
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
-PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "targets": (str, list), "truncation": bool}
+PARAMETERS: Parameters = {"top_k": int, "targets": (str, list), "truncation": bool}
 DEFAULT_TOP_K = 5
 
 
@@ -45,12 +45,12 @@ class FillMask(TextTask):
         def finish(outputs: Sequence[Tensor]) -> Any:
             pairs = zip(encoded, outputs, strict=True)
             found = [self._fill(own["input_ids"], logits, top_k, targets) for own, logits in pairs]
-            return found if len(found) > 1 else found[0]  # one text in a list is answered like one alone, as there
+            return found if len(found) > 1 else found[0]  # as the pipeline, also for a list of one text
 
         return TaskWork([self.as_input(own) for own in encoded], finish)
 
     def _targets(self, request: TaskRequest) -> list[int]:
-        """Ids of the only tokens that are wanted; none if all are."""
+        """Return the ids of the requested tokens, empty for all."""
         wanted = request.get("targets", [])
         words = [wanted] if isinstance(wanted, str) else wanted
         ids = set()
@@ -76,7 +76,7 @@ class FillMask(TextTask):
             for score, token in zip(scores.tolist(), choices[order].tolist(), strict=True):
                 filled = [*ids[:gap], token, *ids[gap + 1 :]]
                 filled = [i for i in filled if i != self.tokenizer.pad_token_id]
-                # With several gaps the others' mask tokens are kept in sight, and the special ones with them.
+                # With several gaps, the mask tokens of the others stay visible, and so do the special tokens.
                 sequence = self.tokenizer.decode(filled, skip_special_tokens=len(gaps) == 1)
                 word = self.tokenizer.decode([token])
                 row.append({"score": score, "token": token, "token_str": word, "sequence": sequence})

@@ -1,4 +1,4 @@
-"""Pictures to labels with scores."""
+"""Image classification: pictures to labels with scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.errors import InvalidRequest
 from handlers.many.compute import Row
-from handlers.many.request import TaskRequest, check_number
+from handlers.many.request import TaskRequest, as_list
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import Input, TaskWork
 from handlers.reply import Reply
 from handlers.settings import TaskSettings
 
 DEFAULT_TOP_K = 5
-PIXELS_A_TOKEN = 256  # a patch of 16 by 16: what a picture counts among the tokens of a batch
+PIXELS_PER_TOKEN = 256  # a patch of 16 by 16 counts as one token of a batch
 
 
 class ImageClassification:
@@ -27,7 +27,7 @@ class ImageClassification:
 
     name = "image-classification"
 
-    def __init__(self, model: Any, processor: Any, settings: TaskSettings, intake: ImageIntake) -> None:
+    def __init__(self, model: Any, processor: Any, settings: TaskSettings, intake: ImageLoader) -> None:
         self.model = model
         self._processor = processor
         self._settings = settings
@@ -35,27 +35,26 @@ class ImageClassification:
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters({"top_k": int, "function_to_apply": str})
-        is_list = isinstance(request.inputs, list)
-        references = request.inputs if is_list else [request.inputs]
-        check_number(references, self._settings.max_inputs)
         inputs = []
-        for reference in references:
+        for reference in as_list(request.inputs, self._settings.max_inputs):
             if not isinstance(reference, bytes | str):
                 raise InvalidRequest("'inputs' must be a picture: base64, a data URL or an address", param="inputs")
             reply.raise_if_cancelled()
             picture = self._intake.decode(self._intake.read(reference, reply))
             pixels: Tensor = self._processor(images=picture, return_tensors="pt")["pixel_values"][0]
-            inputs.append(Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_A_TOKEN + 1, tuple(pixels.shape)))
+            inputs.append(
+                Input(pixels, pixels.shape[-1] * pixels.shape[-2] // PIXELS_PER_TOKEN + 1, tuple(pixels.shape))
+            )
         function = choose_function(request, self.model.config)
         top_k = request.top_k(DEFAULT_TOP_K)
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             found = [label_scores(logits, self.model.config, function)[:top_k] for logits in outputs]
-            return found if is_list else found[0]
+            return found if isinstance(request.inputs, list) else found[0]
 
         return TaskWork(inputs, finish)
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """Logits in float32."""
+        """Return float32 logits."""
         pixels = torch.stack([row.inputs for row in rows]).to(self.model.device, self.model.dtype)
         return list(self.model(pixel_values=pixels).logits.float().cpu())

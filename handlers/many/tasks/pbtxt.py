@@ -1,7 +1,7 @@
-"""Triton's config.pbtxt: protobuf's text format, as much of it as such files use.
+"""Parses Triton's config.pbtxt: the part of protobuf's text format that such files use.
 
-Read by hand because the schema comes only with Triton's client, which brings a gRPC stack of its own, while what is
-needed are six fields. The reader takes every field and gives none a meaning; the caller picks what it knows.
+Only Triton's client includes the schema, and it needs a gRPC stack, for six fields. The parser accepts every field; the
+caller selects the known ones.
 """
 
 import re
@@ -21,15 +21,15 @@ _TOKEN = re.compile(
 _BLANK = re.compile(r"(?:\s|#[^\n]*)*")
 _ENDS = {"{": "}", "<": ">"}
 
-Message = dict[str, list[Any]]  # by field, its values in order; one that stands once is a list of one
+Message = dict[str, list[Any]]  # the values of each field, in order
 
 
 class PbtxtError(ValueError):
-    """The text is no such file; the message says where."""
+    """The text cannot be parsed; the message has the line."""
 
 
 def parse_pbtxt(text: str) -> Message:
-    """Strings and enum words are str, numbers int or float, booleans bool, messages Message. Raises PbtxtError."""
+    """Parse strings and enum words to str, numbers to int or float, booleans to bool. Raises PbtxtError."""
     if len(text) > MAX_BYTES:
         raise PbtxtError(f"it has {len(text)} characters, more than {MAX_BYTES}")
     return _Reader(text).message(None, 0)

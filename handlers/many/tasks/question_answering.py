@@ -1,7 +1,7 @@
-"""A question and a text to the part of the text that answers it.
+"""Question answering: a question and a text to the part of the text that answers it.
 
-The rules are those of transformers' QuestionAnsweringPipeline, which its version 5 no longer has: long texts are read
-in overlapping pieces, and the best part of all pieces is the answer.
+Follows transformers' QuestionAnsweringPipeline, which version 5 has removed: a long text is read in overlapping pieces,
+and the best part of all pieces is the answer.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,15 @@ from torch import Tensor
 
 from handlers.errors import ContextTooLong, InvalidRequest, ModelBroken
 from handlers.many.compute import Row
-from handlers.many.request import TaskRequest, check_number, check_text
+from handlers.many.request import Parameters, TaskRequest, as_list, check_text
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
-PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "doc_stride": int, "max_answer_len": int}
-PARAMETERS |= {"max_seq_len": int, "max_question_len": int, "handle_impossible_answer": bool, "align_to_words": bool}
+PARAMETERS: Parameters = {
+    **dict.fromkeys(("top_k", "doc_stride", "max_answer_len", "max_seq_len", "max_question_len"), int),
+    **dict.fromkeys(("handle_impossible_answer", "align_to_words"), bool),
+}
 MAX_PIECE = 384  # tokens, unless the request says otherwise
 MAX_QUESTION = 64
 MAX_ANSWER = 15
@@ -36,9 +38,7 @@ class QuestionAnswering(TextTask):
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        is_list = isinstance(request.inputs, list)
-        asked = request.inputs if is_list else [request.inputs]
-        check_number(asked, self.settings.max_inputs)
+        asked = as_list(request.inputs, self.settings.max_inputs)
         for item in asked:
             if not isinstance(item, dict) or item.keys() != {"question", "context"}:
                 raise InvalidRequest("'inputs' must be an object with 'question' and 'context'", param="inputs")
@@ -59,12 +59,12 @@ class QuestionAnswering(TextTask):
                 number = len(own["input_ids"])
                 answers.append(_answer(item["context"], own, outputs[at : at + number], request))
                 at += number
-            return answers if is_list else answers[0]
+            return answers if isinstance(request.inputs, list) else answers[0]
 
         return TaskWork(inputs, finish)
 
     def _encode(self, item: dict[str, str], request: TaskRequest) -> Any:
-        """Pieces of the text, each behind the question."""
+        """Encode the pieces of the text, each after the question."""
         size = min(_positive(request, "max_seq_len", MAX_PIECE), self.max_tokens)
         question = self.shared.encode(item["question"], add_special_tokens=False)["input_ids"]
         if len(question) > min(_positive(request, "max_question_len", MAX_QUESTION), size // 2):
@@ -85,7 +85,7 @@ class QuestionAnswering(TextTask):
         )
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """(2, tokens) a row: how well an answer begins and ends at each token."""
+        """Return (2, tokens) per row: the logits of an answer's begin and end at each token."""
         found = self.forward(rows)
         logits = torch.stack([found.start_logits, found.end_logits], 1).float().cpu()
         return [own[:, : row.size] for own, row in zip(logits, rows, strict=True)]
@@ -112,7 +112,7 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
     for index, logits in enumerate(outputs):
         is_context = torch.tensor([s == 1 for s in encoded.sequence_ids(index)])
         may_be = is_context.clone()
-        may_be[0] = True  # the first token stands for: there is no answer
+        may_be[0] = True  # the first token stands for "no answer"
         starts, ends = logits.masked_fill(~may_be, -10_000.0).softmax(-1)
         nothing = min(nothing, float(starts[0] * ends[0]))
         spans = (starts[:, None] * ends[None]).triu().tril(longest - 1)
@@ -137,7 +137,7 @@ def _answer(context: str, encoded: Any, outputs: Sequence[Tensor], request: Task
 
 
 def _characters(encoded: Any, index: int, first: int, last: int, can_align: bool) -> tuple[int, int]:
-    """Where in the text an answer stands, made longer to whole words."""
+    """Return where an answer begins and ends in the text, extended to whole words."""
     offsets = encoded["offset_mapping"][index]
     start, end = offsets[first][0], offsets[last][1]
     words = encoded.word_ids(index)

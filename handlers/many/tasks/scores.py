@@ -1,4 +1,4 @@
-"""Logits as labels with scores, in the form of transformers' pipelines."""
+"""Labels with scores from logits, in the form of transformers' pipelines."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ FUNCTIONS = ("sigmoid", "softmax", "none")
 
 
 def choose_function(request: TaskRequest, config: Any) -> str:
-    """What makes scores of logits: what the request says, else what the model was trained for. Raises InvalidRequest.
+    """Return the function from logits to scores: the request's, else the one of the model's training.
 
-    The rules are those of transformers' TextClassificationPipeline.
+    Follows transformers' TextClassificationPipeline. Raises InvalidRequest.
     """
     wanted = request.get("function_to_apply", None)
     if wanted is not None:
@@ -30,7 +30,7 @@ def choose_function(request: TaskRequest, config: Any) -> str:
 
 
 def label_scores(logits: Tensor, config: Any, function: str) -> list[dict[str, Any]]:
-    """Every label with its score, the best first. logits: (labels,)."""
+    """Return every label with its score, best first. logits: (labels,)."""
     if function == "softmax":
         logits = logits.softmax(-1)
     elif function == "sigmoid":

@@ -1,4 +1,4 @@
-"""What every task offers, and how one request becomes rows of a batch and an answer again."""
+"""The task protocol: how a request becomes rows of a batch, and their outputs an answer."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from handlers.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One row's input before it waits: see `compute.Row`."""
+    """The input of one row, see `compute.Row`."""
 
     inputs: Any
     size: int
@@ -20,24 +20,24 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """A request that has been read. finish: from the outputs of its rows, in order, to what JSON can say."""
+    """A request that was read. finish: converts the outputs of its rows, in order, to the JSON answer."""
 
     inputs: Sequence[Input]
     finish: Callable[[Sequence[Any]], Any]
 
 
 class Task(Protocol):
-    """One model and what it does. `read` and `finish` run on any thread, `run` on one at a time."""
+    """A model with its task. `read` and `finish` run on any thread, `run` on one at a time."""
 
     name: str
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
-        """Check and tokenize. reply: for what takes long, such as fetching an image.
+        """Check and tokenize a request. reply: cancels slow steps, such as fetching an image.
 
         Raises the BadInput and BadImage families.
         """
         ...
 
     def run(self, rows: Sequence[Row]) -> Sequence[Any]:
-        """One batch on the device. The outputs are on the CPU."""
+        """Compute one batch on the device. Returns outputs on the CPU."""
         ...

@@ -1,8 +1,8 @@
-"""What the tasks on texts have in common: tokenizing one text, running several, padded, in one batch."""
+"""The base of text tasks: reading, tokenizing, and running several texts in one padded batch."""
 
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,24 @@ from torch import Tensor
 
 from handlers.errors import ContextTooLong
 from handlers.many.compute import Row
-from handlers.many.tasks.task import Input
+from handlers.many.request import TaskRequest, texts_of
+from handlers.many.tasks.task import Input, TaskWork
 from handlers.settings import TaskSettings
 
-UNLIMITED = 1_000_000  # tokenizers that know no limit say a much larger number
+UNLIMITED = 1_000_000  # tokenizers without a limit report a much larger number
+# From one encoding and its output to one result.
+ToAnswer = Callable[[str, Any, Tensor], Any]
 
 
 class SharedTokenizer:
-    """A tokenizer that several models use. Its truncation is a state of its own, so one thread uses it at a time."""
+    """A tokenizer that several models use, one thread at a time, because its truncation is part of its state."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._lock = threading.Lock()
 
     def encode(self, *texts: str, **options: Any) -> Any:
-        """transformers' BatchEncoding of one text or one pair."""
+        """Return transformers' BatchEncoding of one text or one pair."""
         with self._lock:
             return self.tokenizer(*texts, **options)
 
@@ -33,7 +36,7 @@ class TextTask:
     """A model that reads token ids, and its tokenizer."""
 
     def __init__(self, model: Any, tokenizer: SharedTokenizer, settings: TaskSettings, max_tokens: int = 0) -> None:
-        """max_tokens: of one input, what the model can read if 0."""
+        """max_tokens: of one input; 0 for the model's own limit."""
         self.model = model
         self.shared = tokenizer
         self.tokenizer = tokenizer.tokenizer
@@ -41,12 +44,29 @@ class TextTask:
         self.max_tokens = max_tokens or find_max_tokens(model.config, self.tokenizer)
         self._read_by_model = set(inspect.signature(model.forward).parameters)
         known = {getattr(model.config, "pad_token_id", None), self.tokenizer.pad_token_id} - {None}
-        # Some models look for the padding to find a text's end: where two do not agree what it is, nothing is padded.
+        # Some models find a text's end by its padding: if model and tokenizer disagree on it, nothing is padded.
         self._can_pad = len(known) == 1
         self._padding = {"input_ids": max(known, default=0), "attention_mask": 0, "token_type_ids": 0}
 
+    def read_texts(
+        self, request: TaskRequest, answer: ToAnswer, *, is_truncated: bool = False, **options: Any
+    ) -> TaskWork:
+        """Prepare a text or a list of texts; the reply has the answer of each, in the form of the request.
+
+        is_truncated: the default of the parameter "truncation". options: of the tokenizer.
+        """
+        texts = texts_of(request.inputs, self.settings.max_inputs, self.settings.max_chars)
+        is_truncated = request.get("truncation", is_truncated)
+        encoded = [self.encode(text, is_truncated=is_truncated, **options) for text in texts]
+
+        def finish(outputs: Sequence[Tensor]) -> Any:
+            found = [answer(*each) for each in zip(texts, encoded, outputs, strict=True)]
+            return found if isinstance(request.inputs, list) else found[0]
+
+        return TaskWork([self.as_input(own) for own in encoded], finish)
+
     def encode(self, *texts: str, is_truncated: bool = False, **options: Any) -> Any:
-        """The encoding of a text or a pair. Raises ContextTooLong unless the end may be cut off."""
+        """Encode a text or a pair. Raises ContextTooLong for a text that is too long, unless it may be truncated."""
         if is_truncated:
             return self.shared.encode(*texts, truncation=True, max_length=self.max_tokens, **options)
         encoded = self.shared.encode(*texts, **options)
@@ -58,24 +78,26 @@ class TextTask:
         return encoded
 
     def as_input(self, encoded: Any) -> Input:
-        """What the model gets of an encoding."""
+        """Select what the model reads of an encoding."""
         own = {name: encoded[name] for name in self._padding if name in encoded and name in self._read_by_model}
-        alone = None if self._can_pad else object()  # of a kind with nobody else
+        alone = None if self._can_pad else object()  # a kind that no other row shares
         return Input(own, len(own["input_ids"]), alone)
 
     def forward(self, rows: Sequence[Row]) -> Any:
-        """The model's output for rows, padded at their ends."""
+        """Return the model's output for rows, padded at their ends."""
         size = max(row.size for row in rows)
-        device = self.model.device
         batch = {
-            name: torch.tensor([_pad(row.inputs[name], size, self._padding[name]) for row in rows], device=device)
-            for name in rows[0].inputs
+            name: torch.tensor(
+                [row.inputs[name] + [padding] * (size - row.size) for row in rows], device=self.model.device
+            )
+            for name, padding in self._padding.items()
+            if name in rows[0].inputs
         }
         options = {"use_cache": False} if "use_cache" in self._read_by_model else {}
         return self.model(**batch, **options)
 
     def run(self, rows: Sequence[Row]) -> Sequence[Tensor]:
-        """Logits in float32, one tensor a row; if there are some for each token, only for its own."""
+        """Return float32 logits, one tensor per row; logits per token without the padding."""
         logits = self.forward(rows).logits.float().cpu()
         if logits.dim() < 3:
             return list(logits)
@@ -83,13 +105,9 @@ class TextTask:
 
 
 def find_max_tokens(config: Any, tokenizer: Any) -> int:
-    """How long an input may be, special tokens included."""
+    """Return the longest input in tokens, special ones included."""
     positions = getattr(config, "max_position_embeddings", None) or UNLIMITED
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer", "xlm-roberta-xl"):
-        positions -= config.pad_token_id + 1  # they count from behind the padding's position
+        positions -= config.pad_token_id + 1  # positions begin after the padding's
     own = tokenizer.model_max_length
     return int(min(positions, own if own < UNLIMITED else UNLIMITED))
-
-
-def _pad(values: list[int], size: int, padding: int) -> list[int]:
-    return values if len(values) == size else values + [padding] * (size - len(values))

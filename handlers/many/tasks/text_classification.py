@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, to labels with scores."""
+"""Text classification: texts, or pairs of texts, to labels with scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from handlers.errors import InvalidRequest
-from handlers.many.request import TaskRequest, check_number, check_text
+from handlers.many.request import TaskRequest, as_list, check_text
 from handlers.many.tasks.scores import choose_function, label_scores
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import TextTask
 from handlers.reply import Reply
 
-PARAMETERS: dict[str, type | tuple[type, ...]] = {"top_k": int, "function_to_apply": str, "truncation": bool}
-PARAMETERS |= {"return_all_scores": bool}
+PARAMETERS = {"top_k": int, "function_to_apply": str, "truncation": bool, "return_all_scores": bool}
 
 
 class TextClassification(TextTask):
@@ -26,13 +25,9 @@ class TextClassification(TextTask):
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:
         request.check_parameters(PARAMETERS)
-        is_list = isinstance(request.inputs, list)
-        inputs = request.inputs if is_list else [request.inputs]
-        check_number(inputs, self.settings.max_inputs)
+        inputs = as_list(request.inputs, self.settings.max_inputs)
         is_truncated = request.get("truncation", False)
-        rows = [
-            self.as_input(self.encode(*texts, is_truncated=is_truncated)) for texts in (self._texts(i) for i in inputs)
-        ]
+        rows = [self.as_input(self.encode(*self._texts(each), is_truncated=is_truncated)) for each in inputs]
         config = self.model.config
         function = choose_function(request, config)
         are_all = request.get("return_all_scores", False) or "top_k" in request.parameters
@@ -40,10 +35,10 @@ class TextClassification(TextTask):
 
         def finish(outputs: Sequence[Tensor]) -> Any:
             scored = [label_scores(logits, config, function) for logits in outputs]
-            if are_all:
-                best = [labels[:top_k] for labels in scored]
-                return best if is_list else best[0]
-            return [labels[0] for labels in scored]
+            if not are_all:
+                return [labels[0] for labels in scored]
+            best = [labels[:top_k] for labels in scored]
+            return best if isinstance(request.inputs, list) else best[0]
 
         return TaskWork(rows, finish)
 

@@ -1,10 +1,10 @@
-"""TorchScript models in Triton's layout, asked with tensors in the V2 protocol's JSON.
+"""TorchScript models in Triton's layout; tensors in the V2 protocol's JSON.
 
     config.pbtxt          names, types and shapes of inputs and outputs
-    1/model.pt            the traced or scripted model; of several versions the newest counts
+    1/model.pt            the traced or scripted model; the newest of several versions is used
 
-A TorchScript file is a program, so it is loaded only if a setting allows it. A folder with only a model.pt, as
-TorchServe users have, works too: its inputs then go to the model in the order in which they come.
+A TorchScript file is a program, so a setting must allow it. A folder with only a model.pt, as TorchServe users have,
+works too: the model gets the inputs in the order of the request.
 """
 
 import math
@@ -45,7 +45,7 @@ _NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """An input or output as config.pbtxt has it. shape: without the batch; -1 for any size."""
+    """An input or output of config.pbtxt. shape: without the batch; -1 for any size."""
 
     name: str
     dtype: torch.dtype
@@ -54,7 +54,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TritonConfig:
-    """max_batch_size: 0 if the tensors have no dimension for a batch."""
+    """max_batch_size: 0 if the tensors have no batch dimension."""
 
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
@@ -63,12 +63,12 @@ class TritonConfig:
 
 
 def is_triton(folder: Path) -> bool:
-    """Whether the folder is a model of this kind."""
+    """Return True if the folder holds a model of this kind."""
     return (folder / CONFIG).is_file() or ((folder / MODEL).is_file() and not (folder / "config.json").is_file())
 
 
 def read_config(folder: Path) -> TritonConfig:
-    """Raises ModelBroken with what is wrong."""
+    """Read config.pbtxt. Raises ModelBroken with the reason."""
     if not (folder / CONFIG).is_file():
         return TritonConfig()
     try:
@@ -110,7 +110,7 @@ def _single(fields: Message, name: str, default: Any) -> Any:
 
 
 def _in_order(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Triton's rule: names that end in __0, __1, ... say their place; otherwise the file's order counts."""
+    """Sort by Triton's rule: names that end in __0, __1, ... by number, others in the order of the file."""
     places = [re.search(r"__(\d+)$", spec.name) for spec in specs]
     if not all(places):
         return specs
@@ -120,7 +120,7 @@ def _in_order(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
 
 
 def read_tensors(body: Any) -> TaskRequest:
-    """A V2 request: {"inputs": [{"name", "shape", "datatype", "data"}]}. Raises InvalidRequest."""
+    """Read a V2 request: {"inputs": [{"name", "shape", "datatype", "data"}]}. Raises InvalidRequest."""
     if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
         raise InvalidRequest(
             'this model reads tensors: send {"inputs": [{"name", "shape", "datatype", "data"}]}', param="inputs"
@@ -133,7 +133,7 @@ def read_tensors(body: Any) -> TaskRequest:
 
 
 class TritonTask:
-    """Tensors to tensors."""
+    """Maps tensors to tensors."""
 
     name = "tensors"
 
@@ -147,7 +147,7 @@ class TritonTask:
 
     @classmethod
     def load(cls, folder: Path, device: torch.device, *, is_allowed: bool) -> "TritonTask":
-        """Raises ModelBroken, also if TorchScript is not allowed here."""
+        """Load a folder. Raises ModelBroken, also if TorchScript is not allowed."""
         config = read_config(folder)
         versions = sorted((d for d in folder.iterdir() if d.is_dir() and d.name.isdigit()), key=lambda d: int(d.name))
         home = versions[-1] if versions else folder
@@ -189,7 +189,7 @@ class TritonTask:
         return TaskWork([Input(tensors, 1, kind)], finish)
 
     def _check(self, given: dict[str, Tensor]) -> list[Tensor]:
-        """The model's inputs in its own order. Raises InvalidRequest."""
+        """Return the inputs in the model's order. Raises InvalidRequest."""
         specs = self._config.inputs
         if not specs:
             return list(given.values())
@@ -215,7 +215,7 @@ class TritonTask:
         return [given[spec.name] for spec in specs]
 
     def run(self, rows: Sequence[Row]) -> Sequence[Any]:
-        """The outputs of each row, as a list of tensors on the CPU."""
+        """Return the outputs of each row, a list of tensors on the CPU."""
         limit = self._config.max_batch_size
         outputs: list[Any] = []
         waiting = list(rows)
@@ -259,7 +259,7 @@ class TritonTask:
 
 
 def read_tensor(given: Any) -> tuple[str, Tensor]:
-    """One tensor of a request; its data may be nested or flat. Raises InvalidRequest."""
+    """Read one tensor of a request, from nested or flat data. Raises InvalidRequest."""
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise InvalidRequest("a tensor is an object with 'name', 'shape', 'datatype' and 'data'", param="inputs")
     name, shape = given["name"], given.get("shape")

@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.service import ChatService
 from handlers.chat.sessions.session_id import SessionIds
 from handlers.engine.engine import Engine
@@ -262,7 +262,7 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
         )
         engine = Engine(ModelRunner(model, settings.session.kv_bytes), scheduler, 1)
         ids = SessionIds({"k0": b"k" * 32}, instance)
-        service = ChatService(settings, model, engine, ids, ImageIntake(settings.intake), clock, journal)
+        service = ChatService(settings, model, engine, ids, ImageLoader(settings.intake), clock, journal)
         engine.start()
         services.append(service)
         return Client(service)
@@ -283,7 +283,7 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
             for s in store._sessions.values()
             if s.cache.table and not s.is_pinned and s.cache not in pool._idle
         ]
-        room = service._parts.room
+        room = service._parts.admission
         if room._num_using or room._waiting:
             problems.append(repr(room))
         if service._engine._samplers:

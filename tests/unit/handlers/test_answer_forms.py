@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.dialects.openai_form import OpenAIForm
-from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, Summary, TgiForm, Token
+from handlers.chat.dialects.inputs import LmiForm, TgiForm
+from handlers.chat.dialects.openai import OpenAIForm
+from handlers.chat.dialects.session import SessionForm
+from handlers.chat.forms import AnswerForm, Summary, Token
 from handlers.errors import HandlerError, InvalidRequest, Overloaded, TurnTimedOut
 
 TEXTS = ["Grün", "", " 🟢", "\n\n", ' "data:{}" ', "です", ""]

@@ -12,7 +12,7 @@ import transformers as hf
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.errors import ImageUnreachable
 from handlers.models.loader import load_model
 from tests.unit.handlers.test_chat_service import (
@@ -457,14 +457,14 @@ def test_client_that_leaves_before_its_images_are_there_costs_no_step(
 ) -> None:
     """Cancelled while composing: nothing reaches the engine, and what was loaded is let go of."""
     arrived, may_go_on = threading.Event(), threading.Event()
-    read = ImageIntake.read
+    read = ImageLoader.read
 
-    def slow_read(self: ImageIntake, reference: Any, reply: Any) -> bytes:
+    def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
         arrived.set()
         assert may_go_on.wait(30)
         return read(self, reference, reply)
 
-    monkeypatch.setattr(ImageIntake, "read", slow_read)
+    monkeypatch.setattr(ImageLoader, "read", slow_read)
     client = make_client(endless_llava)
     left = client.send({"inputs": f"![]({data_url(red)})what?"} if is_raw else chat(user("what?", red)))
     assert arrived.wait(30)
@@ -484,12 +484,12 @@ def test_slow_image_servers_of_completions_hold_up_nobody_else(
     """More requests that wait for their images than there are threads for the quick ones."""
     arrived, may_go_on = threading.Semaphore(0), threading.Event()
 
-    def slow_read(self: ImageIntake, reference: Any, reply: Any) -> bytes:
+    def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
         arrived.release()
         assert may_go_on.wait(30)
         raise ImageUnreachable("too slow")
 
-    monkeypatch.setattr(ImageIntake, "read", slow_read)
+    monkeypatch.setattr(ImageLoader, "read", slow_read)
     client = make_client()
     body = {"inputs": "![](https://example.com/a.png)"} if is_raw else chat(shown("https://example.com/a.png"))
     slow = [client.send(body) for _ in range(3)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from PIL import Image as Pillow
 
-from handlers.chat.pictures.store import MAX_ENCODINGS, Image, ImageStore, Tier
+from handlers.chat.pictures.store import MAX_ENCODINGS, Image, ImageStore, ImageTier
 from handlers.counters import Counters
 from handlers.errors import JournalUnavailable, NotAnImage, OutOfMemory
 
@@ -53,7 +53,7 @@ def no_journal() -> bytes:
     raise AssertionError("the bytes were to be on the host")
 
 
-def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no_journal) -> tuple[float, Tier]:
+def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no_journal) -> tuple[float, ImageTier]:
     """The colour that the picture's features have, and where they were; nothing stays pinned."""
     features, tier = store.pin(image, fetch)
     assert len(features) == image.num_tokens
@@ -72,7 +72,7 @@ def test_a_picture_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> No
     assert pictures.num_encoded == {5: 1}
     assert (store.features_bytes, store.host_bytes, len(store)) == (ONE, 1, 1)
     store.release(first)
-    assert features_of(store, second) == (5.0, Tier.FEATURES)
+    assert features_of(store, second) == (5.0, ImageTier.FEATURES)
     store.release(second)
     assert (store.features_bytes, store.host_bytes, len(store)) == (0, 0, 0)
 
@@ -118,7 +118,7 @@ def test_other_scopes_share_nothing(pictures: Pictures) -> None:
     assert pictures.num_encoded == {5: 2}
     assert store.features_bytes == 2 * ONE
     store.release(theirs)
-    assert features_of(store, mine) == (5.0, Tier.FEATURES)
+    assert features_of(store, mine) == (5.0, ImageTier.FEATURES)
 
 
 def test_keys_are_negative_and_differ(pictures: Pictures) -> None:
@@ -135,15 +135,15 @@ def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) 
     """Just as many as are needed, those of running turns never, and they are computed again from the host's bytes."""
     store = pictures.store(features=3)
     images = [store.take_in(SCOPE, bytes([colour])) for colour in (1, 2, 3)]
-    assert features_of(store, images[0]) == (1.0, Tier.FEATURES)  # now the second is the oldest
+    assert features_of(store, images[0]) == (1.0, ImageTier.FEATURES)  # now the second is the oldest
     store.pin(images[1], no_journal)  # and now the third
 
     newcomer = store.take_in(SCOPE, b"\x04")
 
     assert store.features_bytes == 3 * ONE
     tiers = [features_of(store, image)[1] for image in (newcomer, images[0], images[1])]
-    assert tiers == [Tier.FEATURES] * 3
-    assert features_of(store, images[2]) == (3.0, Tier.HOST)
+    assert tiers == [ImageTier.FEATURES] * 3
+    assert features_of(store, images[2]) == (3.0, ImageTier.HOST)
     assert store._counters.get("images_demoted") == 2
     store.unpin(images[1])
     store.check_integrity(4)
@@ -163,7 +163,7 @@ def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pict
     assert caught.value.status == 507
     store.unpin(idle)
     assert store._counters.get("images_demoted") == 0
-    assert features_of(store, third) == (3.0, Tier.HOST)
+    assert features_of(store, third) == (3.0, ImageTier.HOST)
     store.unpin(pinned)
     store.check_integrity(3)
 
@@ -216,10 +216,10 @@ def test_with_a_journal_the_least_recently_used_bytes_go_first(pictures: Picture
     images = {colour: store.take_in(SCOPE, data[colour]) for colour in data}
 
     assert store.host_bytes == 20
-    assert features_of(store, images[2]) == (2.0, Tier.HOST)
-    assert features_of(store, images[1], lambda: data[1]) == (1.0, Tier.JOURNAL)
-    assert features_of(store, images[2]) == (2.0, Tier.HOST)
-    assert features_of(store, images[3], lambda: data[3]) == (3.0, Tier.JOURNAL)
+    assert features_of(store, images[2]) == (2.0, ImageTier.HOST)
+    assert features_of(store, images[1], lambda: data[1]) == (1.0, ImageTier.JOURNAL)
+    assert features_of(store, images[2]) == (2.0, ImageTier.HOST)
+    assert features_of(store, images[3], lambda: data[3]) == (3.0, ImageTier.JOURNAL)
     store.check_integrity(3)
 
 
@@ -259,7 +259,7 @@ def test_a_session_that_takes_up_a_kept_picture_keeps_its_bytes(pictures: Pictur
     image = store.take_in(SCOPE, b"\x01")
     store.take_in(SCOPE, b"\x02")
 
-    assert features_of(store, image) == (1.0, Tier.HOST)
+    assert features_of(store, image) == (1.0, ImageTier.HOST)
 
 
 def test_a_kept_picture_that_finds_no_room_on_the_host_is_not_taken_up(pictures: Pictures) -> None:
@@ -285,7 +285,7 @@ def test_a_picture_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures
 
     assert pictures.num_encoded == {1: 1, 2: 1}
     store.unpin(other)
-    assert features_of(store, image) == (1.0, Tier.HOST)
+    assert features_of(store, image) == (1.0, ImageTier.HOST)
 
 
 @pytest.mark.parametrize("stage", ["decode", "encode"])
@@ -303,7 +303,7 @@ def test_failure_while_taking_in_leaves_nothing(pictures: Pictures, stage: str, 
 
     assert (len(store), len(store._known), store.features_bytes, store.host_bytes) == (0, 0, 0, 0)
     setattr(pictures, f"on_{stage}", lambda: None)
-    assert features_of(store, store.take_in(SCOPE, b"\x01")) == (1.0, Tier.FEATURES)
+    assert features_of(store, store.take_in(SCOPE, b"\x01")) == (1.0, ImageTier.FEATURES)
 
 
 @pytest.mark.parametrize("stage", ["decode", "encode", "fetch"])
@@ -327,8 +327,8 @@ def test_failure_while_computing_again_leaves_nothing_pinned(pictures: Pictures,
 
     store.check_integrity(2)
     stages[stage] = pictures.on_decode = pictures.on_encode = lambda: None
-    assert features_of(store, image, fetch) == (1.0, Tier.JOURNAL)
-    assert features_of(store, other, lambda: b"\x02") == (2.0, Tier.JOURNAL)
+    assert features_of(store, image, fetch) == (1.0, ImageTier.JOURNAL)
+    assert features_of(store, other, lambda: b"\x02") == (2.0, ImageTier.JOURNAL)
 
 
 def test_eight_at_once_encode_a_picture_once(pictures: Pictures) -> None:
@@ -360,7 +360,7 @@ def test_eight_at_once_compute_given_up_features_once(pictures: Pictures) -> Non
     image = store.take_in(SCOPE, b"\x01")
     store.take_in(SCOPE, b"\x02")
     start = threading.Barrier(8)
-    found: list[tuple[float, Tier]] = []
+    found: list[tuple[float, ImageTier]] = []
 
     def use() -> None:
         start.wait()

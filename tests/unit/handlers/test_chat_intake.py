@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from handlers.chat.pictures.image_decoding import FORMATS
-from handlers.chat.pictures.loader import ImageIntake, resolve
+from handlers.chat.pictures.loader import ImageLoader, resolve
 from handlers.errors import (
     BadImage,
     ImageTooLarge,
@@ -113,11 +113,11 @@ def web() -> Iterator[WebServer]:
     server.stop()
 
 
-def intake(resolver: Callable[[str, int], list[str]] = resolve, **values: Any) -> ImageIntake:
-    return ImageIntake(IntakeSettings(**{"allowed_hosts": LOCAL, **values}), resolver)
+def intake(resolver: Callable[[str, int], list[str]] = resolve, **values: Any) -> ImageLoader:
+    return ImageLoader(IntakeSettings(**{"allowed_hosts": LOCAL, **values}), resolver)
 
 
-def strict(resolver: Callable[[str, int], list[str]] = resolve) -> ImageIntake:
+def strict(resolver: Callable[[str, int], list[str]] = resolve) -> ImageLoader:
     return intake(resolver, allowed_hosts=())
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.engine.kv_cache import BLOCK
 from handlers.journal.directory import DirectoryJournal
 from tests.unit.handlers.test_chat_service import (
@@ -303,7 +303,7 @@ def test_a_turn_waits_for_the_features_of_others(
     """With room for one picture, which a prefill is reading: the second turn is answered afterwards, unless it ends
     before, and then holds nothing."""
     client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
-    room = client.service._parts.room
+    room = client.service._parts.admission
     expected = client.answer(client.open(data_url(blue)), "what is it?", **SHORT)
     sids = [client.open(data_url(picture)) for picture in (red, blue)]
     client.open(data_url(red.rotate(45)))  # takes the room of both
@@ -331,7 +331,7 @@ def test_a_turn_waits_for_the_features_of_others(
     turns = settled(client)["turns"]
     assert turns["in_progress"] == 0
     assert turns["cancelled" if end == "leave" else "failed"] == {"room": 0, "leave": 1, "close": 1, "stop": 2}[end]
-    assert repr(room) == "<Room 0 using, 0 waiting>"
+    assert repr(room) == "<Admission 0 using, 0 waiting>"
 
 
 def test_turns_that_can_never_be_answered_do_not_wait_for_one_another(
@@ -581,8 +581,8 @@ def test_a_turn_that_ends_anywhere_lets_go_of_everything(
         first = client.ask(sid, "what is it?", **SHORT)
         assert arrived.wait(30)
     elif stage == "fetching":
-        read = ImageIntake.read
-        monkeypatch.setattr(ImageIntake, "read", lambda *args: stop_here() and read(*args))
+        read = ImageLoader.read
+        monkeypatch.setattr(ImageLoader, "read", lambda *args: stop_here() and read(*args))
     elif stage == "encoding":
         encode = endless_llava._model.encode_image
         monkeypatch.setattr(endless_llava._model, "encode_image", lambda pixels: stop_here() and encode(pixels))
@@ -624,7 +624,7 @@ def test_a_turn_whose_time_is_up_lets_go_of_everything(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch, red: Any, stage: str
 ) -> None:
     """504 wherever it is, and the session goes on."""
-    read = ImageIntake.read
+    read = ImageLoader.read
 
     def wait_until_late() -> bool:
         return not threading.Event().wait(0.4)
@@ -633,7 +633,7 @@ def test_a_turn_whose_time_is_up_lets_go_of_everything(
     sid = client.open()
     with monkeypatch.context() as patch:
         if stage == "fetching":
-            patch.setattr(ImageIntake, "read", lambda *args: wait_until_late() and read(*args))
+            patch.setattr(ImageLoader, "read", lambda *args: wait_until_late() and read(*args))
         else:
             size = 1 if stage == "decoding" else 16
             endless_llava.before_step = lambda embeds, batch: (

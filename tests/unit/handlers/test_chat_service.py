@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.chat.pictures.loader import ImageIntake
-from handlers.chat.sessions.idempotency import Openings
+from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.sessions.idempotency import IdempotencyCache
 from handlers.engine.kv_cache import BLOCK
 from handlers.engine.runner import cache_shape
 from handlers.errors import ImageUnreachable
@@ -434,12 +434,12 @@ def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkey
     """Questions that wait for their images leave the others' way free."""
     arrived, may_go_on = threading.Semaphore(0), threading.Event()
 
-    def slow_read(self: ImageIntake, reference: Any, reply: Any) -> bytes:
+    def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
         arrived.release()
         assert may_go_on.wait(30)
         raise ImageUnreachable("too slow")
 
-    monkeypatch.setattr(ImageIntake, "read", slow_read)
+    monkeypatch.setattr(ImageLoader, "read", slow_read)
     client = make_client()
     slow = [client.ask(client.open(), "and this?", images=["https://example.com/a.png"]) for _ in range(3)]
     for _ in slow:
@@ -841,7 +841,7 @@ def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any
 
 def test_what_is_remembered_of_openings_is_bounded() -> None:
     """As many as there may be sessions; the oldest is forgotten, and nothing else of it stays."""
-    openings = Openings(lambda session_id: True, 2)
+    openings = IdempotencyCache(lambda session_id: True, 2)
     for name in ("a", "b", "a", "c", "d"):
         openings.claim(name, f"session of {name}, {len(openings._sessions)}")
 

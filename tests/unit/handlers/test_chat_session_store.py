@@ -8,8 +8,9 @@ import torch
 from PIL import Image as Pillow
 
 from handlers.chat.pictures.store import Image, ImageStore
+from handlers.chat.sessions.session import Session, sharing_scope
 from handlers.chat.sessions.session_id import SessionIds
-from handlers.chat.sessions.store import Session, SessionStore, sharing_scope
+from handlers.chat.sessions.store import SessionStore
 from handlers.counters import Counters
 from handlers.engine.kv_cache import BLOCK, BlockPool, CacheShape
 from handlers.errors import (
@@ -175,7 +176,7 @@ def test_closed_and_expired_differ_and_are_forgotten(new_store: Stores, clock: A
     for session in (closed, expired):
         with pytest.raises(SessionUnknown):
             get(store, session)
-    assert not store._tombstones
+    assert len(store._tombstones) == 0
 
 
 def test_closed_id_never_looks_lost(new_store: Stores, clock: Any) -> None:
@@ -247,7 +248,13 @@ def test_tombstones_are_bounded(new_store: Stores) -> None:
 
     store.expire()
 
-    assert list(store._tombstones) == [s.id.text for s in sessions[2:]]
+    assert len(store._tombstones) == 3
+    for session in sessions[:2]:
+        with pytest.raises(SessionLost):
+            get(store, session)
+    for session in sessions[2:]:
+        with pytest.raises(SessionClosed):
+            get(store, session)
 
 
 def test_closing_twice_is_harmless(new_store: Stores) -> None:
@@ -563,7 +570,7 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
 
     assert len(store) == 0
     assert held_bytes(store) == 0
-    assert not store._tombstones
+    assert len(store._tombstones) == 0
 
 
 def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:

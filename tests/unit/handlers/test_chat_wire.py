@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handlers.chat.commands import AddImages, Ask, CloseSession, OpenSession, Status
+from handlers.chat.commands import AddImages, Ask, CloseSession, OpenSession, ReportStatus
+from handlers.chat.dialects.inputs import LmiForm, TgiForm
 from handlers.chat.dialects.requests import parse
-from handlers.chat.forms import AnswerForm, LmiForm, SessionForm, TgiForm
+from handlers.chat.dialects.session import SessionForm
+from handlers.chat.forms import AnswerForm
 from handlers.chat.parameters import MAX_STOP, MAX_STOP_CHARS, Parameters, parse_parameters
 from handlers.errors import HandlerError, InvalidJson, InvalidRequest, SessionIdMismatch, UnsupportedMedia
 from handlers.requests import Caller, Incoming
@@ -159,7 +161,7 @@ def test_add_and_close() -> None:
 
 def test_status_needs_no_body() -> None:
     """The status operation is a header."""
-    assert command(None, x_torchmoor_operation="status") == Status()
+    assert command(None, x_torchmoor_operation="status") == ReportStatus()
 
 
 @pytest.mark.parametrize(

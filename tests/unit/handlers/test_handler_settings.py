@@ -10,9 +10,10 @@ import torch
 import yaml
 
 from handlers.chat_entry import ChatHandler
+from handlers.device import choose_device
 from handlers.errors import ConfigError
 from handlers.settings import HandlerSettings, load_settings
-from handlers.start import choose_device, start_chat
+from handlers.start import start_chat
 
 
 def test_defaults_need_nothing() -> None:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from handlers.chat.pictures.image_decoding import FORMATS, decode, scale_down
-from handlers.chat.pictures.loader import ImageIntake
+from handlers.chat.pictures.loader import ImageLoader
 from handlers.chat.pictures.s3 import Transfer
 from handlers.errors import ClientGone, ImageTooLarge, ImageUnreachable, ImageUrlForbidden, NotAnImage, OutOfDisk
 from handlers.reply import Reply
@@ -136,23 +136,23 @@ PICTURES = {
 URL = f"s3://{BUCKET}/open/red blue.png"
 
 
-def intake(**values: Any) -> ImageIntake:
-    return ImageIntake(IntakeSettings(**{"allowed_buckets": (BUCKET,), "scaled_pixels": 10_000, **values}))
+def intake(**values: Any) -> ImageLoader:
+    return ImageLoader(IntakeSettings(**{"allowed_buckets": (BUCKET,), "scaled_pixels": 10_000, **values}))
 
 
 @pytest.fixture(scope="module")
-def door(bucket: Any) -> ImageIntake:
+def door(bucket: Any) -> ImageLoader:
     """All of the bucket is allowed; a megabyte is large."""
     return intake(max_bytes=1_000_000, large_bytes=7_000_000)
 
 
-def test_a_picture_is_read_as_it_is(door: ImageIntake) -> None:
+def test_a_picture_is_read_as_it_is(door: ImageLoader) -> None:
     """A small one keeps its bytes."""
     assert door.read(URL) == PICTURES["open/red blue.png"]
     assert door.num_fetched == 1
 
 
-def test_a_large_picture_goes_through_a_file(door: ImageIntake) -> None:
+def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
     """What is larger than is kept comes back scaled down, also several at once."""
     read: list[bytes] = []
     threads = [
@@ -190,7 +190,7 @@ def test_only_allowed_places_are_read(bucket: Any) -> None:
         intake(allowed_buckets=()).read(URL)
 
 
-def test_what_cannot_be_read_is_told(door: ImageIntake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing objects, too many bytes, no time, a server that is not there."""
     with pytest.raises(ImageUnreachable, match="no such object"):
         door.read(f"s3://{BUCKET}/other.png")
@@ -237,7 +237,7 @@ def test_a_broken_connection_goes_on_where_it_stood() -> None:
         list(transfer.pieces())
 
 
-def test_a_client_that_left_ends_the_reading(door: ImageIntake) -> None:
+def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
     """Nobody scales down what nobody waits for."""
     reply = Reply(lambda: None)
     reply.cancel(ClientGone("left"))
@@ -246,7 +246,7 @@ def test_a_client_that_left_ends_the_reading(door: ImageIntake) -> None:
         door.read(URL, reply)
 
 
-def test_a_disk_without_room_is_told(door: ImageIntake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large picture needs a place for a while; here every write to it fails."""
     full = Path("/dev/full")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: io.FileIO(full, "r+"))

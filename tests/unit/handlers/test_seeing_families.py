@@ -20,8 +20,8 @@ from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
 from handlers.errors import ConfigError
 from handlers.models.attention import RAGGED
+from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
-from handlers.models.pixels import Pixels
 from handlers.models.text import TextModel
 
 CPU = torch.device("cpu")

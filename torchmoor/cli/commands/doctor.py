@@ -94,7 +94,7 @@ def doctor(
     if config is not None:
         from torchmoor.run.serve import read
 
-        configuration = read(config, processes=None, is_open=True)
+        configuration = read(config, given={}, is_open=True)
         listen = configuration.proxy.listen
         host, port, admin_host, admin_port = listen.host, listen.port, listen.admin_host, listen.admin_port
         endpoints = tuple(endpoint.name for endpoint in configuration.proxy.endpoints)

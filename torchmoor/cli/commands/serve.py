@@ -1,4 +1,4 @@
-"""`torchmoor serve`: parses and prints; what it does is in torchmoor.run.serve."""
+"""The command `torchmoor serve`: its options and output. torchmoor.run.serve does the work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 import uvloop
 
 from torchmoor.cli.progress import report_progress, report_warning
+from torchmoor.cli.setting_option import given_settings, setting
+from torchmoor.config.settings import ProxySettings
 from torchmoor.run.serve import check as check_config
 from torchmoor.run.serve import run
 
@@ -22,16 +24,21 @@ from torchmoor.run.serve import run
     type=click.Path(path_type=Path, dir_okay=False),
     help="Endpoints, instances and settings; docs/routing.md has an example.",
 )
-@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback although anybody may come in.")
-@click.option(
-    "--processes", type=click.IntRange(1, 64), help="Proxy processes that share the port (default: what the file says)."
+@click.option("--no-auth", is_flag=True, help="Allow an address other than loopback without credentials.")
+@setting(
+    ProxySettings,
+    "listen.processes",
+    "--processes",
+    default=None,
+    show_default=False,
+    help="Proxy processes that share the port (default: the file's listen.processes).",
 )
-@click.option("--check", is_flag=True, help="Say whether the file and all that it names can be served, and end.")
+@click.option("--check", is_flag=True, help="Check the file and everything that it names, then end.")
 @click.option("--log-level", default="warning", type=click.Choice(["debug", "info", "warning", "error"]))
-def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_level: str) -> None:
-    """Run the front proxy before TorchServe instances that run already, until Ctrl-C.
+def serve(config: Path, no_auth: bool, check: bool, log_level: str) -> None:
+    """Run the front proxy for TorchServe instances that run already, until Ctrl-C.
 
-    One line of JSON on standard output says where it listens. Session ids are verified with the keys in
+    One line of JSON on standard output has its addresses. Session ids are verified with the keys in
     TORCHMOOR_SESSION_KEYS, which the instances must have too.
 
     \b
@@ -45,8 +52,8 @@ def serve(config: Path, no_auth: bool, check: bool, processes: int | None, log_l
     )
     try:
         if check:
-            click.echo(check_config(config, processes=processes, is_open=no_auth, warn=report_warning))
+            click.echo(check_config(config, given=given_settings(), is_open=no_auth, warn=report_warning))
             return
-        uvloop.run(run(config, processes=processes, is_open=no_auth, report=report_progress, announce=click.echo))
+        uvloop.run(run(config, given=given_settings(), is_open=no_auth, report=report_progress, announce=click.echo))
     except OSError as error:
         raise click.ClickException(f"cannot listen: {error.strerror or error}") from error

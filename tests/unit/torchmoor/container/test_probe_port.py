@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from torchmoor.config.routing import EndpointSettings, VariantSettings
-from torchmoor.container.probe_port import SidePort
+from torchmoor.container.probe_port import ProbePort
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry
 
@@ -19,7 +19,7 @@ class Scene:
     """A side port, an instance, and a TorchServe of which only two pages are there."""
 
     def __init__(
-        self, side: SidePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
+        self, side: ProbePort, registry: Registry, port: int, client: aiohttp.ClientSession, running: list[bool]
     ) -> None:
         self.side = side
         self.registry = registry
@@ -57,7 +57,7 @@ async def scene() -> AsyncIterator[Scene]:
     registry = Registry((EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),)),))
     try:
         running = [True]
-        side = SidePort(registry, "llava-0", 0, lambda name: running[0], host="127.0.0.1")
+        side = ProbePort(registry, "llava-0", 0, lambda name: running[0], host="127.0.0.1")
         async with side, aiohttp.ClientSession() as client:
             yield Scene(side, registry, runner.addresses[0][1], client, running)
     finally:

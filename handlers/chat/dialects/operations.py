@@ -1,0 +1,51 @@
+"""Bodies of the handler's operations, which only the proxy and its admin plane send."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from handlers.chat.checks import names
+from handlers.chat.commands import ActOnSession, Command, ListSessions, ReportStatus
+from handlers.errors import InvalidRequest
+from torchmoor.wire import operations
+from torchmoor.wire.operations import MAX_SESSIONS, SESSION_ACTIONS
+from torchmoor.wire.session_hash import SESSION_HASH, SESSION_HASH_PREFIX
+
+
+def parse_operation(operation: str, read_body: Callable[[], dict[str, Any]]) -> Command:
+    """Read an operation of a chat worker. Raises InvalidRequest."""
+    match operation:
+        case operations.STATUS:
+            return ReportStatus()
+        case operations.SESSIONS:
+            return _parse_sessions(read_body())
+        case _:
+            raise InvalidRequest(f"there is no operation {names([operation])}")
+
+
+def _parse_sessions(body: Mapping[str, Any]) -> ListSessions | ActOnSession:
+    """Read a sessions operation.
+
+    {"after": HASH, "prefix": DIGITS, "limit": N}, each optional; or {"action": "close", "session": HASH}.
+    """
+    if "action" in body:
+        _refuse_others(body, ("action", "session"))
+        action, session = body["action"], body.get("session")
+        if action not in SESSION_ACTIONS:
+            raise InvalidRequest(f"'action' must be one of {', '.join(SESSION_ACTIONS)}", param="action")
+        if not isinstance(session, str) or not SESSION_HASH.fullmatch(session):
+            raise InvalidRequest("'session' must be a session's hash, of 16 hexadecimal digits", param="session")
+        return ActOnSession(action, session)
+    _refuse_others(body, ("after", "prefix", "limit"))
+    after, prefix, limit = body.get("after", ""), body.get("prefix", ""), body.get("limit", MAX_SESSIONS)
+    for name, value in (("after", after), ("prefix", prefix)):
+        if not isinstance(value, str) or not SESSION_HASH_PREFIX.fullmatch(value):
+            raise InvalidRequest(f"'{name}' must be at most 16 hexadecimal digits", param=name)
+    if type(limit) is not int or not 1 <= limit <= MAX_SESSIONS:
+        raise InvalidRequest(f"'limit' must be from 1 to {MAX_SESSIONS}", param="limit")
+    return ListSessions(after=after, prefix=prefix, limit=limit)
+
+
+def _refuse_others(body: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    others = body.keys() - set(known)
+    if others:
+        raise InvalidRequest(f"a sessions operation has {', '.join(known)}, not {names(others)}")

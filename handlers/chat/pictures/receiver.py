@@ -1,0 +1,62 @@
+"""The images of a request: read, checked against the limits, and put into the image store."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from handlers.chat.messages import ImageReference
+from handlers.chat.pictures.loader import ImageLoader
+from handlers.chat.pictures.store import Image, ImageStore
+from handlers.counters import Counters
+from handlers.errors import InvalidRequest
+from handlers.reply import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedImage:
+    """An image that came with a request, and the bytes that it came as."""
+
+    image: Image
+    encoded: bytes
+
+
+class ImageReceiver:
+    """Reads the images of requests. Any thread; reading may take long.
+
+    can_see: whether the model reads images. max_images: of one conversation.
+    """
+
+    def __init__(
+        self, loader: ImageLoader, store: ImageStore, counters: Counters, *, can_see: bool, max_images: int
+    ) -> None:
+        self._loader = loader
+        self._store = store
+        self._counters = counters
+        self._can_see = can_see
+        self._max_images = max_images
+
+    def receive(self, scope: str, references: Sequence[ImageReference], reply: Reply) -> list[ReceivedImage]:
+        """Read these images and hold each once in the store. Stops as soon as the reply is cancelled.
+
+        Raises the BadImage family, InvalidRequest, OutOfMemory, and the reason for which the reply was cancelled.
+        """
+        if references and not self._can_see:
+            raise InvalidRequest("this model reads text only; ask without an image")
+        if len(references) > self._max_images:
+            raise InvalidRequest(f"a conversation may have {self._max_images} images, not {len(references)}")
+        received: list[ReceivedImage] = []
+        try:
+            for reference in references:
+                reply.raise_if_cancelled()
+                self._counters.add("images_received")
+                encoded = self._loader.read(reference, reply)
+                reply.raise_if_cancelled()
+                received.append(ReceivedImage(self._store.take_in(scope, encoded), encoded))
+        except BaseException:
+            self.release(received)
+            raise
+        return received
+
+    def release(self, received: Sequence[ReceivedImage], *, is_kept: bool = False) -> None:
+        """Give these images up; is_kept as for `ImageStore.release`."""
+        for item in received:
+            self._store.release(item.image, is_kept=is_kept)

@@ -1,0 +1,47 @@
+"""Descriptions of sessions for operators. They name a session by its hash and never show its id or its texts."""
+
+from typing import Any
+
+from handlers.chat.commands import ListSessions
+from handlers.chat.pictures.store import ImageTier
+from handlers.chat.sessions.session import Session
+from handlers.chat.sessions.store import SessionStore
+
+_TIERS = {ImageTier.FEATURES: "device", ImageTier.HOST: "host", ImageTier.JOURNAL: "journal"}
+
+
+def list_sessions(store: SessionStore, wanted: ListSessions) -> dict[str, Any]:
+    """Return a page: `sessions`; `next`, the hash to ask for the next page with, or None; `open`, their number."""
+    sessions = store.snapshot()
+    matching = [each for each in sessions if each.hash > wanted.after and each.hash.startswith(wanted.prefix)]
+    matching.sort(key=lambda session: session.hash)
+    page = matching[: wanted.limit]
+    return {
+        "sessions": [describe(store, session) for session in page],
+        "next": page[-1].hash if len(matching) > len(page) else None,
+        "open": len(sessions),
+    }
+
+
+def describe(store: SessionStore, session: Session) -> dict[str, Any]:
+    """Describe a session.
+
+    bytes: of its KV blocks and images; shared ones count for each session. tier: `device` if it has KV blocks, else the
+    slowest tier of its images.
+    """
+    num_bytes, tier = store.measure(session)
+    kv_bytes = session.cache.num_bytes
+    num_images = len(session.images) + len(session.pending_images)
+    return {
+        "session": session.hash,
+        "tier": "device" if kv_bytes else _TIERS[tier] if num_images else "host",
+        "bytes": kv_bytes + num_bytes,
+        "turns": session.num_dropped + len(session.messages) // 2,
+        "images": num_images,
+        "waiting": len(session.waiting),
+        "is_running": session.turn is not None,
+        "is_pinned": session.is_pinned,
+        "opened_at": session.opened_at,
+        "last_used_at": session.used_at,
+        "expires_at": session.id.expires_at,
+    }

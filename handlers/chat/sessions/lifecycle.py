@@ -1,0 +1,164 @@
+"""What clients and operators do to sessions: open, add images, close, pin."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+
+from handlers.chat.commands import ActOnSession, AddImages, Ask, CloseSession, OpenSession
+from handlers.chat.pictures.receiver import ImageReceiver, ReceivedImage
+from handlers.chat.pictures.store import digests
+from handlers.chat.sessions.recorder import SessionRecorder
+from handlers.chat.sessions.session import Session, sharing_scope
+from handlers.chat.sessions.session_id import SessionIds
+from handlers.chat.sessions.store import SessionStore
+from handlers.counters import Counters
+from handlers.errors import HandlerError, InvalidRequest, SessionLost, SessionUnknown, TurnConflict
+from handlers.journal.event import Event
+from handlers.reply import Reply
+from torchmoor.wire import operations
+from torchmoor.wire.session_ids import SessionId
+
+
+class SessionLifecycle:
+    """Changes sessions in memory and in their journals. Worker threads only: all methods may take long.
+
+    background: runs the deletion of a discarded session's journal.
+    """
+
+    def __init__(
+        self,
+        ids: SessionIds,
+        store: SessionStore,
+        recorder: SessionRecorder,
+        receiver: ImageReceiver,
+        counters: Counters,
+        background: Executor,
+    ) -> None:
+        self._ids = ids
+        self._store = store
+        self._recorder = recorder
+        self._receiver = receiver
+        self._counters = counters
+        self._background = background
+
+    def find(self, command: Ask | AddImages) -> Session:
+        """Return the session, taken over from its journal if another worker held it. Raises the SessionGone family."""
+        endpoint, principal = command.caller.endpoint, command.caller.principal
+        try:
+            return self._store.get(command.session_id, endpoint, principal)
+        except SessionLost:
+            if not self._recorder.is_known(command.session_id):
+                raise
+        return self._store.adopt(command.session_id, endpoint, principal)
+
+    def choose_ttl_s(self, command: OpenSession) -> int:
+        """Return the time to live that the client asks for, or the default. Raises InvalidRequest above the limit."""
+        limits = self._store.settings
+        ttl_s = command.ttl_s or limits.ttl_s
+        if ttl_s > limits.max_ttl_s:
+            raise InvalidRequest(f"'ttl_s' must be at most {limits.max_ttl_s}")
+        return ttl_s
+
+    def open(self, command: OpenSession, ttl_s: int, reply: Reply) -> SessionId:
+        """Open a session with the command's images.
+
+        A request that the client sends again gets the session that it opened the first time, perhaps elsewhere.
+        """
+        endpoint, principal = command.caller.endpoint, command.caller.principal
+        received = self._receiver.receive(sharing_scope(endpoint, principal), command.images, reply)
+        try:
+            session = self._store.open(ttl_s, endpoint, principal)
+        except HandlerError:
+            self._receiver.release(received)
+            raise
+        try:
+            self._add(session, "open", received, command.invocation_id)
+            images = digests(item.image for item in received)
+            first = self._recorder.claim_opening(command.caller, command.invocation_id, images, session.id.text)
+        except Exception:
+            self._discard(session)
+            raise
+        if first == session.id.text:
+            reply.on_cancel(lambda reason: self._discard(session))  # the client left before it could read the id
+            self._counters.add("sessions_opened")
+            return session.id
+        self._discard(session)
+        again = self._ids.verify(first, endpoint, principal)
+        assert again is not None
+        return again
+
+    def _discard(self, session: Session) -> None:
+        """Undo an opening, in memory now and in the journal soon. Any thread, the pump's too."""
+        if not self._recorder.openings.try_undo(session.id.text, lambda: self._store.discard(session)):
+            return
+        with suppress(RuntimeError):  # the worker is stopping: the sweep will find the journal
+            self._background.submit(self._recorder.discard, session.id.text)
+
+    def add_images(self, command: AddImages, reply: Reply) -> None:
+        """Add images for the session's next question, once even if the client sends the request again."""
+        session = self.find(command)
+        received = self._receiver.receive(session.scope, command.images, reply)
+        with session.recording:
+            try:
+                self._recorder.catch_up(session)
+            except HandlerError:
+                self._receiver.release(received)
+                raise
+            if self._has_added(session, command.invocation_id, received):
+                self._receiver.release(received)
+                return
+            try:
+                self._add(session, "images", received, command.invocation_id)
+            except TurnConflict:  # perhaps with this very request, which another instance got too
+                self._recorder.catch_up(session)
+                if not self._has_added(session, command.invocation_id, received):
+                    raise
+
+    def _has_added(self, session: Session, invocation_id: str, received: Sequence[ReceivedImage]) -> bool:
+        return self._recorder.has_added(session, invocation_id, digests(item.image for item in received))
+
+    def _add(self, session: Session, kind: str, received: Sequence[ReceivedImage], invocation_id: str) -> None:
+        """Add images to the session and to its journal. Raises TurnConflict, the session's end, InvalidRequest."""
+        images = [item.image for item in received]
+        with session.recording:  # no turn may use an image before it is recorded
+            try:
+                self._store.add_images(session, images)
+            except HandlerError:
+                self._receiver.release(received)
+                raise
+            try:
+                event = Event(kind=kind, images=digests(images), invocation_id=invocation_id)
+                self._recorder.record(session, event, [item.encoded for item in received])
+            except Exception:
+                self._store.drop_images(session, images)
+                raise
+
+    def close(self, command: CloseSession) -> None:
+        """Close a session at its client's request. A session that only its journal knows is not adopted first."""
+        session = None
+        try:
+            session = self._store.get(command.session_id, command.caller.endpoint, command.caller.principal)
+        except SessionLost:
+            if not self._recorder.is_known(command.session_id):
+                raise
+        self._close(command.session_id, session)
+
+    def _close(self, session_id: str, session: Session | None) -> None:
+        self._recorder.close(session_id)
+        if session is not None:
+            self._store.close(session)
+        self._counters.add("sessions_closed")
+
+    def act(self, command: ActOnSession) -> Session:
+        """Close, pin or unpin a session that this worker holds, for an operator. Raises SessionUnknown."""
+        session = self._store.find_by_hash(command.session)
+        if session is None:
+            raise SessionUnknown("this worker holds no session of this hash")
+        match command.action:
+            case operations.CLOSE:
+                self._close(session.id.text, session)
+            case operations.PIN:
+                self._store.pin(session)
+            case operations.UNPIN:
+                self._store.unpin(session)
+        return session

@@ -1,0 +1,65 @@
+"""A session: one conversation with its images, its KV cache and its queue of turns."""
+
+import json
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from handlers.chat.pictures.store import Image
+from handlers.engine.kv_cache import SequenceCache
+from handlers.errors import HandlerError, SessionGone
+from handlers.journal.event import Event
+from torchmoor.wire.session_hash import session_hash
+from torchmoor.wire.session_ids import SessionId
+
+
+class QueuedTurn(Protocol):
+    """A turn in a session's queue. The queue begins it when the turns before it are over."""
+
+    def begin(self) -> None:
+        """Start the turn's work. Must return at once."""
+        ...
+
+    def stop(self, error: HandlerError) -> None:
+        """End the turn early with this error. Must return at once."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """The state of one conversation. `SessionStore` changes it.
+
+    scope: conversations of one scope share images and KV blocks. opened_at, used_at: at this worker, in seconds since
+    1970.
+    """
+
+    id: SessionId
+    scope: str
+    cache: SequenceCache
+    opened_at: float
+    used_at: float
+    images: list[Image] = field(default_factory=list)
+    pending_images: list[Image] = field(default_factory=list)  # belong to the next question
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    num_dropped: int = 0  # turns that were removed from `messages` because they exceeded the context
+    turn: QueuedTurn | None = None  # the running turn; it pins the session
+    waiting: deque[QueuedTurn] = field(default_factory=deque)
+    num_events: int = 0  # events of the journal that this session has applied
+    replays: list[Event] = field(default_factory=list)  # the last requests that were served, to recognise a retry
+    recording: threading.RLock = field(default_factory=threading.RLock)  # held while session and journal change as one
+    end: SessionGone | None = None  # why the session is over, once it is
+    is_pinned: bool = False  # an operator keeps its blocks between turns
+    hash: str = field(init=False)  # names the session to operators: the id is a credential
+
+    def __post_init__(self) -> None:
+        self.hash = session_hash(self.id.text)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.end else "pinned" if self.turn else "idle"
+        return f"<Session {self.id.text[:24]} {state} {len(self.images)} images {self.cache!r}>"
+
+
+def sharing_scope(endpoint: str, principal: str) -> str:
+    """Name the scope of a caller at an endpoint. Only conversations of one scope share images and KV blocks."""
+    return json.dumps([endpoint, principal])  # so that no name can pass for a part of another

@@ -1,0 +1,55 @@
+"""What a generation answers: where its prompt comes from, and what becomes of the answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from handlers.chat.pictures.store import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The input of the model.
+
+    ids: with `image_token_id` in each position of an image. images: in order. receipt: response headers that say how
+    the prompt was made.
+    """
+
+    ids: list[int]
+    images: Sequence[Image]
+    receipt: dict[str, str] = field(default_factory=dict)
+
+
+class Question(Protocol):
+    """A question of a session, or a request without a session. Its methods run on worker threads."""
+
+    def compose(self, raise_if_stopped: Callable[[], None]) -> Prompt:
+        """Make the prompt. Calls `raise_if_stopped` between slow steps. Raises HandlerError, AnsweredBefore."""
+        ...
+
+    def fetch(self, image: Image) -> bytes:
+        """Read the encoded bytes of one of the prompt's images that the image store dropped. Raises HandlerError."""
+        ...
+
+    def commit(self, text: str) -> None:
+        """Record the complete answer before the client sees its end. Raises HandlerError, AnsweredBefore."""
+        ...
+
+
+class AnsweredBefore(Exception):
+    """The conversation has this question's answer already."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+def place_images(prompt: Prompt, image_token_id: int | None) -> tuple[list[int], list[int]]:
+    """Return the prompt's keys, in which each position of an image has the image's key, and where each image starts."""
+    keys, starts, start = list(prompt.ids), [], 0
+    for image in prompt.images:
+        assert image_token_id is not None
+        start = keys.index(image_token_id, start)
+        keys[start : start + image.num_tokens] = [image.key] * image.num_tokens
+        starts.append(start)
+    return keys, starts

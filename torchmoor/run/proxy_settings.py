@@ -1,0 +1,22 @@
+"""The step that completes settings with the environment, for `up`, `serve` and the container."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.access.credentials import read_credentials
+from torchmoor.proxy.access.exposure import check_exposure
+from torchmoor.run.many import read_container
+
+
+def complete(settings: ProxySettings, environ: Mapping[str, str], *, is_open: bool | None) -> ProxySettings:
+    """Return settings with the credentials and the container mode of the environment. Raises ConfigError.
+
+    is_open: whether an address other than loopback may go without credentials; None if a platform guards the port.
+    """
+    keys_file = settings.access.keys_file
+    credentials = read_credentials(environ, Path(keys_file) if keys_file else None)
+    check_exposure(settings.listen, credentials, is_open=not credentials.guards_data if is_open is None else is_open)
+    return settings.replace(credentials=credentials, container=read_container(environ, settings.container))
