@@ -22,43 +22,19 @@ ONLY = {
 }
 # Exceptions, each to be removed with its cause.
 SHARED_NAMES = {
-    "Asker",
     "Assignment",
-    "AsyncEndpoint",
     "Caller",
     "ConfigError",
-    "Counters",
-    "Entry",
     "Event",
-    "Front",
-    "Known",
-    "Lease",
     "Line",
-    "Member",
     "Outcome",
-    "Patience",
     "Placement",
-    "Plan",
-    "Progress",
-    "Record",
     "Reply",
     "Sample",
     "SessionSettings",
-    "Slots",
-    "State",
     "Target",
-    "Ticket",
-    "Tier",
-    "Traffic",
-    "Waiter",
-    "Work",
-    "_Body",
-    "_Counted",
-    "_File",
-    "_Progress",
 }
 LONG_MODULES = {
-    "torchmoor/async_inference/objects/s3_store.py",
     "torchmoor/config/settings.py",
 }
 

@@ -147,4 +147,4 @@ def test_no_more_than_so_many_instances() -> None:
 
     assert list(found.join) == ["a0", "a1"]
     assert found.drain == []
-    assert found.notes == ["more than max_instances (3) are named"]
+    assert found.notes == ["more than max_instances (3) are listed"]
