@@ -1,16 +1,16 @@
-"""The only module that knows TorchServe: rows in, rows out, once a step.
+"""The adapter to TorchServe: passes rows to a service and answers back in each step.
 
-TorchServe's `continuousBatching` calls `handle` again and again with every request in flight. For each of them a step
-answers one of three things (measured on 0.12, see docs/decisions/0001-continuous-batching-pump.md):
+TorchServe's `continuousBatching` calls `handle` repeatedly with all requests in flight. A step gives each one of
+three answers (measured on 0.12, see docs/decisions/0001-continuous-batching-pump.md):
 
-    not known yet  its index is deleted from `context.request_ids`: the request waits, and any answer is still open
+    not known yet  its index is deleted from `context.request_ids`, and the request waits
     whole answer   status, headers, body; the criterion returns None: sent with its Content-Length
     stream         headers with the first piece; the criterion returns False for more to come, True for the end
 
-A request that is missing from a step's ids has been left by its client. TorchServe notices that only of rows that it
-answers in a step, so for the others the proxy sends a cancel operation (docs/decisions/0011-cancel-and-metrics.md):
-it names the requests by the proxy's own ids and is answered here, without asking the service. No exception may escape
-`handle`: it would fail every request in flight.
+The client of a request that is missing from a step's ids has left. TorchServe detects that only for rows that it
+answers in a step, so for the others the proxy sends a cancel operation (docs/decisions/0011-cancel-and-metrics.md),
+which names the requests by the proxy's ids and is answered here. No exception may escape `handle`, because it would
+fail every request in flight.
 """
 
 import json
@@ -32,8 +32,8 @@ from torchmoor.wire.operations import MAX_CANCELLED
 logger = logging.getLogger(__name__)
 
 MAX_ID = 64  # characters of an id that are kept
-MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they came
-EARLY_S = 10.0  # and for how long: two connections of the proxy may overtake each other, but not by more
+MAX_EARLY = 1000  # remembered ids of requests that were cancelled before they arrived
+EARLY_S = 10.0  # how long such an id is remembered: one connection of the proxy may be that much faster than another
 JSON = {"Content-Type": "application/json"}
 
 
@@ -50,10 +50,10 @@ def _end(_: Any) -> bool:
 
 
 class Pump:
-    """Carries requests to a service and answers back. Used by TorchServe's one worker thread only.
+    """Passes requests to a service and answers back. TorchServe's one worker thread only.
 
-    start: begins to answer a request; returns at once, answers through the Reply, may be called for status requests
-    even when the worker is full.
+    start: begins to answer a request through the Reply and returns at once. Operations reach it even if the worker is
+    full.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pump:
         self._start = start
         self._clock = clock
         self._replies: dict[str, Reply] = {}  # by TorchServe's id of the row
-        self._num_operations = 0  # rows of this step that are none of the work: each is answered where it is read
+        self._num_operations = 0  # rows of this step that are operations: each is answered in this step
         self._early: dict[str, float] = {}  # the proxy's ids, oldest first, and when they are forgotten
         self._news = threading.Condition()
 
@@ -74,7 +74,7 @@ class Pump:
         return f"<Pump {len(self._replies)} in flight>"
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """One TorchServe step: a body for each row, b"" for those that are not answered yet."""
+        """Run one TorchServe step: return a body for each row, b"" for rows without an answer yet."""
         bodies = [b""] * len(rows)
         context.stopping_criteria = [_whole] * len(rows)
         try:
@@ -111,7 +111,7 @@ class Pump:
                 logger.exception("request could not be ended at its deadline")
 
     def _begin(self, request_id: str, index: int, rows: list[dict[str, Any]], context: Any) -> None:
-        """Hand a new row to the service; what goes wrong is this row's own failure and no other's."""
+        """Pass a new row to the service. A failure affects this row only."""
         is_full = len(self._replies) - self._num_operations >= self._settings.max_in_flight
         reply = self._replies[request_id] = Reply(self._wake)
         try:
@@ -143,12 +143,12 @@ class Pump:
             reply.fail(InternalError("the request could not be handled; the worker's log has the reason"))
 
     def _cancel_all(self, wanted: set[str]) -> int:
-        """End the requests of these ids in this very step; returns how many there were."""
+        """End the requests of these ids in this step; return how many were found."""
         found = [reply for reply in self._replies.values() if reply.request_id in wanted]
         for reply in found:
             _cancel(reply)
         for request_id in wanted - {reply.request_id for reply in found}:
-            self._early.pop(request_id, None)  # the newest last, even if it was there
+            self._early.pop(request_id, None)  # so that the newest id is the last
             self._early[request_id] = self._clock() + EARLY_S
         while len(self._early) > MAX_EARLY:
             del self._early[next(iter(self._early))]
@@ -159,10 +159,10 @@ class Pump:
             self._news.notify()
 
     def _wait(self, rows: list[dict[str, Any]], request_ids: dict[int, str]) -> None:
-        """Until there is something to say, or a newcomer should not have to wait longer.
+        """Wait until an answer is ready, but not so long that a new request is delayed.
 
-        TorchServe sends the body of an unanswered request again at each step, so the longer bodies are, the longer
-        the steps: `resend_bytes_per_s` bounds what that may cost.
+        TorchServe sends the body of an unanswered request again in each step, so steps take longer with longer bodies:
+        `resend_bytes_per_s` limits that cost.
         """
         replies = [self._replies[i] for i in request_ids.values() if i in self._replies]
         unanswered = [i for i, r in request_ids.items() if r in self._replies and not self._replies[r].is_streaming]
@@ -206,10 +206,10 @@ class Pump:
 
 
 def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
-    """A TorchServe row as a request: header names in lower case, the body as bytes, text or parsed JSON.
+    """Read a TorchServe row. The body is bytes, text or parsed JSON.
 
-    TorchServe puts each form field's own headers among the request's, as dicts; those are left out. Raises
-    InvalidRequest if the body is compressed.
+    TorchServe adds each form field's headers to the request's as dicts; those are skipped. Raises InvalidRequest if the
+    body is compressed.
     """
     lower = {name.lower(): value for name, value in headers.items() if isinstance(value, str)}
     coding = lower.get("content-encoding", "").strip().lower()
@@ -222,7 +222,7 @@ def read_row(row: dict[str, Any], headers: dict[str, Any]) -> Incoming:
 
 
 def read_timeout_s(headers: Mapping[str, str]) -> float:
-    """How long the proxy will wait for the answer. Raises InvalidRequest."""
+    """Read how long the proxy waits for the answer. Raises InvalidRequest."""
     text = headers.get(wire.TIMEOUT_MS)
     if text is None:
         return math.inf
@@ -232,7 +232,7 @@ def read_timeout_s(headers: Mapping[str, str]) -> float:
 
 
 def read_cancelled(body: Any) -> set[str]:
-    """The ids that a cancel operation names: {"request_ids": [...]}. Raises InvalidRequest."""
+    """Read the body of a cancel operation, {"request_ids": [...]}. Raises InvalidRequest."""
     if isinstance(body, bytes | str):
         try:
             body = json.loads(body)
@@ -245,12 +245,12 @@ def read_cancelled(body: Any) -> set[str]:
 
 
 def _id(text: str) -> str:
-    """An id as it may stand in a log: of one line, whoever sent it."""
+    """Remove line breaks and control characters from an id, so that it can be logged."""
     return "".join(letter for letter in text[:MAX_ID] if letter.isprintable())
 
 
 def _log_failure(reply: Reply, error: HandlerError) -> None:
-    """One line for each request that was not served, by the ids that the proxy's access log has."""
+    """Log a failed request with the ids that the proxy's access log has."""
     level = logging.WARNING if error.status >= 500 else logging.DEBUG
     logger.log(level, "request failed %s code=%s status=%d", reply.ids, error.code, error.status)
 

@@ -1,4 +1,4 @@
-"""Entry file of the chat archives. TorchServe wants exactly one class here."""
+"""The entry file of the chat archives. TorchServe requires exactly one class here."""
 
 import logging
 import os
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class ChatHandler:
-    """Sessions over one checkpoint. TorchServe calls `initialize` once, then `handle` for every step."""
+    """Serves one checkpoint. TorchServe calls `initialize` once, then `handle` in every step."""
 
     def initialize(self, context: Any) -> None:
-        """Load the model onto the device that TorchServe has given to this worker.
+        """Load the model on the device that TorchServe assigned to this worker.
 
         Raises RuntimeError on a wrong setting or a checkpoint that cannot be loaded.
         """
-        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's own INFO lines cost more than a step
+        logging.getLogger().setLevel(logging.WARNING)  # TorchServe's INFO lines take longer than a step
         logging.getLogger("handlers").setLevel(os.environ.get("TORCHMOOR_LOG_LEVEL", "INFO"))
-        from handlers.metrics import MetricsPublisher  # here, since an ImportError at import would be hidden
+        from handlers.metrics import MetricsPublisher  # here, because TorchServe hides an ImportError at import
         from handlers.start import start_chat
 
         started = time.monotonic()
@@ -33,5 +33,5 @@ class ChatHandler:
         logging.getLogger("handlers").info("handler ready seconds=%.1f", time.monotonic() - started)
 
     def handle(self, rows: list[dict[str, Any]], context: Any) -> list[bytes]:
-        """One step: a body for each row, empty for those without news. Never raises."""
+        """Run one step: return a body for each row, empty for rows without an answer yet. Never raises."""
         return self.pump.handle(rows, context)

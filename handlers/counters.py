@@ -25,7 +25,7 @@ class Counters:
         return self._counts[name]
 
     def observe(self, name: str, seconds: float) -> None:
-        """One value of a histogram: once a turn, never once a token."""
+        """Add a value to a histogram. Call this per turn, not per token."""
         with self._lock:
             self._times[name].append(seconds)
 

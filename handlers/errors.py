@@ -1,4 +1,4 @@
-"""Every failure that a client of the handlers can see.
+"""Errors that the handlers answer to clients.
 
 HandlerError
  +- BadInput: InvalidJson, InvalidRequest, UnsupportedMedia, ContextTooLong, SessionIdMismatch
@@ -12,7 +12,7 @@ HandlerError
  +- JournalUnavailable
  +- InternalError
 
-Each class has a status; its name is the code on the wire. Only the adapter turns one into HTTP.
+Each class has a status, and its name is the code on the wire. Only the adapter turns an error into HTTP.
 """
 
 import json
@@ -21,13 +21,13 @@ from torchmoor.wire import headers
 
 
 class HandlerError(Exception):
-    """Base of all errors that are answered to a client; the message is for that client."""
+    """Base of all errors that are answered to a client. The message is for the client."""
 
     status = 500
     retry_after_s: int | None = None
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
-        """param: the request's field that is to blame, if it is one."""
+        """param: the field of the request that caused the error, if any."""
         super().__init__(message)
         self.param = param
 
@@ -40,37 +40,37 @@ class HandlerError(Exception):
         return str(self)
 
     def headers(self) -> dict[str, str]:
-        """The response headers that go with the error."""
+        """Return the response headers of the error."""
         fields = {"Content-Type": "application/json", headers.ERROR: self.code}
         if self.retry_after_s is not None:
             fields["Retry-After"] = str(self.retry_after_s)
         return fields
 
     def body(self) -> bytes:
-        """The JSON body, {"error": {"code", "message", "type", "param"}}: one that OpenAI's clients read, too."""
+        """Return the JSON body {"error": {"code", "message", "type", "param"}}, which OpenAI's clients can read."""
         error = {"code": self.code, "message": self.message, "type": self._type, "param": self.param}
         return json.dumps({"error": error}).encode()
 
     @property
     def _type(self) -> str:
-        """OpenAI's word for whose fault it is."""
+        """OpenAI's type of the error."""
         if self.status == 429:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class ConfigError(RuntimeError):
-    """A setting is wrong; raised while the worker starts, as the RuntimeError that TorchServe expects there."""
+    """Raised while the worker starts if a setting is wrong. TorchServe expects a RuntimeError there."""
 
 
 class BadInput(HandlerError):
-    """The request cannot be understood or cannot be served as it stands."""
+    """The request cannot be parsed, or cannot be served as it is."""
 
     status = 400
 
 
 class InvalidJson(BadInput):
-    """The body claims to be JSON and is not."""
+    """The body must be JSON and is not."""
 
 
 class InvalidRequest(BadInput):
@@ -78,17 +78,17 @@ class InvalidRequest(BadInput):
 
 
 class UnsupportedMedia(BadInput):
-    """The body, or a part of it, is a video or a sound."""
+    """The body or a part of it is video or audio."""
 
     status = 415
 
 
 class ContextTooLong(BadInput):
-    """The conversation is longer than the model's context."""
+    """The conversation exceeds the model's context."""
 
 
 class SessionIdMismatch(BadInput):
-    """The session id in the header and the one in the body are not the same."""
+    """The session ids in the header and in the body differ."""
 
 
 class BadImage(HandlerError):
@@ -98,23 +98,23 @@ class BadImage(HandlerError):
 
 
 class NotAnImage(BadImage):
-    """The bytes are no image of a known format, or a broken one."""
+    """The bytes are not an image of a known format, or the image is broken."""
 
 
 class ImageTooLarge(BadImage):
-    """The image has more bytes or more pixels than a setting allows."""
+    """The image exceeds a limit of bytes or pixels."""
 
     status = 413
 
 
 class ImageUrlForbidden(BadImage):
-    """The address is not one that this worker may fetch from."""
+    """This worker may not fetch from the address."""
 
     status = 403
 
 
 class ImageUnreachable(BadImage):
-    """The address may be fetched, but did not answer with a body in time."""
+    """The address did not answer with an image in time."""
 
     status = 502
 
@@ -126,13 +126,13 @@ class SessionGone(HandlerError):
 
 
 class SessionUnknown(SessionGone):
-    """No session of this id was opened here, or it ended too long ago to be remembered."""
+    """No session of this id was opened, or it ended so long ago that it is forgotten."""
 
     status = 404
 
 
 class SessionExpired(SessionGone):
-    """The session's time is over."""
+    """The session's time to live is over."""
 
 
 class SessionClosed(SessionGone):
@@ -140,41 +140,41 @@ class SessionClosed(SessionGone):
 
 
 class SessionLost(SessionGone):
-    """The session was opened and has not ended, but its memory is gone: its worker was restarted or replaced."""
+    """The session has not ended, but its memory is gone, because its worker was restarted or replaced."""
 
 
 class NoRoom(HandlerError):
-    """The worker has no capacity for this now; another one may."""
+    """The worker has no capacity for this request now; another worker may have."""
 
     retry_after_s = 1
 
 
 class Overloaded(NoRoom):
-    """Too many requests in flight, sessions open, or turns waiting."""
+    """Too many requests are in flight, sessions open, or turns waiting."""
 
     status = 429
 
 
 class OutOfMemory(NoRoom):
-    """The device's memory budget has no room for this session or turn."""
+    """The memory budget of the device is exhausted."""
 
     status = 507
 
 
 class OutOfDisk(NoRoom):
-    """A disk has no room for the model that is to be unpacked, or for the image that is to be scaled down."""
+    """A disk has no space to unpack a model or to store an image while it is scaled down."""
 
     status = 507
 
 
 class TurnTimedOut(HandlerError):
-    """The turn was not finished before its deadline."""
+    """The turn did not finish before its deadline."""
 
     status = 504
 
 
 class ClientGone(HandlerError):
-    """The client left, or the proxy cancelled the request: usually nobody reads this."""
+    """The client left, or the proxy cancelled the request. Usually no client reads this error."""
 
     status = 499
 
@@ -184,61 +184,61 @@ class ModelFailed(HandlerError):
 
 
 class ModelUnknown(ModelFailed):
-    """There is no model of this name where models come from; or none is loaded, where that was asked."""
+    """The model store has no model of this name, or the operation needs a loaded model and it is not loaded."""
 
     status = 404
 
 
 class ModelBroken(ModelFailed):
-    """The model is there, but cannot be unpacked or loaded; the message has the reason."""
+    """The model cannot be unpacked or loaded; the message has the reason."""
 
     status = 424
-    version = ""  # of the model, if it came to one
+    version = ""  # of the model, if it is known
 
 
 class ModelLoaded(ModelFailed):
-    """The model was to be loaded and is loaded already."""
+    """The model is loaded already."""
 
     status = 409
 
 
 class ModelLoading(ModelFailed):
-    """The model is not ready yet; the load goes on, so that a later request finds it."""
+    """The model is not ready yet. The load continues for later requests."""
 
     status = 429
     retry_after_s = 5
 
 
 class LoadTimedOut(ModelBroken):
-    """A load took longer than it may."""
+    """A load exceeded its time limit."""
 
 
 class LoadStopped(ModelFailed):
-    """A load was given up because the worker ends."""
+    """A load was aborted because the worker stops."""
 
     status = 503
     retry_after_s = 1
 
 
 class SourceUnavailable(ModelFailed):
-    """The place where models come from cannot be read now, so nobody knows whether the model is there."""
+    """The model store cannot be read now, so it is unknown whether it has the model."""
 
     status = 503
     retry_after_s = 5
 
 
 class TurnConflict(HandlerError):
-    """Another instance finished a turn of this session first; this one's answer does not count."""
+    """Another instance finished a turn of this session first, so this answer is discarded."""
 
     status = 409
 
 
 class JournalUnavailable(HandlerError):
-    """The session's journal cannot be read or written, so nothing can be promised about the session."""
+    """The session's journal cannot be read or written, so the session cannot be continued safely."""
 
     status = 503
     retry_after_s = 1
 
 
 class InternalError(HandlerError):
-    """Our fault. The details are in the log under the inference id."""
+    """A fault of the handlers. The log has the details under the inference id."""

@@ -1,8 +1,8 @@
-"""One answer on its way from the service's threads to the pump.
+"""The reply to one request: the service's threads write it, the pump reads it.
 
-A reply is whole (status, headers, body at once) or a stream (headers, then pieces, then an end). Writers call from
-any thread; the pump alone reads. A reply that is cancelled, because its client has gone or its deadline has passed,
-is answered at once with the reason; what is written later is dropped, however long its writers still take.
+A reply is whole (status, headers, body at once) or a stream (headers, then pieces, then an end). Any thread may write;
+only the pump reads. A cancelled reply, whose client has left or whose deadline has passed, is answered at once with the
+reason; later writes are dropped.
 """
 
 import math
@@ -24,7 +24,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a stream has to say since the last look. `headers` are set the first time only."""
+    """The bytes of a stream since the last `take`. Only the first pieces have `headers`."""
 
     data: bytes
     is_end: bool
@@ -41,17 +41,17 @@ class _Stream:
 
 
 class Reply:
-    """wake: called after each change, so that the pump need not poll.
+    """The answer to one request. wake: called after each change, so that the pump need not poll.
 
-    request_id: the proxy's, by which it cancels; inference_id: by which its client knows it. Each is empty if the
-    request has none. error: why it failed, if it did.
+    request_id: the proxy's id, by which it cancels; inference_id: the client's id. Each is empty if the request has
+    none. error: why the request failed, if it did.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.request_id = ""
         self.inference_id = ""
         self.error: HandlerError | None = None
-        self.receipts: dict[str, str] = {}  # headers that the answer carries beside its writer's own
+        self.receipts: dict[str, str] = {}  # headers that are added to the writer's
         self._deadline = math.inf
         self._wake = wake
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class Reply:
 
     @property
     def ids(self) -> str:
-        """Both ids, for a line of the log."""
+        """Both ids, for the log."""
         return f"request_id={self.request_id or '-'} inference_id={self.inference_id or '-'}"
 
     @property
@@ -73,7 +73,7 @@ class Reply:
 
     @property
     def status(self) -> int:
-        """Of the answer that is written: 200 of a stream, 0 as long as there is none."""
+        """The status of the answer: 200 for a stream, 0 before there is an answer."""
         return self._whole.status if self._whole is not None else 200 if self._stream is not None else 0
 
     @property
@@ -81,17 +81,18 @@ class Reply:
         return self._stream is not None
 
     def shorten_deadline(self, deadline: float) -> float:
-        """The answer must be ready by then, in monotonic seconds. Returns the deadline that counts, perhaps an earlier
-        one. The pump cancels what is late, so that no stage of the work needs a clock of its own.
+        """Set a deadline in monotonic seconds, unless there is an earlier one. Return the deadline in effect.
+
+        The pump cancels a late reply, so no stage of the work needs a clock.
         """
         with self._lock:
             self._deadline = min(self._deadline, deadline)
             return self._deadline
 
     def on_cancel(self, action: Callable[[HandlerError], None]) -> None:
-        """Called once, with the reason, when the answer is no longer wanted; at once if that is so already.
+        """Register an action that is called once with the reason when the reply is cancelled, or now if it is.
 
-        Several actions may be given; each must return at once.
+        Actions must return at once.
         """
         with self._lock:
             self._on_cancel.append(action)
@@ -100,9 +101,9 @@ class Reply:
             action(reason)
 
     def on_end(self, action: Callable[[], None]) -> None:
-        """Called once when the answer is complete, has failed, or is no longer wanted; at once if that is so already.
+        """Register an action that is called once when the answer is complete, failed or cancelled, or now if it is.
 
-        It must return at once. Several may be given.
+        Actions must return at once.
         """
         with self._lock:
             if not self._is_over:
@@ -111,14 +112,14 @@ class Reply:
         action()
 
     def _tell_end(self) -> None:
-        """Tell those who asked for the end, the first time only. Not under the lock."""
+        """Call the actions for the end, the first time only. Not under the lock."""
         with self._lock:
             actions, self._on_end, self._is_over = self._on_end, [], True
         for action in actions:
             action()
 
     def cancel(self, reason: HandlerError | None = None) -> None:
-        """Nobody waits for the answer any more, even if it is ready; the first reason counts. Pump only."""
+        """Cancel the answer, even if it is ready. The first reason counts. Pump only."""
         self._end(reason or ClientGone("the client left, or the request was cancelled"), even_if_ready=True)
 
     def expire(self, now: float) -> None:
@@ -147,12 +148,12 @@ class Reply:
         self._tell_end()
 
     def raise_if_cancelled(self) -> None:
-        """Called by whoever works on the answer, between two parts of the work. Raises the reason."""
+        """Raise the reason if the reply is cancelled. Workers call this between two steps."""
         if self._cancelled is not None:
             raise self._cancelled
 
     def finish(self, headers: Mapping[str, str], body: bytes, status: int = 200) -> None:
-        """The whole answer."""
+        """Write the whole answer."""
         with self._lock:
             if self._cancelled is not None:
                 return
@@ -162,7 +163,7 @@ class Reply:
         self._tell_end()
 
     def fail(self, error: HandlerError) -> None:
-        """The whole answer is an error. A stream that has begun ends with an error in its own form instead."""
+        """Write an error as the whole answer, or as the end of a stream that has begun, in the stream's form."""
         self.error = self.error or error
         stream = self._stream
         if stream is not None:
@@ -171,14 +172,14 @@ class Reply:
             self.finish(error.headers(), error.body(), error.status)
 
     def begin(self, headers: Mapping[str, str], encode_error: Callable[[HandlerError], bytes]) -> None:
-        """The answer is a stream. encode_error: how it says that it failed, should it come to that."""
+        """Begin a stream. encode_error: encodes the end of a stream that fails."""
         with self._lock:
             if self._cancelled is None:
                 self._stream = _Stream({**headers, **self.receipts}, encode_error)
         self._wake()
 
     def write(self, data: bytes, is_end: bool = False) -> None:
-        """A piece of the stream."""
+        """Write a piece of the stream."""
         with self._lock:
             if self._cancelled is not None:
                 return
@@ -199,9 +200,9 @@ class Reply:
             )
 
     def take(self, max_bytes: int) -> Whole | Pieces | None:
-        """What is ready now, or None; of a stream at most `max_bytes`. Pump only.
+        """Return what is ready, or None; at most `max_bytes` of a stream. Pump only.
 
-        The end of a stream never comes with its headers.
+        The end of a stream is never returned with its headers.
         """
         with self._lock:
             if self._whole is not None:

@@ -1,4 +1,4 @@
-"""Builds the parts of a worker and joins them."""
+"""The start of a chat worker: builds its parts and connects them."""
 
 import logging
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
-from handlers.settings import PumpSettings, SessionSettings, load_settings
+from handlers.settings import ChatSessionSettings, PumpSettings, load_settings
 
 logger = logging.getLogger(__name__)
 DEFAULT_CPU_KV_BYTES = 1 << 30
@@ -31,7 +31,7 @@ DEFAULT_CPU_KV_BYTES = 1 << 30
 def start_chat(
     archive: Path, gpu_id: int | None, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[ChatService, Pump]:
-    """A running chat service and the pump that feeds it.
+    """Start a chat service and the pump that feeds it.
 
     archive: the unpacked archive; config: its model-config.
     Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
@@ -58,7 +58,7 @@ def start_chat(
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
-    """Raise ConfigError unless TorchServe hands over more rows than the pump takes."""
+    """Raise ConfigError unless TorchServe passes more rows than the pump accepts."""
     num_rows = config.get("batchSize", 1)
     if num_rows <= settings.max_in_flight:
         raise ConfigError(
@@ -67,10 +67,10 @@ def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
         )
 
 
-def choose_kv_bytes(settings: SessionSettings, model: TextModel) -> int:
-    """Device memory for keys and values: what the settings say, else what this worker's part of the GPU leaves.
+def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
+    """Return the device memory for keys and values: by the settings, else what is left of this worker's GPU share.
 
-    Raises ConfigError if that is nothing.
+    Raises ConfigError if nothing is left.
     """
     if settings.kv_bytes:
         return settings.kv_bytes

@@ -5,17 +5,14 @@ python scripts/make_reference.py --check    exit status 1 if it is not what it w
 """
 
 import argparse
-import ast
 import inspect
 import sys
-import textwrap
-import tokenize
-from dataclasses import MISSING, Field, fields
-from io import StringIO
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from handlers.settings import ENV_PREFIX, HandlerSettings
-from torchmoor.config.group import SettingsGroup, allowed_range
+from torchmoor.config.group import allowed_range
 from torchmoor.config.instances import DiscoverySettings, InstanceSettings
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.routing import KvAwareSettings, LateBindingSettings, MultiModelSettings
@@ -69,27 +66,13 @@ def make_page() -> str:
         make_group("`multi_model` of an endpoint", MultiModelSettings),
         HANDLERS,
     ]
-    parts += [make_group(f"`handler.{field.name}`", _class_of(field)) for field in fields(HandlerSettings)]
+    for name, field in HandlerSettings.model_fields.items():
+        assert isinstance(field.annotation, type)
+        parts.append(make_group(f"`handler.{name}`", field.annotation))
     return "\n".join(parts)
 
 
-def make_group(title: str, kind: type) -> str:
-    """One settings class as a table."""
-    if issubclass(kind, SettingsGroup):
-        return make_model_group(title, kind)
-    comments = read_comments(kind)
-    lines = [f"### {title}", ""]
-    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # which a dataclass without one has
-        lines += [" ".join(inspect.cleandoc(kind.__doc__).split()), ""]
-    lines += TABLE
-    for field in fields(kind):
-        default = "must be given" if _has_no_default(field) else f"`{_show(_default_of(field))}`"
-        comment = comments.get(field.name, "").replace("|", r"\|")
-        lines.append(f"| `{field.name}` | {default} | {comment} |".replace("|  |", "| |"))
-    return "\n".join([*lines, ""])
-
-
-def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
+def make_group(title: str, kind: type[BaseModel]) -> str:
     """Return one settings model as a table."""
     lines = [f"### {title}", "", " ".join(inspect.cleandoc(kind.__doc__ or "").split()), "", *TABLE]
     for name, field in kind.model_fields.items():
@@ -97,7 +80,7 @@ def make_model_group(title: str, kind: type[SettingsGroup]) -> str:
         limits = allowed_range(field)
         text = (field.description or "").replace("|", r"\|")
         if limits and limits != "positive":
-            text += f" Allowed: {limits}."
+            text = f"{text} Allowed: {limits}.".lstrip()
         lines.append(f"| `{name}` | {default} | {text} |".replace("|  |", "| |"))
     return "\n".join([*lines, ""])
 
@@ -113,47 +96,6 @@ def make_container_page() -> str:
             default = "" if field.default in (None, "") else f"`{_show(field.default)}`"
             lines.append(f"| {names} | {default} | {field.description} |".replace("|  |", "| |"))
     return "".join([before, VARIABLES_BEGIN, "\n", *(f"{line}\n" for line in lines), "\n", VARIABLES_END, after])
-
-
-def read_comments(kind: type) -> dict[str, str]:
-    """What is written beside each field: behind it and below, or, if nothing is behind it, above."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    texts = {
-        token.start[0]: token.string.lstrip("# ").rstrip()
-        for token in tokenize.generate_tokens(StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    comments: dict[str, str] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        first, last = node.lineno, node.end_lineno or node.lineno
-        own = [number for number in range(first, last + 1) if number in texts]
-        if own:
-            while last + 1 in texts and source.splitlines()[last].lstrip().startswith("#"):
-                last += 1
-                own.append(last)
-        else:
-            while first - 1 in texts and source.splitlines()[first - 2].lstrip().startswith("#"):
-                first -= 1
-                own.insert(0, first)
-        comments[node.target.id] = " ".join(texts.pop(number) for number in own)
-    return comments
-
-
-def _class_of(field: "Field[object]") -> type:
-    assert isinstance(field.default_factory, type)
-    return field.default_factory
-
-
-def _has_no_default(field: "Field[object]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _default_of(field: "Field[object]") -> object:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _show(value: object) -> str:

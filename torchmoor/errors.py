@@ -1,11 +1,11 @@
-"""The proxy's errors, and the ones of the SageMaker runtime API that it answers with.
+"""Errors of the proxy, and of the SageMaker runtime API that it serves.
 
 TorchmoorError
 |-- ConfigError          a setting is wrong; raised before anything listens
 |-- LaunchError          an instance cannot be started; the message says what to do
 |-- DiscoveryError       DNS has not answered
 |-- UnknownInstance      no instance of that name
-|-- NotDelivered         a notice of an asynchronous request's end was not taken
+|-- NotDelivered         a notification of an asynchronous request's end was not delivered
 |-- ObjectError          of asynchronous inference; its tree is in async_inference/object_store.py
 `-- ApiError             an answer in the runtime API's terms
     |-- UnknownOperation     404
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_NAMES_TOLD = 20  # in one message
+MAX_NAMES_SHOWN = 20  # in one message
 
 
 class TorchmoorError(Exception):
@@ -50,7 +50,7 @@ class LaunchError(TorchmoorError):
 
 
 class DiscoveryError(TorchmoorError):
-    """DNS has not answered, or not what can be read."""
+    """DNS did not answer, or its answer cannot be read."""
 
 
 class UnknownInstance(TorchmoorError):
@@ -58,7 +58,7 @@ class UnknownInstance(TorchmoorError):
 
 
 class NotDelivered(TorchmoorError):
-    """A notice was not taken. is_permanent: whoever refused it will do so again."""
+    """A notification was not delivered. is_permanent: a retry would be refused too."""
 
     def __init__(self, message: str, *, is_permanent: bool = False) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class NotDelivered(TorchmoorError):
 
 
 class ApiError(TorchmoorError):
-    """An answer that is an error: a status, the name that boto3 turns into an exception, and a message."""
+    """An error answer: a status, the name that boto3 turns into an exception, and a message."""
 
     status = 500
     kind = "InternalFailure"
@@ -85,7 +85,7 @@ class UnknownOperation(ApiError):
 
 
 class ValidationError(ApiError):
-    """The request itself is wrong; sending it again will not help."""
+    """The request is wrong; a retry does not help."""
 
     status = 400
     kind = "ValidationError"
@@ -106,7 +106,7 @@ class UnknownVariant(ValidationError):
 
 
 class MissingTargetModel(ValidationError):
-    """A request to an endpoint with many models names none."""
+    """A request to an endpoint with many models names no model."""
 
     def __init__(self, endpoint: str, request_id: str) -> None:
         super().__init__(
@@ -116,14 +116,14 @@ class MissingTargetModel(ValidationError):
 
 
 class UnexpectedTargetModel(ValidationError):
-    """A request names one of many models where there is one. The words are the service's."""
+    """A request names a model at an endpoint with one model. The message is SageMaker's."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(f"Endpoint {endpoint} is not a multi-model endpoint and does not support target model header.")
 
 
 class InferenceIdInUse(ValidationError):
-    """Another asynchronous request has this inference id, and so the names of its objects."""
+    """Another asynchronous request has this inference id, and thus the same object names."""
 
     def __init__(self, inference_id: str) -> None:
         super().__init__(f"InferenceId {inference_id} is in use by another request; choose one that is unique.")
@@ -134,26 +134,26 @@ class WrongModel(ValidationError):
 
 
 class UnknownModel(WrongModel):
-    """No endpoint has the name that `model` gives; the message lists those that there are."""
+    """No endpoint has the name in `model`; the message lists the endpoints."""
 
     status = 404
-    kind = "model_not_found"  # their word, which some clients look for
+    kind = "model_not_found"  # OpenAI's name, which some clients check
 
     def __init__(self, model: str, known: Sequence[str]) -> None:
-        shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_TOLD])
-        more = f" and {len(known) - MAX_NAMES_TOLD} more (GET /v1/models)" if len(known) > MAX_NAMES_TOLD else ""
+        shown = ", ".join(f"`{name}`" for name in known[:MAX_NAMES_SHOWN])
+        more = f" and {len(known) - MAX_NAMES_SHOWN} more (GET /v1/models)" if len(known) > MAX_NAMES_SHOWN else ""
         super().__init__(f"The model `{model[:64]}` does not exist. There is: {shown}{more}.")
 
 
 class AccessDenied(ApiError):
-    """Nobody who may use the data plane, by the names that AWS gives the reasons."""
+    """The caller may not use the data plane. The subclasses have AWS' names of the reasons."""
 
     status = 403
     kind = "AccessDeniedException"
 
 
 class MissingCredentials(AccessDenied):
-    """Neither a signature nor a token."""
+    """The request has neither a signature nor a token."""
 
     kind = "MissingAuthenticationTokenException"
 
@@ -164,7 +164,7 @@ class MissingCredentials(AccessDenied):
 
 
 class UnrecognizedClient(AccessDenied):
-    """A key or token that is not configured. Which one is not told, nor which part of it is wrong."""
+    """The key or token is not configured. The message does not say which one, nor which part is wrong."""
 
     kind = "UnrecognizedClientException"
 
@@ -173,13 +173,13 @@ class UnrecognizedClient(AccessDenied):
 
 
 class IncompleteSignature(AccessDenied):
-    """Not of the form that Signature Version 4 has here."""
+    """The signature is not in the form of Signature Version 4."""
 
     kind = "IncompleteSignatureException"
 
 
 class InvalidSignature(AccessDenied):
-    """Expired, of another service, or not what the secret's owner would have signed."""
+    """The signature is expired, of another service, or not made with the key's secret."""
 
     kind = "InvalidSignatureException"
 
@@ -209,7 +209,7 @@ class ModelNotReady(ApiError):
 
 
 class InternalFailure(ApiError):
-    """A fault of the proxy; the message never tells more than the request id does."""
+    """A fault of the proxy; the message has no details but the request id."""
 
 
 class ServiceUnavailable(ApiError):
@@ -224,7 +224,7 @@ class ServiceUnavailable(ApiError):
 
 
 class QueueFull(ServiceUnavailable):
-    """As many asynchronous requests of an endpoint are pending as its queue may hold, or as many bytes of them."""
+    """The endpoint's queue of asynchronous requests is full, by number or by bytes."""
 
     def __init__(self, endpoint: str, limit: str) -> None:
         super().__init__(

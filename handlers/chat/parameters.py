@@ -165,8 +165,8 @@ _ALIASES = {"stop_sequences": "stop"}  # LMI's name
 _NEUTRAL: dict[str, tuple[Any, str]] = {
     "watermark": (lambda v: v is False, "false: answers are not watermarked here"),
     "best_of": (lambda v: v == 1, "1: one answer is generated"),
-    "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),
-    "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),
+    "decoder_input_details": (lambda v: v is False, "false: nothing is told of the prompt's tokens"),  # prose: allow
+    "top_n_tokens": (lambda v: v == 0, "0: only the chosen token is told"),  # prose: allow
     "frequency_penalty": (lambda v: v == 0, "0: use repetition_penalty"),
     "grammar": (lambda v: False, "absent: answers follow no grammar"),
     "adapter_id": (lambda v: False, "absent: there are no adapters"),

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 from handlers.errors import ModelBroken
+from handlers.many.folder import CODE
 from handlers.many.model import LoadProgress
 from handlers.settings import ManySettings
 
 Take = Callable[[int], None]  # reserves this number of bytes; raises OutOfDisk
-CODE = "code"  # SageMaker's folder of inference code
 PIECE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 16  # of a tar's long names and extra fields, which Python reads whole
 MAX_READ_BYTES = 4 << 20  # of a zip's directory, which Python reads whole: about 30,000 entries
@@ -221,25 +221,3 @@ class _CarefulFile(io.FileIO):
 
 def _shown(name: str) -> str:
     return ascii(name if len(name) <= 100 else f"{name[:100]}...")
-
-
-def find_model_folder(folder: Path) -> Path:
-    """Return where the model is: at the folder's top, or in its only subfolder with a model, as in `model/`.
-
-    Raises ModelBroken, which lists what was found.
-    """
-    if _is_model(folder):
-        return folder
-    inside = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
-    models = [each for each in inside if each.is_dir() and each.name != CODE and _is_model(each)]
-    if len(models) == 1:
-        return models[0]
-    if models:
-        raise ModelBroken(f"there are {len(models)} models in it: {', '.join(each.name for each in models[:10])}")
-    names = ", ".join(ascii(each.name) for each in inside[:10]) or "nothing"
-    raise ModelBroken(f"there is no config.json at its top or in a folder there, and no config.pbtxt; there is {names}")
-
-
-def _is_model(folder: Path) -> bool:
-    """Return True for a folder of transformers or Triton."""
-    return any((folder / name).is_file() for name in ("config.json", "config.pbtxt"))

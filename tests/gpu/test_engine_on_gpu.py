@@ -15,7 +15,7 @@ from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
 from handlers.errors import OutOfMemory
 from handlers.models.loader import load_model
-from handlers.settings import SessionSettings
+from handlers.settings import ChatSessionSettings
 from handlers.start import choose_kv_bytes
 
 pytestmark = [
@@ -86,7 +86,7 @@ def test_pictures_are_seen_as_on_the_cpu() -> None:
 def test_kv_cache_takes_its_part_of_the_device() -> None:
     """Weights, features and KV cache together stay within the fraction that the settings give."""
     model = load_model(CHECKPOINT, CUDA, "float32")
-    settings = SessionSettings(device_fraction=0.5)
+    settings = ChatSessionSettings(device_fraction=0.5)
 
     runner = ModelRunner(model, choose_kv_bytes(settings, model))
 

@@ -219,7 +219,7 @@ def test_sessions_are_listed_and_closed(stage: Stage) -> None:
     assert closed.stdout == "00aa11bb22cc33dd: closed\n"
     assert unknown.exit_code == 1
     assert "ffaa11bb22cc33dd" in unknown.stderr
-    assert silent.stdout == "b does not say which sessions it has.\nNo session is open.\n"
+    assert silent.stdout == "b reports no sessions.\nNo session is open.\n"
 
 
 # Questions

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.proxy.conftest import Stage
 from torchmoor.cli.main import main
 from torchmoor.config.access import Credentials
-from torchmoor.doctor.finding import Finding, Patient
+from torchmoor.doctor.finding import Finding, FleetPlan
 from torchmoor.doctor.run import CHECKS
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_wrong_is_told_as_serve_tells_it(tmp_path: Path) -> None:
 def test_a_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a problem of its own, and the rest is looked at."""
 
-    def check_moon(patient: Patient) -> Iterator[Finding]:
+    def check_moon(plan: FleetPlan) -> Iterator[Finding]:
         raise ZeroDivisionError("no moon")
         yield
 

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from tests.proxy.conftest import Stage, make_session_id, read_answer
 from tests.proxy.test_late_binding import Held, received, send, status, waiting
 from tests.waiting import wait_until
-from torchmoor.cli.waiting_notice import Progress
+from torchmoor.cli.waiting_notice import EndpointWatch
 from torchmoor.clients.signing import Login, Signer
 from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
@@ -244,7 +244,7 @@ def test_a_client_who_waits_can_ask_how_far_the_start_is(make_stage: Callable[..
     told: list[str] = []
     login = Login(keys={"aws_access_key_id": "AKIAEXAMPLE", "aws_secret_access_key": "a" * 20})
 
-    with Progress(zero.stage.proxy.runtime_url, "llava", Signer(login), told.append, patience_s=0.01).waiting():
+    with EndpointWatch(zero.stage.proxy.runtime_url, "llava", Signer(login), told.append, patience_s=0.01).waiting():
         wait_until(lambda: told, "the progress is told")
 
     assert re.fullmatch(r"a is being started, for \d+ s until now; the last start took 7 s", told[0])

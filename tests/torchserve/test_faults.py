@@ -102,4 +102,4 @@ def test_a_configuration_that_cannot_be_served_ends_up_with_its_reason(archives:
     ):
         pass
 
-    assert "one instance a GPU" in log.read_text()
+    assert "one instance per GPU" in log.read_text()

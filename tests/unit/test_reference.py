@@ -1,8 +1,9 @@
 """docs/configuration.md says what the settings classes say."""
 
-from dataclasses import dataclass, fields
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel, Field
 
 from handlers.settings import HandlerSettings
 from scripts.make_reference import (
@@ -18,18 +19,13 @@ from torchmoor.config.settings import GROUPS
 from torchmoor.container.environment import ContainerEnvironment
 
 
-@dataclass
-class Example:
+class Example(BaseModel):
     """Of an example."""
 
-    # above
     first: int = 1 << 20
-    second: str = ""  # behind
-    # and below
+    second: str = Field("", description="one | two")
     third: tuple[str, ...] = ("a", "b")
-    fourth: tuple[str, ...] = (
-        # inside a | bracket
-    )
+    fourth: Annotated[int, Field(ge=1, le=9)]
 
 
 def test_page_is_up_to_date() -> None:
@@ -50,19 +46,19 @@ def test_containers_variables_are_up_to_date() -> None:
     assert all(f"`{field.alias}`" in page for field in ContainerEnvironment.model_fields.values() if field.alias)
 
 
-def test_comments_are_found_wherever_they_stand() -> None:
-    """Above a field, behind it, below it where they go on, and inside its brackets."""
+def test_group_is_a_table() -> None:
+    """A row for each key: its default, its description and its range."""
     _, _, rows = make_group("example", Example).partition("|---|---|---|\n")
 
     assert rows.splitlines() == [
-        "| `first` | `1048576 (1 MiB)` | above |",
-        '| `second` | `""` | behind and below |',
+        "| `first` | `1048576 (1 MiB)` | |",
+        r'| `second` | `""` | one \| two |',
         "| `third` | `[a, b]` | |",
-        r"| `fourth` | `[]` | inside a \| bracket |",
+        "| `fourth` | must be given | Allowed: from 1 to 9. |",
     ]
 
 
-@pytest.mark.parametrize("group", [*GROUPS, *(f"handler.{field.name}" for field in fields(HandlerSettings))])
+@pytest.mark.parametrize("group", [*GROUPS, *(f"handler.{name}" for name in HandlerSettings.model_fields)])
 def test_every_group_has_a_section(group: str) -> None:
-    """Whoever looks for a group of settings finds it by its name."""
+    """A heading names each group of settings."""
     assert f"\n### `{group}`\n" in PAGE.read_text()

@@ -26,13 +26,10 @@ SHARED_NAMES = {
     "Caller",
     "ConfigError",
     "Event",
-    "Line",
     "Outcome",
     "Placement",
     "Reply",
     "Sample",
-    "SessionSettings",
-    "Target",
 }
 LONG_MODULES = {
     "torchmoor/config/settings.py",

@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
+from torchmoor.admin.collectors import AsyncMetricsCollector
 from torchmoor.admin.http import error_response, read_limit, refuse_foreign_page
 from torchmoor.async_inference.objects.object_store import ObjectDenied, ObjectError, ObjectMissing, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncRecord, AsyncState
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ServiceUnavailable, ValidationError
-from torchmoor.metrics.asynchronous import AsyncMetricsCollector
 
 PATH = "/async-requests"
 DEFAULT_PAGE = 100

@@ -8,8 +8,18 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.metrics.table import ACCESS, ACCESS_LOG, DISCOVERY, INSTANCES, INVOCATIONS, MODELS, MetricFamilies
+from torchmoor.metrics.table import (
+    ACCESS,
+    ACCESS_LOG,
+    ASYNCHRONOUS,
+    DISCOVERY,
+    INSTANCES,
+    INVOCATIONS,
+    MODELS,
+    MetricFamilies,
+)
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
@@ -135,3 +145,19 @@ class ModelMetricsCollector:
                 )
         if self._traffic:
             yield from families
+
+
+class AsyncMetricsCollector:
+    """Collects the metrics of all endpoints that take asynchronous requests."""
+
+    def __init__(self, endpoints: Iterable[AsyncMetrics]) -> None:
+        self._endpoints = list(endpoints)
+
+    def collect(self) -> Iterator[Metric]:
+        families = MetricFamilies(ASYNCHRONOUS)
+        for endpoint in self._endpoints:
+            for name, value in endpoint.gauges():
+                families.add(name, (endpoint.endpoint,), value)
+            for metrics in endpoint.variants.values():
+                families.add_counts(metrics)
+        yield from families

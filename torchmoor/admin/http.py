@@ -21,7 +21,7 @@ def error_response(status: int, message: str) -> web.Response:
 
 
 def refuse_foreign_page(request: web.Request) -> web.Response | None:
-    """Return 403 for a request that a browser sent from another site's page; None for all others.
+    """Return 403 if a browser sent the request from another site's page; otherwise None.
 
     An operator's browser may be logged in here, and a foreign page could otherwise act in the operator's name.
     """

@@ -1,1 +1,1 @@
-"""A load of our own against a running endpoint: `torchmoor bench`. Needs nothing of the proxy but its address."""
+"""Load test of a running endpoint, for `torchmoor bench`. It uses clients/ and needs only the proxy's address."""

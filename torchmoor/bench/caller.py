@@ -1,4 +1,4 @@
-"""One client of an endpoint: questions in a session, or whole conversations again each time; streamed or not."""
+"""One client of an endpoint: conversations with or without a session, streamed or not."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ ERROR_TYPE = "x-amzn-ErrorType"
 
 
 class Refused(Exception):
-    """An answer that is an error; the message is its kind."""
+    """An error answer; the message is its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What each conversation is like."""
+    """The form of each conversation."""
 
     url: str
     endpoint: str
-    questions: Sequence[str]  # asked in turn
-    images: Sequence[str] = ()  # a conversation is about one of them: addresses or data URLs
+    questions: Sequence[str]  # used in turn
+    images: Sequence[str] = ()  # addresses or data URLs; each conversation has one of them
     num_turns: int = 4
-    is_stateless: bool = False  # the whole conversation is sent with each question, and no session is opened
+    is_stateless: bool = False  # send the whole conversation with each question, without a session
     is_streamed: bool = True
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Caller:
-    """Has conversations, one after another or many at once."""
+    """Runs conversations, one after another or concurrently."""
 
     def __init__(self, http: aiohttp.ClientSession, signer: Signer, plan: Plan) -> None:
         self._http = http
@@ -51,7 +51,7 @@ class Caller:
         self._base = f"{plan.url.rstrip('/')}/endpoints/{plan.endpoint}"
 
     async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None:
-        """Conversation `number`, for as many turns as it is to have; ends early at an error, or when told to.
+        """Run conversation `number`; it ends early after an error, or when the caller stops it.
 
         take: is given each question's sample. An opening that fails is a sample, too.
         """
@@ -66,7 +66,7 @@ class Caller:
                     return
                 question = self._plan.questions[(number + turn) % len(self._plan.questions)]
                 if turn == 0:
-                    question = f"[{number}] {question}"  # else conversations would share one KV cache from end to end
+                    question = f"[{number}] {question}"  # otherwise all conversations would share one KV cache
                 sample = await self._ask(session, question, messages, images)
                 take(sample)
                 if sample.error is not None:
@@ -98,7 +98,7 @@ class Caller:
             pass  # it expires
 
     async def _ask(self, session: str, question: str, messages: list[dict[str, Any]], images: Sequence[str]) -> Sample:
-        """One question. Without a session it goes with all `messages`, which its answer joins."""
+        """Ask one question. Without a session all `messages` are sent, and the answer is added to them."""
         if session:
             body: dict[str, Any] = {
                 "type": "send_text_prompt",
@@ -127,7 +127,7 @@ class Caller:
         sample.ended = monotonic()
         if not session:
             messages.append({"role": "assistant", "content": sample.text})
-        sample.text = ""  # a long load has many
+        sample.text = ""  # saves memory in a long load
         return sample
 
     async def _stream(self, body: Mapping[str, Any], headers: Mapping[str, str], sample: Sample) -> None:
@@ -177,7 +177,7 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
 
 
 async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The bytes of each PayloadPart. Raises Refused for an exception in the stream, ParserError."""
+    """Yield the bytes of each PayloadPart. Raises Refused for an exception in the stream, ParserError."""
     buffer = EventStreamBuffer()
     async for data in answer.content.iter_any():
         buffer.add_data(data)

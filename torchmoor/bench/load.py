@@ -1,4 +1,4 @@
-"""Conversations at once: as many as there are users (closed loop), or as they arrive at random (open loop)."""
+"""Concurrent conversations: a fixed number of users (closed loop), or Poisson arrivals (open loop)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Protocol
 from torchmoor.bench.sample import Sample
 
 NOT_SENT = "not sent: too many conversations at once"
-PAUSE_S = 0.05  # after a failure: an endpoint that refuses at once is not to be asked as fast as we can
+PAUSE_S = 0.05  # after a failure, so that an endpoint that refuses at once is not flooded
 
 
 class Converses(Protocol):
-    """What a load is made of."""
+    """The kind and the size of a load."""
 
     async def converse(self, number: int, may_go_on: Callable[[], bool], take: Callable[[Sample], None]) -> None: ...
 
@@ -40,7 +40,7 @@ class LoadSettings:
 
 @dataclass(slots=True)
 class Outcome:
-    """All samples so far. began and ended: of the load, by the samples' clock."""
+    """The samples so far. began, ended: of the load, on the samples' clock."""
 
     samples: list[Sample] = field(default_factory=list)
     num_failed: int = 0  # of the samples
@@ -51,7 +51,7 @@ class Outcome:
 
 
 class Load:
-    """Runs once. `outcome` can be looked at meanwhile."""
+    """Runs a load once. `outcome` can be read meanwhile."""
 
     def __init__(self, settings: LoadSettings, caller: Converses) -> None:
         self.outcome = Outcome()
@@ -62,19 +62,19 @@ class Load:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin nothing more; what runs is finished."""
+        """Start no more questions; running ones finish."""
         self._stopped.set()
         self.outcome.is_interrupted = True
 
     async def run(self) -> Outcome:
-        """Until the end that the settings name."""
+        """Run until the limit of the settings."""
         self.outcome.began = monotonic()
         await (self._arrive() if self._settings.rate else self._work())
         self.outcome.ended = monotonic()
         return self.outcome
 
     async def _work(self) -> None:
-        """Each user has one conversation after another."""
+        """Run one user's conversations, one after another."""
 
         async def user() -> None:
             while not self._is_over():
@@ -85,7 +85,7 @@ class Load:
                 group.create_task(user())
 
     async def _arrive(self) -> None:
-        """Conversations begin as a Poisson process does, whether or not others have ended."""
+        """Start conversations at Poisson intervals, whether or not others have ended."""
         assert self._settings.rate
         random, at = Random(self._settings.seed), monotonic()
         async with asyncio.TaskGroup() as group:
@@ -101,7 +101,7 @@ class Load:
                     await asyncio.sleep(0)  # it counts itself
 
     async def _sleep_until(self, at: float) -> None:
-        """Or until there is nothing to wait for any more."""
+        """Sleep, or return early when the load ends."""
         if self._settings.duration_s is not None:
             at = min(at, self.outcome.began + self._settings.duration_s)
         with suppress(TimeoutError):
@@ -124,7 +124,7 @@ class Load:
             self.outcome.num_running -= 1
 
     def _may_ask(self) -> bool:
-        """Whether one question more may be asked; it is counted, then."""
+        """Return whether another question may be asked, and count it."""
         if self._is_over():
             return False
         self._num_spent += 1

@@ -1,4 +1,4 @@
-"""`torchmoor bench` from the first question to the last number."""
+"""A whole load test, from the first question to the results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from torchmoor.clients.signing import Login, Signer
 
 CONNECT_TIMEOUT_S = 10.0
 INTERVAL_S = 1.0
-ENDING = (signal.SIGINT, signal.SIGTERM)  # both leave no session open
+ENDING = (signal.SIGINT, signal.SIGTERM)  # after both, sessions are closed
 
 
 async def run(
     plan: Plan, settings: LoadSettings, login: Login, timeout_s: float, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The numbers. report: told every second how far it is. SIGINT or SIGTERM ends the load early,
-    a second SIGINT at once.
+    """Run a load and return its results. report: called every second with the progress.
+
+    SIGINT or SIGTERM ends the load early, a second SIGINT at once.
 
     Raises EndpointUnreachable, CredentialsRefused or EndpointError if the endpoint does not answer at all.
     """
@@ -45,7 +46,7 @@ async def run(
 
         def interrupt(number: int) -> None:
             if load.outcome.is_interrupted and number == signal.SIGINT:
-                working.cancel()  # somebody does not want to wait for what runs
+                working.cancel()  # a second signal: do not wait for running questions
             load.stop()
 
         for number in ENDING:
@@ -63,7 +64,7 @@ async def run(
 
 
 def _trusted() -> ssl.SSLContext | bool:
-    """Whose certificates are good: as boto3 has it."""
+    """Return the certificate authorities, as boto3 configures them."""
     ca_file = os.environ.get("AWS_CA_BUNDLE")
     try:
         return ssl.create_default_context(cafile=ca_file) if ca_file else True

@@ -1,4 +1,4 @@
-"""What became of one request of a load."""
+"""The outcome and the times of one request of a load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Sample:
-    """One question and its answer, or why there was none. Times are seconds, by a clock that never goes back.
+    """A question and its answer, or its error. Times are seconds of a monotonic clock.
 
     began: when it was sent. token_times: when each part of the streamed answer came, of an answer in one piece none.
     error: a kind of failure, of which there are few; None for an answer that is whole. was_asked: False of a failure
@@ -29,17 +29,17 @@ class Sample:
 
     @property
     def ttft_s(self) -> float | None:
-        """None of an answer in one piece: it has no first token of its own."""
+        """Time to the first token; None for a whole answer."""
         return self.token_times[0] - self.began if self.token_times else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds a token after the first; None where there is no second."""
+        """Seconds per token after the first; None with fewer than two tokens."""
         if not self.token_times or self.output_tokens < 2:
             return None
         return (self.ended - self.token_times[0]) / (self.output_tokens - 1)
 
     @property
     def itls_s(self) -> list[float]:
-        """Between each part of the answer and the next."""
+        """Seconds between consecutive parts of the answer."""
         return [after - before for before, after in zip(self.token_times, self.token_times[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""The numbers of a load, by the names that vLLM's serving benchmark gives them, and a table for people."""
+"""Results of a load, with the names of vLLM's serving benchmark, and their table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ METRICS = {
 
 
 def summarize(outcome: Outcome, settings: LoadSettings) -> dict[str, Any]:
-    """One flat object; what was not measured is null."""
+    """Return the results as one flat object; a value that was not measured is None."""
     done = [sample for sample in outcome.samples if sample.error is None]
     failed = [sample for sample in outcome.samples if sample.error is not None]
     duration = max(outcome.ended - outcome.began, 1e-9)
@@ -63,7 +63,7 @@ def _describe(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Of values in order, between the two nearest by their distance, as NumPy does; None of none."""
+    """Interpolate a percentile of sorted values, as NumPy does; None without values."""
     if not values:
         return None
     place = (len(values) - 1) * percent / 100
@@ -77,7 +77,7 @@ def _count(samples: Sequence[Sample], field: str) -> dict[str, int]:
 
 
 def describe(found: Mapping[str, Any]) -> Iterator[str]:
-    """For people, in 80 columns."""
+    """Yield the lines of a table of 80 columns."""
     yield f"{found['completed']} answers, {found['failed']} failures in {found['duration']:.1f} s"
     yield (
         f"{found['request_throughput']:.2f} requests/s, {found['output_throughput']:.1f} tokens/s generated, "

@@ -1,4 +1,4 @@
-"""`torchmoor async`: asynchronous requests, by way of the admin plane."""
+"""Asynchronous requests through the admin plane, for `torchmoor async`."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ PATH = "/async-requests"
 
 
 class AsyncRequests:
-    """What the commands ask the admin plane for."""
+    """Calls of the admin plane that the commands make."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
 
     def list(self, endpoint: str | None, state: str | None, limit: int) -> dict[str, Any]:
-        """An endpoint's requests, oldest first. Raises AdminError."""
+        """Return an endpoint's requests, oldest first. Raises AdminError."""
         return self._admin.get(PATH, {"endpoint": endpoint, "state": state, "limit": limit})
 
     def status(self, inference_id: str) -> dict[str, Any]:
-        """One request. Raises AdminError."""
+        """Return one request. Raises AdminError."""
         return self._admin.get(_path(inference_id))
 
     def cancel(self, inference_id: str) -> dict[str, Any]:
-        """Cancel one; its state. Raises AdminError."""
+        """Cancel a request and return its state. Raises AdminError."""
         return self._admin.post(_path(inference_id) + "/cancel")
 
     def get(self, inference_id: str) -> Iterator[bytes]:
-        """A request's result, in pieces. Raises AdminError."""
+        """Yield a request's result in pieces. Raises AdminError."""
         with self._admin.open("GET", _path(inference_id) + "/result") as answer:
             while piece := answer.read(PIECE_BYTES):
                 yield piece
-            if answer.length:  # http.client says nothing of it where it is read in pieces
+            if answer.length:  # http.client does not raise if a body is read in pieces
                 raise AdminError(f"the result broke off, {answer.length} bytes before its end; fetch it again")
 
 
@@ -46,12 +46,12 @@ def _path(inference_id: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A stranger's or a model's words in one line, without what a terminal would obey."""
+    """Return foreign text as one line without control characters, which a terminal would obey."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def describe_list(found: dict[str, Any]) -> Iterator[str]:
-    """A table for people."""
+    """Yield the lines of a list."""
     yield f"{found['endpoint']}: {found['waiting']} waiting, {found['running']} running"
     for each in found["requests"]:
         age_s = max(0.0, time.time() - each["received_at"])
@@ -59,7 +59,7 @@ def describe_list(found: dict[str, Any]) -> Iterator[str]:
 
 
 def describe_status(found: dict[str, Any]) -> Iterator[str]:
-    """One request for people."""
+    """Yield the lines of one request."""
     for key in ("inference_id", "endpoint", "state", "reason", "attempts", "instance", "input_location"):
         if found.get(key):
             yield f"{key}: {_plain(str(found[key]))}"

@@ -1,4 +1,4 @@
-"""`torchmoor chat` and `torchmoor ask`: questions from the terminal, answers as they are generated."""
+"""The flow of `torchmoor chat` and `torchmoor ask`: questions from the terminal, streamed answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import click
 
 from torchmoor.cli.conversation import (
     ChatError,
+    ChatTarget,
     Conversation,
-    Line,
+    EndpointCalls,
     MessagesConversation,
     SessionConversation,
-    Target,
     image_reference,
 )
 from torchmoor.clients.errors import CallFailed
@@ -25,30 +25,30 @@ from torchmoor.clients.errors import CallFailed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What the command line says."""
+    """The command line's options."""
 
-    target: Target
-    images: tuple[str, ...]  # that the conversation begins with
-    questions: tuple[str, ...]  # empty: a person types them
+    target: ChatTarget
+    images: tuple[str, ...]  # at the beginning of the conversation
+    questions: tuple[str, ...]  # empty: read them from standard input
     as_json: bool
-    session_id: str | None = None  # one that is open; None: a new one
+    session_id: str | None = None  # an open session; None: open one
     is_kept: bool = False  # the session stays open at the end
     system: str | None = None
 
 
 def run(options: ChatOptions) -> None:
-    """The whole conversation. Its session is closed however it ends, unless it is to be kept.
+    """Hold the conversation, and close its session at the end, also after an error, unless `is_kept`.
 
     Raises ChatError, CallFailed, KeyboardInterrupt.
     """
     images = [image_reference(image) for image in options.images]  # before anything is sent
-    line = Line(options.target, _tell)
+    calls = EndpointCalls(options.target, _print_waiting)
     conversation: Conversation
     pending: tuple[str, ...] = ()
     if options.system is not None:
-        conversation = MessagesConversation(line, options.system, images)
+        conversation = MessagesConversation(calls, options.system, images)
     else:
-        conversation = SessionConversation(line, options.session_id, images)
+        conversation = SessionConversation(calls, options.session_id, images)
         pending = tuple(images) if options.session_id else ()
     try:
         if options.questions:
@@ -60,7 +60,7 @@ def run(options: ChatOptions) -> None:
         if options.is_kept and not options.as_json:
             click.echo(f"Session {conversation.id} stays open: --session {conversation.id}", err=True)
     except BaseException:
-        # It ends by itself, and the error matters more. Nobody was told the id of a new one.
+        # A new session is closed too: its id was not printed. The session expires anyway; the error matters more.
         if options.session_id is None or not options.is_kept:
             with suppress(CallFailed):
                 conversation.close()
@@ -70,8 +70,8 @@ def run(options: ChatOptions) -> None:
             conversation.close()
 
 
-def _tell(news: str) -> None:
-    click.echo(f"Waiting: {news}", err=True)
+def _print_waiting(message: str) -> None:
+    click.echo(f"Waiting: {message}", err=True)
 
 
 def _converse(conversation: Conversation, images: Sequence[str], options: ChatOptions) -> None:
@@ -93,17 +93,17 @@ def _converse(conversation: Conversation, images: Sequence[str], options: ChatOp
             if line.startswith("/image "):
                 images = (*images, image_reference(line.removeprefix("/image ").strip()))
             elif line:
-                asked, images = images, ()  # a picture that is refused must not spoil the next question too
+                asked, images = images, ()  # a refused picture must not fail the next question as well
                 _show(conversation, line, asked, options)
         except (ChatError, CallFailed) as error:
             click.echo(f"Error: {error}", err=True)
             num_failed += 1
-    if num_failed and not is_terminal:  # a person has seen it, and asked again or not; a program has the exit status
-        raise ChatError(f"of what was to be done {num_failed} failed, as told above")
+    if num_failed and not is_terminal:  # a user has seen the errors; a program needs the exit status
+        raise ChatError(f"{num_failed} of the questions failed; the errors are above")
 
 
 def _show(conversation: Conversation, question: str, images: Sequence[str], options: ChatOptions) -> None:
-    """Print the answer as it comes, or one line of JSON when it is complete."""
+    """Print the answer as it arrives, or as one line of JSON when it is complete."""
     began, first_s, text = time.monotonic(), 0.0, ""
     for piece in conversation.ask(question, images):
         first_s = first_s or time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What `ask` and `chat` have in common: which endpoint, whose session, how it is to answer."""
+"""Options that `ask` and `chat` share: endpoint, session, credentials and sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from torchmoor.cli.conversation import Target
+from torchmoor.cli.conversation import ChatTarget
 from torchmoor.cli.options import (
     endpoint_option,
     generation_options,
@@ -26,7 +26,7 @@ SESSION = "TORCHMOOR_SESSION"
 
 
 def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds url, keys_file, endpoint, parameters, session_id, keep and system."""
+    """Add url, keys_file, endpoint, parameters, session_id, keep and system to a command."""
 
     @click.option(
         "--session",
@@ -34,14 +34,14 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="ID",
         envvar=SESSION,
         show_envvar=True,
-        help="Go on in this session; closed at the end, as any. Every process of this machine can read an id on the "
-        "command line; the environment is its owner's.",
+        help="Continue this session, and close it at the end. Other users of this machine can read an id on the "
+        "command line, but not in the environment.",
     )
-    @click.option("--keep", is_flag=True, help="Leave the session open, and say its id on standard error.")
+    @click.option("--keep", is_flag=True, help="Leave the session open, and print its id on standard error.")
     @click.option(
         "--system",
         metavar="TEXT",
-        help="A system message. The conversation then is no session: it is sent whole with each question.",
+        help="A system message. Without a session, the whole conversation is sent with each question.",
     )
     @endpoint_option
     @url_option
@@ -51,7 +51,7 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
     def checked(**arguments: Any) -> None:
         if arguments["system"] is not None and (arguments["session_id"] or arguments["keep"]):
             raise click.UsageError("--system goes with neither --session nor --keep: a session has no system message")
-        before = signal.signal(signal.SIGTERM, _interrupt)  # the session is closed then, too
+        before = signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM closes the session too
         try:
             command(**arguments)
         finally:
@@ -62,18 +62,18 @@ def conversation_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _interrupt(number: int, _: object) -> None:
-    """As Ctrl-C, once: `timeout` sends the signal to a process and then to its group, and the close must go on."""
+    """Act as Ctrl-C, once: `timeout` signals a process and then its group, and must not interrupt the close."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def make_target(url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any]) -> Target:
-    """Raises ConfigError if the file of keys cannot be read."""
-    return Target(url=url, endpoint=endpoint, login=make_login(keys_file), parameters=parameters)
+def make_target(url: str, endpoint: str, keys_file: Path | None, parameters: Mapping[str, Any]) -> ChatTarget:
+    """Combine the options. Raises ConfigError if the file of keys cannot be read."""
+    return ChatTarget(url=url, endpoint=endpoint, login=make_login(keys_file), parameters=parameters)
 
 
 def make_login(keys_file: Path | None) -> Login:
-    """The file's first key or token, else the environment's token, else what boto3 finds."""
+    """Return the file's first key or token, otherwise the environment's token, otherwise boto3's own search."""
     credentials = read_file(keys_file)
     for key_id, key in credentials.keys.items():
         keys = {"aws_access_key_id": key_id, "aws_secret_access_key": key.secret}

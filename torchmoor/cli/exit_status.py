@@ -1,4 +1,4 @@
-"""What a command's exit status says. docs/command-line.md has the table."""
+"""Exit statuses of the commands. docs/command-line.md has the table."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from enum import IntEnum
 
 import click
 
+from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CallFailed, CredentialsRefused, EndpointUnreachable
 from torchmoor.errors import TorchmoorError
 
 
 class Exit(IntEnum):
-    """0 is success, 2 (by click) an option or argument that is wrong."""
+    """Statuses besides 0, success, and 2, which click returns for a wrong option or argument."""
 
     FAILED = 1
     UNREACHABLE = 3
     REFUSED = 4
     INTERRUPTED = 130
-    BROKEN_PIPE = 141  # as of a program that SIGPIPE ends
+    BROKEN_PIPE = 141  # the status of a program that SIGPIPE ends
 
 
 @contextmanager
 def told_by_exit_status() -> Iterator[None]:
-    """Errors of ours become one sentence and a status; Ctrl-C and a reader that has gone end a command quietly."""
+    """Turn our errors into one message and a status. Ctrl-C and a closed output end a command quietly."""
     try:
         yield
-    except TorchmoorError as error:
+    except (TorchmoorError, CallFailed) as error:
         failure = click.ClickException(str(error))
         failure.exit_code = status_of(error)  # type: ignore[misc]  # click's own way
         raise failure from error
@@ -40,10 +41,8 @@ def told_by_exit_status() -> Iterator[None]:
         raise click.exceptions.Exit(Exit.INTERRUPTED) from None
 
 
-def status_of(error: TorchmoorError) -> Exit:
-    """By what it is."""
-    from torchmoor.clients.errors import AdminRefused, AdminUnreachable, CredentialsRefused, EndpointUnreachable
-
+def status_of(error: Exception) -> Exit:
+    """Return the status of an error's class."""
     if isinstance(error, (AdminUnreachable, EndpointUnreachable)):
         return Exit.UNREACHABLE
     if isinstance(error, (AdminRefused, CredentialsRefused)):
@@ -52,10 +51,10 @@ def status_of(error: TorchmoorError) -> Exit:
 
 
 def _forget_output() -> None:
-    """What is still to be written goes nowhere, so that Python does not complain of it at its end."""
+    """Discard buffered output, so that Python reports no error when it exits."""
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # not a file
         return
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), descriptor)

@@ -1,4 +1,4 @@
-"""The command line's entry. It knows the commands by name and imports the one that is meant."""
+"""Entry of the command line. It lists all commands, and imports only the one that runs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from click.shell_completion import CompletionItem
 
 from torchmoor.cli.exit_status import told_by_exit_status
 
-# What each does, here too, so that `torchmoor --help` and completion need not import them all.
+# Summaries are here, so that `torchmoor --help` and completion do not import all commands.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "up": ("up:up", "Start TorchServe instances and the proxy on this machine."),
-    "serve": ("serve:serve", "Run the proxy before instances that run already."),
-    "ask": ("ask:ask", "Ask one question, with pictures or without."),
-    "chat": ("chat:chat", "Talk about a picture, or about anything."),
-    "package": ("package:package", "Make a model archive of a checkpoint."),
+    "serve": ("serve:serve", "Run the proxy for instances that already run."),
+    "ask": ("ask:ask", "Ask one question, with or without pictures."),
+    "chat": ("chat:chat", "Chat, with or without a picture."),
+    "package": ("package:package", "Package a checkpoint as a model archive."),
     "bench": ("bench:bench", "Measure a running endpoint under load."),
     "instances": ("instances:instances", "List instances: state, load, sessions, memory."),
-    "drain": ("drain:drain", "Take instances out of service without harm."),
-    "undrain": ("drain:undrain", "Give drained instances work again."),
-    "sessions": ("sessions:sessions", "List, close, pin open sessions."),
-    "models": ("models:models", "List, pin, prewarm, unload models."),
-    "async": ("async_:async_", "List, see, cancel, fetch asynchronous requests."),
-    "doctor": ("doctor:doctor", "Find what would keep a fleet from running here."),
-    "completion": ("completion:completion", "Print what completes commands in a shell."),
+    "drain": ("drain:drain", "Take instances out of service gracefully."),
+    "undrain": ("drain:undrain", "Put drained instances back into service."),
+    "sessions": ("sessions:sessions", "List, close, pin, unpin open sessions."),
+    "models": ("models:models", "List, pin, unpin, prewarm, unload models."),
+    "async": ("async_:async_", "List, show, cancel, fetch asynchronous requests."),
+    "doctor": ("doctor:doctor", "Find problems of this machine or a running fleet."),
+    "completion": ("completion:completion", "Print a shell's completion script."),
 }
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for: all of them together take a second."""
+    """Imports a command on demand, since importing all of them takes a second."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -1,7 +1,7 @@
-"""`torchmoor package`: a Hugging Face directory as the model.tar.gz, or .mar, that SageMaker and many.mar take.
+"""Packaging of a Hugging Face directory as a model.tar.gz or .mar, for SageMaker and many.mar.
 
-The same files give the same bytes: in order of their names, without times, owners or permissions. Weights that can run
-code when they are read are left out unless somebody insists.
+The same files give the same bytes: sorted by name, without times, owners or permissions. Pickled weights, which can run
+code when they are loaded, need --allow-pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchmoor.errors import TorchmoorError
 
 WEIGHTS = (".safetensors",)
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
-FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the weights again, for other programs
+FOREIGN = (".h5", ".msgpack", ".onnx", ".tflite", ".gguf", ".ot", ".mlmodel")  # the same weights for other programs
 JUNK = (".md", ".png", ".jpg", ".gif", ".lock", ".log", ".orig", ".tmp", ".part", ".ipynb", ".pyc", ".tar.gz", ".mar")
 JUNK_FOLDERS = ("__pycache__", "runs", "logs", "onnx", "openvino", "coreml")
 TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "scaler.pt")
@@ -30,15 +30,15 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "s
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")  # of models that read pictures
 SUFFIXES = (".tar.gz", ".tgz", ".mar")
 COMPRESSION = 6
-STORED = 0  # weights are as good as random: 7 % smaller would cost three times as long at each cold start
+STORED = 0  # compressed weights are 7 % smaller, and take three times as long at each cold start
 PIECE_BYTES = 1 << 20
-ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
-Report = Callable[[int, int], None]  # bytes done, bytes in all
+ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip
+Report = Callable[[int, int], None]  # bytes done, total bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """What was made."""
+    """A packaged model."""
 
     path: Path
     files: Sequence[str]
@@ -49,7 +49,7 @@ class Packaged:
 def package(
     folder: Path, output: Path, *, allow_pickle: bool = False, report: Report = lambda done, total: None
 ) -> Packaged:
-    """Raises TorchmoorError, which says everything that is missing; the output is complete or not there."""
+    """Write the archive, completely or not at all. Raises TorchmoorError, which lists everything that is missing."""
     if not output.name.endswith(SUFFIXES):
         raise TorchmoorError(f"{output.name} must end in .tar.gz or .mar")
     if not folder.is_dir():
@@ -63,7 +63,12 @@ def package(
         descriptor, temporary = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                write(file, folder, files, _Progress(sum((folder / name).stat().st_size for name in files), report))
+                write(
+                    file,
+                    folder,
+                    files,
+                    _PackagingProgress(sum((folder / name).stat().st_size for name in files), report),
+                )
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
@@ -77,7 +82,7 @@ def package(
 
 
 def choose_files(folder: Path, *, allow_pickle: bool) -> tuple[list[str], list[str]]:
-    """Names below the folder that belong to the model, and those that do not, both in order."""
+    """Return the sorted names of the files that belong to the model, and of those that do not."""
     files: list[str] = []
     left_out: list[str] = []
     for base, folders, names in os.walk(folder, followlinks=True):
@@ -99,11 +104,11 @@ def _is_junk(name: str) -> bool:
 
 
 def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *, allow_pickle: bool) -> list[str]:
-    """What keeps it from being a model that can be served, each with what to do."""
+    """Return the reasons why the model could not be served, each with a remedy."""
     problems: list[str] = []
     config = _read_json(folder, "config.json", problems)
     if config is not None and not config.get("architectures"):
-        problems.append("config.json names no architectures, by which the task is told: save it with save_pretrained")
+        problems.append("config.json names no architectures, which determine the task: save it with save_pretrained")
     weights = [name for name in files if name.endswith(WEIGHTS)]
     pickled = [name for name in (files if allow_pickle else left_out) if name.endswith(PICKLED)]
     if not weights and not (pickled and allow_pickle):
@@ -120,7 +125,7 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
             problems.append(f"{index} names files that are not there: {', '.join(missing[:5])}")
     for name in weights:
         if not _is_whole(folder / name):
-            problems.append(f"{name} is cut off or is no safetensors file (a Git LFS pointer?): download it again")
+            problems.append(f"{name} is cut off or not a safetensors file (a Git LFS pointer?): download it again")
     if not any(name in files for name in (*TOKENIZERS, *PROCESSORS)):
         problems.append("there is neither a tokenizer (tokenizer.json) nor an image processor: save it there, too")
     return problems
@@ -128,18 +133,18 @@ def find_problems(folder: Path, files: Sequence[str], left_out: Sequence[str], *
 
 def _read_json(folder: Path, name: str, problems: list[str]) -> dict[str, object] | None:
     try:
-        said = json.loads((folder / name).read_bytes())
+        content = json.loads((folder / name).read_bytes())
     except FileNotFoundError:
         problems.append(f"there is no {name}: give the directory that save_pretrained wrote")
         return None
     except (OSError, ValueError) as exc:
         problems.append(f"{name} cannot be read: {exc}")
         return None
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says: 8 bytes of length, JSON, then the tensors."""
+    """Return whether a safetensors file has the length that its header says: 8 bytes of length, JSON, tensors."""
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -153,7 +158,7 @@ def _is_whole(path: Path) -> bool:
     return 8 + length + max(ends, default=0) == num_bytes
 
 
-class _Progress:
+class _PackagingProgress:
     def __init__(self, total: int, report: Report) -> None:
         self._done = 0
         self._total = total
@@ -164,10 +169,10 @@ class _Progress:
         self._report(self._done, self._total)
 
 
-class _Counted:
-    """A file whose reads are counted."""
+class _CountedFile:
+    """A file that reports its reads."""
 
-    def __init__(self, file: IO[bytes], progress: _Progress) -> None:
+    def __init__(self, file: IO[bytes], progress: _PackagingProgress) -> None:
         self._file = file
         self._progress = progress
 
@@ -178,7 +183,7 @@ class _Counted:
 
 
 class _Gzip:
-    """One stream of gzip members, each with its own compression, as gzip's format allows and its readers know."""
+    """Writes one stream of gzip members, each with its own compression level."""
 
     def __init__(self, output: IO[bytes]) -> None:
         self._output = output
@@ -187,7 +192,7 @@ class _Gzip:
         self._written = 0
 
     def begin(self, level: int) -> None:
-        """What is written from now on is compressed so."""
+        """Set the compression of the following writes."""
         if level != self._level:
             self._member.close()
             self._level = level
@@ -207,7 +212,7 @@ class _Gzip:
         self._member.close()
 
 
-def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: _Progress) -> None:
+def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: _PackagingProgress) -> None:
     with (
         closing(_Gzip(output)) as packed,
         tarfile.open(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.PAX_FORMAT) as tar,
@@ -218,18 +223,18 @@ def _write_tar(output: IO[bytes], folder: Path, files: Sequence[str], progress: 
                 member = tarfile.TarInfo(name)
                 member.size = os.fstat(file.fileno()).st_size
                 member.mode = 0o644
-                tar.addfile(member, cast(IO[bytes], _Counted(file, progress)))
+                tar.addfile(member, cast(IO[bytes], _CountedFile(file, progress)))
 
 
-def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], progress: _Progress) -> None:
+def _write_zip(output: IO[bytes], folder: Path, files: Sequence[str], progress: _PackagingProgress) -> None:
     with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as bundle:
         for name in files:
             member = zipfile.ZipInfo(name, ZIP_TIME)
             member.compress_type = zipfile.ZIP_STORED if name.endswith((*WEIGHTS, *PICKLED)) else zipfile.ZIP_DEFLATED
-            member.create_system = 3  # Unix, whatever this runs on
+            member.create_system = 3  # Unix, on every system
             member.external_attr = 0o100644 << 16
             member.file_size = (folder / name).stat().st_size
             with (folder / name).open("rb") as file, bundle.open(member, "w") as copy:
-                counted = _Counted(file, progress)
+                counted = _CountedFile(file, progress)
                 while piece := counted.read(PIECE_BYTES):
                     copy.write(piece)

@@ -6,10 +6,10 @@ import click
 
 
 def report_progress(line: str) -> None:
-    """A step that was done or begun."""
+    """Print a step that has begun or ended."""
     click.echo(f"torchmoor: {line}", err=True)
 
 
 def report_warning(line: str) -> None:
-    """What goes on, and is probably not meant."""
+    """Print a warning: the command goes on."""
     click.echo(f"Warning: {line}", err=True)

@@ -1,4 +1,4 @@
-"""Plain tables: as wide as the terminal, or as they need to be where something else reads them."""
+"""Plain tables, cut to the terminal's width, or uncut if standard output is not a terminal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NUMBERS = frozenset("0123456789.,-/% ")
 
 
 def terminal_width() -> int | None:
-    """Columns to keep to; None if standard output is no terminal."""
+    """Return the terminal's columns; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> Iterator[str]:
-    """One line for the heads and one for each row. Columns of numbers go to the right.
+    """Yield a line for the heads and one for each row. Columns of numbers are right-aligned.
 
-    width: what is wider loses the ends of its widest texts. None: nothing is cut.
+    width: the widest cells are cut until a line fits. None: nothing is cut.
     """
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     if width is not None:
@@ -41,7 +41,7 @@ def _cut(cell: str, size: int) -> str:
 
 
 def in_bytes(number: float | None) -> str:
-    """1536 as 1.5K; "" for what is not known."""
+    """Format bytes: 1536 is 1.5K; "" for None."""
     if number is None:
         return ""
     for unit in ("", "K", "M", "G"):
@@ -52,7 +52,7 @@ def in_bytes(number: float | None) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A duration in its one or two largest units."""
+    """Format a duration in its one or two largest units."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What `torchmoor chat` says while an answer is long in coming: whether an instance is being started for it."""
+"""Status of the endpoint while an answer is late: whether an instance is starting."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from botocore.httpsession import URLLib3Session
 
 from torchmoor.clients.signing import Signer
 
-PATIENCE_S = 2.0  # before it asks; most answers have begun by then
+PATIENCE_S = 2.0  # before the first query; most answers begin earlier
 INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
 
 
-class Progress:
-    """Asks the proxy how the endpoint does, on a thread of its own, while somebody waits."""
+class EndpointWatch:
+    """Queries the endpoint's status in a thread while a call waits."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Progress:
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """say: is told each piece of news once. A proxy that does not answer, or not that, is no news."""
+        """say: called with each status message. A proxy without this API has none."""
         self._url = f"{endpoint_url.rstrip('/')}/endpoints/{endpoint}"
         self._signer = signer
         self._say = say
@@ -39,7 +39,7 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], None]]:
-        """Somebody waits until the block ends, or calls what it is given."""
+        """Watch until the block ends, or until it calls the yielded function."""
         over = threading.Event()
         thread = threading.Thread(target=self._watch, args=(over,), name="progress", daemon=True)
         thread.start()
@@ -52,9 +52,9 @@ class Progress:
         interval_s = self._patience_s
         while not over.wait(interval_s):
             interval_s = INTERVAL_S
-            for news in self._ask():
+            for message in self._ask():
                 if not over.is_set():
-                    self._say(news)
+                    self._say(message)
 
     def _ask(self) -> list[str]:
         request = AWSRequest("GET", self._url, headers=self._signer.sign("GET", self._url, {}))

@@ -1,1 +1,1 @@
-"""What a client of an endpoint uses: readers of streams, waiting for asynchronous results, LangChain's classes."""
+"""Client library of an endpoint: stream readers, asynchronous results, LangChain's classes. Imports wire only."""

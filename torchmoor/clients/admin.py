@@ -1,4 +1,4 @@
-"""The admin plane, as its clients see it: JSON by HTTP, with a token where it asks for one."""
+"""Client of the admin plane's JSON API."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
 TIMEOUT_S = 30.0
 
 
-class _Unled(HTTPRedirectHandler):
-    """Follows nobody elsewhere: the token would go along, and a POST become a GET."""
+class _RefuseRedirects(HTTPRedirectHandler):
+    """Follows no redirect: it would send the token elsewhere, and turn a POST into a GET."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
-_OPENER = build_opener(_Unled)
+_OPENER = build_opener(_RefuseRedirects)
 
 
 class AdminClient:
-    """One admin plane. token: its own; "" if it has none. Raises AdminError everywhere."""
+    """Calls one admin plane. token: "" if it needs none. Every method raises AdminError."""
 
     def __init__(self, url: str, token: str = "") -> None:
         if not url.startswith(("http://", "https://")):
@@ -35,19 +35,19 @@ class AdminClient:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """What a path shows. Parts of the query that are None are left out."""
+        """Return the JSON object at a path. Query values that are None are left out."""
         return self._ask("GET", path, query)
 
     def post(
         self, path: str, query: Mapping[str, object] | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Have something done."""
+        """Run an action and return its JSON object."""
         return self._ask("POST", path, query, timeout_s)
 
     def open(
         self, method: str, path: str, query: Mapping[str, object] | None = None, timeout_s: float = TIMEOUT_S
     ) -> HTTPResponse:
-        """An answer whose body is yet to be read."""
+        """Send a request and return the response, whose body the caller reads."""
         given = urlencode({key: value for key, value in (query or {}).items() if value is not None})
         request = Request(f"{self._url}{path}{'?' * bool(given)}{given}", method=method, headers=self._headers)
         try:
@@ -70,12 +70,12 @@ class AdminClient:
             with self.open(method, path, query, timeout_s) as answer:
                 found = json.load(answer)
         except (ValueError, OSError, HTTPException) as error:
-            raise AdminError(self._foreign()) from error
+            raise AdminError(self._not_an_admin_plane()) from error
         if not isinstance(found, dict):
-            raise AdminError(self._foreign())
+            raise AdminError(self._not_an_admin_plane())
         return found
 
-    def _foreign(self) -> str:
+    def _not_an_admin_plane(self) -> str:
         return f"{self._url} does not answer as an admin plane does: is it the runtime's port?"
 
 
@@ -91,7 +91,7 @@ def _refusal(error: HTTPError) -> AdminError:
 
 
 def _explain(body: Any) -> str:
-    """The words of an error body, which may tell the state of an asynchronous request or what each instance said."""
+    """Return an error body's message; it may have an asynchronous request's state, or an error per instance."""
     if "state" in body:
         reason = f" ({body['reason']})" if body.get("reason") else ""
         return f"{body.get('error', 'The request has ended.')} It is {body['state']}{reason}."

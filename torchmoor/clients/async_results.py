@@ -1,7 +1,7 @@
-"""Asynchronous requests: submitting one, and waiting until its result or its failure object is there.
+"""Asynchronous requests: submit one, and wait for its result or its failure object.
 
-Answers lie where the endpoint's configuration says: in S3, or below a directory of this machine (`file://`), as
-`torchmoor up` on a laptop has it.
+Results are where the endpoint's configuration says: in S3, or below a local directory (`file://`), as with `torchmoor
+up` on a laptop.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torchmoor.clients.errors import AsyncInferenceFailed, AsyncInferenceTimedOu
 from torchmoor.clients.runtime import own_words, readable_errors
 
 MAX_INLINE_BYTES = 128_000  # of InvokeEndpointAsync
-MAX_TOLD_CHARS = 2000  # of a failure object that is no error body
+MAX_SHOWN_CHARS = 2000  # of a failure object that is not an error body
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A request that the endpoint has taken. failure_location: None where the endpoint names none."""
+    """A request that the endpoint accepted. failure_location: None if the endpoint configures none."""
 
     inference_id: str
     output_location: str
@@ -33,10 +33,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for an answer, and how often to look.
+    """How long to wait for an answer, and how often to poll.
 
-    start_s: more time for an endpoint that has no instance, if `sagemaker` says so. waits_for_start: else such a call
-    raises EndpointAsleep at once; its request is there already, and wakes the endpoint.
+    start_s: additional time if `sagemaker` reports that the endpoint has no instance. waits_for_start: if False, such a
+    call raises EndpointAsleep at once; its request stays submitted and starts an instance.
     """
 
     timeout_s: float = 900.0
@@ -46,7 +46,7 @@ class Patience:
     waits_for_start: bool = True
 
     def delays(self) -> Iterator[float]:
-        """Each half as long again as the one before, spread so that many callers do not look at once."""
+        """Yield delays that grow by half each time, with jitter so that callers do not poll in step."""
         delay = self.first_delay_s
         while True:
             yield delay * random.uniform(0.75, 1.25)
@@ -54,11 +54,11 @@ class Patience:
 
 
 class AsyncEndpoint:
-    """An endpoint's asynchronous side.
+    """Submits asynchronous requests to one endpoint and polls their results.
 
-    runtime: boto3's sagemaker-runtime client. s3: makes its S3 client, when there is something in S3. sagemaker: makes
-    its sagemaker client, which is asked whether the endpoint has an instance; None: nobody asks.
-    input_prefix: s3://bucket/prefix where inputs are put; None: they travel in the request, if they are short enough.
+    runtime: boto3's sagemaker-runtime client. s3: makes boto3's S3 client when it is needed. sagemaker: makes boto3's
+    sagemaker client, which reports whether the endpoint has an instance; None: do not check. input_prefix:
+    s3://bucket/prefix for inputs; None: inputs travel in the request, up to MAX_INLINE_BYTES.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AsyncEndpoint:
         self._clock = clock
 
     def submit(self, body: bytes, content_type: str, accept: str, **more: Any) -> Submitted:
-        """Hand a request in, which wakes an endpoint that has no instance. more: arguments of invoke_endpoint_async.
+        """Submit a request, which starts an instance if there is none. more: arguments of invoke_endpoint_async.
 
         Raises EndpointError, ValueError if the body is too long to travel in the request.
         """
@@ -96,13 +96,13 @@ class AsyncEndpoint:
                 "give input_prefix, s3://bucket/prefix"
             )
         with readable_errors():
-            said: Mapping[str, Any] = self._runtime.invoke_endpoint_async(
+            answer: Mapping[str, Any] = self._runtime.invoke_endpoint_async(
                 EndpointName=self._name, ContentType=content_type, Accept=accept, **where, **more
             )
-        return Submitted(said["InferenceId"], said["OutputLocation"], said.get("FailureLocation"))
+        return Submitted(answer["InferenceId"], answer["OutputLocation"], answer.get("FailureLocation"))
 
     def wait(self, submitted: Submitted) -> bytes:
-        """The answer. Raises AsyncInferenceError, EndpointError."""
+        """Wait for the result. Raises AsyncInferenceError, EndpointError."""
         deadline = self._clock() + self._time_for(submitted)
         for delay in self._patience.delays():
             answer = self.poll(submitted)
@@ -113,7 +113,7 @@ class AsyncEndpoint:
         raise AssertionError("delays have no end")
 
     async def await_answer(self, submitted: Submitted) -> bytes:
-        """As `wait`, without a thread that waits."""
+        """Wait for the result without blocking a thread. Raises as `wait`."""
         deadline = self._clock() + await asyncio.to_thread(self._time_for, submitted)
         for delay in self._patience.delays():
             answer = await asyncio.to_thread(self.poll, submitted)
@@ -124,7 +124,10 @@ class AsyncEndpoint:
         raise AssertionError("delays have no end")
 
     def poll(self, submitted: Submitted) -> bytes | None:
-        """The answer if it is there. Raises AsyncInferenceFailed if the failure object is, EndpointError."""
+        """Return the result, or None if it is not there yet.
+
+        Raises AsyncInferenceFailed if there is a failure object, EndpointError.
+        """
         answer = self._read(submitted.output_location)
         if answer is not None or submitted.failure_location is None:
             return answer
@@ -133,13 +136,13 @@ class AsyncEndpoint:
             return None
         text = failure.decode(errors="replace")
         raise AsyncInferenceFailed(
-            own_words(text) or text[:MAX_TOLD_CHARS] or "the failure object is empty",
+            own_words(text) or text[:MAX_SHOWN_CHARS] or "the failure object is empty",
             inference_id=submitted.inference_id,
             output_location=submitted.output_location,
         )
 
     def _time_for(self, submitted: Submitted) -> float:
-        """How long this answer may take. Raises EndpointAsleep."""
+        """Return how long to wait for this result. Raises EndpointAsleep."""
         patience = self._patience
         if self._sagemaker is None:
             return patience.timeout_s

@@ -1,35 +1,36 @@
-"""What can go wrong between a client and an endpoint.
+"""Errors between a client and an endpoint.
 
 CallFailed
 |-- EndpointError            the endpoint refused the call, or could not be reached
-|   |-- EndpointUnreachable      nobody answers there
-|   `-- CredentialsRefused       it asks for others
+|   |-- EndpointUnreachable      no answer from its address
+|   `-- CredentialsRefused       it needs other credentials
 |-- AdminError               the same of the admin plane
 |   |-- AdminUnreachable
 |   `-- AdminRefused
-|-- StreamError              an answer broke off; `received` is its text up to there
+|-- StreamError              an answer broke off; `received` is the text before that
 |   |-- ModelStreamError     the endpoint ended the stream: the model or its instance failed
-|   |-- ErrorInStream        the model's server wrote an error where text was due
+|   |-- ErrorInStream        the model's server sent an error instead of text
 |   |-- StreamCut            the bytes ended before the answer did
-|   `-- UnreadableStream     the bytes are no stream of a known form
+|   `-- UnreadableStream     the bytes are not a stream of a known dialect
 |-- SessionMismatch          the messages are not the conversation that the session has had
-`-- AsyncInferenceError      of an asynchronous request, which `output_location` names
+`-- AsyncInferenceError      an asynchronous request failed; its result would be at `output_location`
     |-- AsyncInferenceFailed     the failure object came instead of a result
     |-- AsyncInferenceTimedOut   neither came in time
-    `-- EndpointAsleep           the endpoint has no instance yet; the request is waiting there, and wakes it
+    `-- EndpointAsleep           the endpoint has no instance yet; the request waits there and starts one
 """
 
 from __future__ import annotations
 
-from torchmoor.errors import TorchmoorError
 
-
-class CallFailed(TorchmoorError):
-    """A call of an endpoint did not give an answer; the message says why."""
+class CallFailed(Exception):
+    """A call of an endpoint returned no answer; the message says why."""
 
 
 class EndpointError(CallFailed):
-    """code: boto3's name of the error, such as ValidationError. status: the model's own, if it was the model."""
+    """The endpoint refused a call.
+
+    code: boto3's name of the error, such as ValidationError. status: the model's HTTP status, if the model failed.
+    """
 
     def __init__(self, message: str, *, code: str = "", status: int | None = None) -> None:
         super().__init__(message)
@@ -38,27 +39,27 @@ class EndpointError(CallFailed):
 
 
 class EndpointUnreachable(EndpointError):
-    """There was no answer at all."""
+    """The endpoint did not answer."""
 
 
 class CredentialsRefused(EndpointError):
-    """The endpoint wants credentials, or does not take these."""
+    """The endpoint needs credentials, or refused these."""
 
 
 class AdminError(CallFailed):
-    """The admin plane does not do what it was asked; the message says why."""
+    """The admin plane refused or failed; the message says why."""
 
 
 class AdminUnreachable(AdminError):
-    """There was no answer at all."""
+    """The admin plane did not answer."""
 
 
 class AdminRefused(AdminError):
-    """It wants its token, or does not take requests that come this way."""
+    """The admin plane needs its token, or refuses requests from this address."""
 
 
 class StreamError(CallFailed):
-    """The answer is not complete. `received` is filled in by whoever reads the stream."""
+    """The answer is not complete. The reader of the stream sets `received`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -66,7 +67,10 @@ class StreamError(CallFailed):
 
 
 class ModelStreamError(StreamError):
-    """code: ModelStreamError or InternalStreamFailure. error_code: ModelInvocationTimeExceeded or StreamBroken."""
+    """The endpoint ended the stream.
+
+    code: ModelStreamError or InternalStreamFailure. error_code: ModelInvocationTimeExceeded or StreamBroken.
+    """
 
     def __init__(self, message: str, *, code: str, error_code: str | None = None) -> None:
         super().__init__(message)
@@ -75,7 +79,10 @@ class ModelStreamError(StreamError):
 
 
 class ErrorInStream(StreamError):
-    """kind: the server's own word, such as validation or overloaded. status: as HTTP would have it."""
+    """The server sent an error within the stream.
+
+    kind: the server's name of the error, such as validation or overloaded. status: its HTTP status.
+    """
 
     def __init__(self, message: str, *, kind: str | None = None, status: int | None = None) -> None:
         super().__init__(message)
@@ -84,19 +91,19 @@ class ErrorInStream(StreamError):
 
 
 class StreamCut(StreamError):
-    """The connection was lost, or the stream ended without saying that the answer is complete."""
+    """The connection was lost, or the stream ended before the answer was complete."""
 
 
 class UnreadableStream(StreamError):
-    """The bytes are no stream of Text Generation Inference, LMI or OpenAI's chat completions."""
+    """The bytes are not a stream of Text Generation Inference, LMI or OpenAI's chat completions."""
 
 
 class SessionMismatch(CallFailed):
-    """A session was asked to go on with a conversation that it has not had."""
+    """The messages differ from the session's conversation."""
 
 
 class AsyncInferenceError(CallFailed):
-    """Where the answer was to be, and under which id."""
+    """An asynchronous request has no result."""
 
     def __init__(self, message: str, *, inference_id: str, output_location: str) -> None:
         super().__init__(message)
@@ -105,7 +112,7 @@ class AsyncInferenceError(CallFailed):
 
 
 class AsyncInferenceFailed(AsyncInferenceError):
-    """The model failed, or the request was given up; the message is that of the failure object."""
+    """The model failed, or the request was abandoned; the message is the failure object's."""
 
 
 class AsyncInferenceTimedOut(AsyncInferenceError):
@@ -113,4 +120,4 @@ class AsyncInferenceTimedOut(AsyncInferenceError):
 
 
 class EndpointAsleep(AsyncInferenceError):
-    """The caller did not want to wait for the endpoint's start."""
+    """The endpoint has no instance, and the caller does not wait for its start."""

@@ -1,4 +1,4 @@
-"""The stream of boto3's invoke_endpoint_with_response_stream: PayloadParts, cut wherever it suits the network."""
+"""Reader of boto3's invoke_endpoint_with_response_stream, whose PayloadParts may split a line anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR_CODES = ("ModelInvocationTimeExceeded", "StreamBroken")  # botocore drops 
 
 
 def read_event_stream(events: Iterable[Mapping[str, Any]], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
-    """The pieces of the answer in `response["Body"]`, which is closed at the end.
+    """Yield the pieces of the answer in `response["Body"]`, and close it at the end.
 
     Raises StreamError; `received` is the text so far.
     """
@@ -26,7 +26,7 @@ def read_event_stream(events: Iterable[Mapping[str, Any]], stop: Sequence[str] =
 
 
 def payload_parts(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """The bytes of each part. Closes `events` at the end. Raises ModelStreamError, StreamCut."""
+    """Yield the bytes of each part. Closes `events` at the end. Raises ModelStreamError, StreamCut."""
     try:
         for event in events:
             if "PayloadPart" in event:
@@ -45,11 +45,11 @@ def payload_parts(events: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def abort(events: Any) -> None:
-    """End a stream that another thread is reading, which sees the end of its connection. Any thread.
+    """End a stream that another thread reads. Safe in any thread.
 
-    Closing alone would not wake a thread that waits for the network.
+    It shuts the socket down, since a close does not wake a thread that waits for the network.
     """
-    raw = getattr(events, "_raw_stream", None)  # urllib3's response, which boto3 does not give away
+    raw = getattr(events, "_raw_stream", None)  # urllib3's response; boto3 has no public name for it
     with suppress(AttributeError, ValueError, RuntimeError, HTTPError, OSError):  # it is over already
         raw.shutdown()  # type: ignore[union-attr]
 

@@ -1,10 +1,10 @@
-"""What one JSON value of a stream says, in each dialect. Knows nothing of bytes.
+"""JSON values of a stream, parsed in each dialect. Does not handle bytes.
 
 * Text Generation Inference: `{"token": {"id", "text", "logprob", "special"}, "generated_text", "details"}`, where the
   last two are null before the end.
 * LMI, newer: the same with `log_prob` and `special_token`; older: `{"outputs": ["text"]}`, without a last one.
 * OpenAI: `{"choices": [{"delta": {"content"}, "finish_reason"}], "usage"}`, also `"text"` of plain completions.
-* Whole answers of the same servers, which a client gets that asked for no stream.
+* Whole answers of the same servers, for a request without streaming.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmoor.clients.errors import ErrorInStream, UnreadableStream
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many tokens the question and the answer had. prompt_tokens: None where a server does not tell."""
+    """Token counts of a question and its answer. prompt_tokens: None if the server does not report it."""
 
     prompt_tokens: int | None
     answer_tokens: int
@@ -25,9 +25,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer as it arrives: often a token.
+    """A part of an answer as it arrives, often one token.
 
-    finish_reason: in the server's words (`eos_token`, `length`, `stop_sequence`; OpenAI's `stop`), with the last text.
+    finish_reason: as the server names it (`eos_token`, `length`, `stop_sequence`; OpenAI's `stop`), with the last text.
     """
 
     text: str = ""
@@ -39,9 +39,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A value understood. is_end: it says that the answer is complete. has_no_end: its dialect never says so.
+    """A parsed value.
 
-    whole: the whole text, for whoever has seen no token of it.
+    is_end: the answer is complete. has_no_end: the dialect does not mark the end. whole: the whole text, for a reader
+    that received no tokens of it.
     """
 
     piece: Piece
@@ -51,11 +52,11 @@ class Event:
 
 
 def read_value(value: Any) -> Event:
-    """Raises ErrorInStream if the value is an error, UnreadableStream if it is nothing that is known."""
+    """Parse a value. Raises ErrorInStream if it is an error, UnreadableStream if no dialect matches."""
     if isinstance(value, list) and len(value) == 1:  # a whole answer of Text Generation Inference
         value = value[0]
     if not isinstance(value, dict):
-        raise UnreadableStream("the stream has a JSON value that is no object")
+        raise UnreadableStream("the stream has a JSON value that is not an object")
     if value.get("error") is not None or value.get("object") == "error":
         raise _error(value)
     try:
@@ -69,7 +70,7 @@ def read_value(value: Any) -> Event:
         if "response_text" in value:
             return Event(Piece(finish_reason=_details(value).get("finish_reason")), True, whole=value["response_text"])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableStream("an event of the stream has not the form that its dialect asks for") from error
+        raise UnreadableStream("an event of the stream does not have the form of its dialect") from error
     known = "token, generated_text, outputs, choices or response_text"
     raise UnreadableStream(f"an event of the stream has none of {known}")
 

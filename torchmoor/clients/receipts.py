@@ -1,4 +1,4 @@
-"""What an answer's head tells of it: who answered, why, and what it cost. docs/runtime-api.md has the fields."""
+"""Receipts: the response headers that name an answer's instance, its routing and its cost (docs/runtime-api.md)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FIELDS = {
     wire.REBUILT_EVENTS: "rebuilt_events",
     wire.DROPPED_TURNS: "dropped_turns",
 }
-NAMES = frozenset(("instance", "variant", "routing_reason", "request_id", "cache_tier"))  # a variant may be called 1
+NAMES = frozenset(("instance", "variant", "routing_reason", "request_id", "cache_tier"))  # a variant may be named 1
 MAX_DIGITS = 18
 
 
 def read_receipt(headers: Mapping[str, str]) -> dict[str, str | int | float]:
-    """The fields that are there, by names without hyphens; a number that is none is left out."""
+    """Return the receipt's fields; one whose number cannot be read is left out."""
     given = {name.lower(): value for name, value in headers.items()}
     texts = {field: given[name] for name, field in FIELDS.items() if name in given}
     found = {field: text if field in NAMES else _read_number(text) for field, text in texts.items()}
@@ -34,7 +34,7 @@ def read_receipt(headers: Mapping[str, str]) -> dict[str, str | int | float]:
 
 
 def _read_number(text: str) -> int | float | None:
-    """None if it is none, or one that JSON does not have."""
+    """Return the number; None if it is not a finite number."""
     if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
     try:

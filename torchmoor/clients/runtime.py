@@ -1,4 +1,4 @@
-"""boto3's client for an endpoint, and what it raises in words that a caller can use."""
+"""boto3's client for an endpoint, and its errors translated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESSES = ("http://", "https://", "data:", "s3://")
 
 @contextmanager
 def readable_errors(hint: str = "") -> Iterator[None]:
-    """Whatever boto3 raises becomes an EndpointError. hint: what to do if nobody answers."""
+    """Translate boto3's errors to EndpointError. hint: what to do if the endpoint does not answer."""
     try:
         yield
     except ClientError as error:
@@ -40,13 +40,13 @@ def readable_errors(hint: str = "") -> Iterator[None]:
 
 
 def explain(response: Mapping[str, Any]) -> str:
-    """The model's own words where it was the model that refused, else the endpoint's."""
+    """Return the model's message if the model refused, otherwise the endpoint's."""
     message: str = response["Error"].get("Message", "")
     return own_words(response.get("OriginalMessage", "")) or message
 
 
 def own_words(text: str) -> str | None:
-    """The message of a handler's error body, also where it is quoted in the platform's words, as in failure objects."""
+    """Return the message of a handler's error body, also if the platform's message quotes it, as in failure objects."""
     _, quote, quoted = text.partition('with message "')
     try:
         value, _ = json.JSONDecoder().raw_decode(quoted if quote else text)
@@ -65,11 +65,11 @@ def make_client(
     keys: Mapping[str, str] | None = None,
     config: Config | None = None,
 ) -> Any:
-    """boto3's client; before a proxy of one's own (endpoint_url), a user without AWS credentials gets made-up ones,
-    since it may ask for none.
+    """Make boto3's client. With an endpoint_url, a user without AWS credentials gets placeholders, since the proxy may
+    need none.
 
-    keys: aws_access_key_id and the others, instead of what boto3 finds. Raises ValueError if the address is none,
-    botocore's BotoCoreError if the profile or the region is none.
+    keys: aws_access_key_id and the others, instead of boto3's own search. Raises ValueError for an invalid address,
+    botocore's BotoCoreError for an unknown profile or region.
     """
     session = boto3.Session(profile_name=profile_name)
     keys = dict(keys or {})
@@ -82,7 +82,10 @@ def make_client(
 
 
 def image_reference(image: str | bytes | Path) -> str:
-    """What a body says of a picture: an address as it is, a file or bytes as a data URL. Raises OSError."""
+    """Return a picture's reference for a request body: an address unchanged, a file or bytes as a data URL.
+
+    Raises OSError.
+    """
     if isinstance(image, str) and image.startswith(ADDRESSES):
         return image
     kind = None

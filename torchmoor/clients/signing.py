@@ -1,4 +1,4 @@
-"""Whose requests they are: a bearer token, a key that signs as AWS does, or nobody's."""
+"""Credentials of requests: a bearer token, an AWS key that signs them, or none."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """What somebody shows. With neither, boto3 finds their keys as it always does, or they have none."""
+    """A user's credentials. Without token and keys, boto3 searches for keys as usual."""
 
     token: str = field(default="", repr=False)
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # as boto3.client's arguments
 
 
 def make_client(url: str, login: Login, config: Config) -> Any:
-    """boto3's runtime client for this login. Raises ValueError if the address is none, BotoCoreError."""
+    """Make boto3's runtime client for this login. Raises ValueError for an invalid address, BotoCoreError."""
     if not login.token:
         return runtime.make_client(endpoint_url=url, keys=login.keys, config=config)
     client = runtime.make_client(endpoint_url=url, config=config.merge(Config(signature_version=UNSIGNED)))
@@ -41,7 +41,7 @@ def make_client(url: str, login: Login, config: Config) -> Any:
 
 
 class Signer:
-    """The same for requests that go without boto3's client."""
+    """Signs requests that do not go through boto3's client."""
 
     def __init__(self, login: Login) -> None:
         session = boto3.Session(**login.keys)
@@ -51,7 +51,7 @@ class Signer:
         self._credentials = None if found is None else Credentials(*found.get_frozen_credentials()[:3])
 
     def sign(self, method: str, url: str, headers: Mapping[str, str], body: bytes = b"") -> dict[str, str]:
-        """All headers that the request is to have."""
+        """Return the request's headers, credentials included."""
         if self._token:
             return {**headers, "Authorization": f"Bearer {self._token}"}
         if self._credentials is None:

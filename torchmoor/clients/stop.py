@@ -1,4 +1,4 @@
-"""Stop sequences in a text that comes in pieces."""
+"""Stop sequences in a text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopCutter:
-    """Lets text through up to the first stop sequence that is complete, wherever the pieces are cut.
+    """Passes text on up to the first complete stop sequence, which may span pieces.
 
-    What may be the beginning of a stop sequence is held back until it is known not to be one.
+    It holds back text that may be the beginning of a stop sequence.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -17,7 +17,7 @@ class StopCutter:
         self.is_over = False
 
     def feed(self, text: str) -> str:
-        """What is certain to be part of the answer."""
+        """Add text; return what is certain to be part of the answer."""
         if self.is_over:
             return ""
         text = self._held + text
@@ -30,12 +30,12 @@ class StopCutter:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """What was held back, now that nothing more comes."""
+        """Return the text that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, sequence: str) -> int:
-    """How many of the text's last characters are the first of the sequence."""
+    """Return the length of the longest end of the text that begins the sequence."""
     longest = min(len(text), len(sequence) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(sequence[:size])), 0)

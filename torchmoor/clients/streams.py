@@ -1,7 +1,7 @@
-"""Streams of Text Generation Inference, LMI and OpenAI's chat completions, read from bytes that are cut anywhere.
+"""Reader of streams of Text Generation Inference, LMI and OpenAI's chat completions, from chunks split anywhere.
 
-Which dialect it is, each line says itself: `data:` begins a server-sent event, `{` a JSON line. Needs nothing but the
-standard library; torchmoor.clients.events reads what boto3 gives.
+Each line shows its dialect: `data:` begins a server-sent event, `{` a JSON line. This module needs only the standard
+library; torchmoor.clients.events reads boto3's streams.
 
     for piece in read_stream(response.iter_content(None)):
         print(piece.text, end="", flush=True)
@@ -20,7 +20,7 @@ from torchmoor.clients.pieces import Event, Piece, Usage, read_value
 from torchmoor.clients.stop import StopCutter
 
 MAX_EVENT_BYTES = 16 << 20  # a last event may repeat the whole answer
-STOP_SEQUENCE = "stop_sequence"  # the finish reason where the reader itself has cut the answer
+STOP_SEQUENCE = "stop_sequence"  # the finish reason if the reader ended the answer
 
 _LINE_END = re.compile(rb"[\r\n]")
 _DONE = "[DONE]"
@@ -28,9 +28,9 @@ _FIELDS = ("event", "id", "retry")  # of server-sent events, which no dialect ne
 
 
 def read_stream(chunks: Iterable[bytes], stop: Sequence[str] = ()) -> Generator[Piece, None, None]:
-    """The pieces of an answer, each as soon as its bytes are here. Closes `chunks` (if it can be) at the end, also when
-    the caller stops reading, so that the model stops too.
+    """Yield the pieces of an answer, each as soon as its bytes arrive.
 
+    Closes `chunks` (if it has `close`) at the end, and when the caller stops reading, so that the model stops too.
     stop: the answer ends before the first of these. Raises StreamError, whose `received` is the text so far.
     """
     reader = StreamReader(stop)
@@ -50,7 +50,7 @@ def read_stream(chunks: Iterable[bytes], stop: Sequence[str] = ()) -> Generator[
 
 
 async def aread_stream(chunks: AsyncIterable[bytes], stop: Sequence[str] = ()) -> AsyncIterator[Piece]:
-    """As `read_stream`, of what an asynchronous HTTP client gives."""
+    """Yield the pieces of an asynchronous HTTP client's chunks, as `read_stream`."""
     reader = StreamReader(stop)
     try:
         async for chunk in chunks:
@@ -70,18 +70,18 @@ async def aread_stream(chunks: AsyncIterable[bytes], stop: Sequence[str] = ()) -
 
 
 class StreamReader:
-    """Bytes in, pieces out; does no I/O.
+    """Turns bytes into pieces, without I/O.
 
-    text: of all pieces so far. finish_reason, usage: as soon as a piece has told them. is_stopped: a stop sequence has
-    come; there is nothing more to read.
+    text: of all pieces so far. finish_reason, usage: of the last piece that had them. is_stopped: a stop sequence has
+    ended the answer.
     """
 
     def __init__(self, stop: Sequence[str] = (), max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.finish_reason: str | None = None
         self.usage: Usage | None = None
         self._max_event_bytes = max_event_bytes
-        self._line = bytearray()  # the beginning of a line whose end is not here yet
-        self._is_after_return = False  # the last line ended with CR: an LF that comes now is part of that end
+        self._line = bytearray()  # the beginning of a line
+        self._is_after_return = False  # the last line ended with CR: a following LF belongs to it
         self._data: list[str] = []  # of an event whose JSON is not complete yet
         self._cutter = StopCutter(stop)
         self._texts: list[str] = []
@@ -97,7 +97,7 @@ class StreamReader:
         return self._cutter.is_over
 
     def feed(self, data: bytes) -> Iterator[Piece]:
-        """The pieces that these bytes complete; read them all before the next `feed`. Raises StreamError."""
+        """Yield the pieces that these bytes complete; read them all before the next `feed`. Raises StreamError."""
         begin = 0
         if self._is_after_return and data:
             self._is_after_return = False
@@ -114,7 +114,7 @@ class StreamReader:
         self._keep(data[begin:])
 
     def close(self) -> Iterator[Piece]:
-        """What the end of the bytes completes. Raises StreamCut if the answer is not complete."""
+        """Yield what the end of the bytes completes. Raises StreamCut if the answer is not complete."""
         try:
             if self._line:
                 yield from self._read_line()
@@ -124,7 +124,7 @@ class StreamReader:
             raise StreamCut("the stream ended within an event") from error
         if not self._is_complete and not self.is_stopped:
             raise StreamCut("the stream ended before the answer was complete")
-        yield from self._tell(Piece(self._cutter.flush()))
+        yield from self._emit(Piece(self._cutter.flush()))
 
     def _keep(self, data: bytes) -> None:
         self._line += data
@@ -143,15 +143,15 @@ class StreamReader:
             self._is_first, line = False, line.removeprefix("\ufeff")
         if not line.strip():
             if self._data:
-                raise UnreadableStream("an event's data is no JSON")
+                raise UnreadableStream("an event's data is not JSON")
         elif line.lstrip()[0] in "{[":
             yield from self._understand(_parse(line))
         else:
             yield from self._read_field(line)
 
     def _read_field(self, line: str) -> Iterator[Piece]:
-        """A line of a server-sent event. Its JSON is read as soon as it is complete: not every server sends the empty
-        line after it, and none need wait for it."""
+        """Read a line of a server-sent event. Its JSON is parsed once complete, since some servers omit the empty line
+        after it."""
         name, _, value = line.partition(":")
         if name == "data":
             self._data.append(value.removeprefix(" "))
@@ -163,7 +163,7 @@ class StreamReader:
                 self._data.clear()
                 yield from self._understand(value_read)
         elif name and name not in _FIELDS:  # a line without a name is a comment
-            raise UnreadableStream(f"this is no stream of events or JSON lines: {line[:60]!r}")
+            raise UnreadableStream(f"this is not a stream of events or JSON lines: {line[:60]!r}")
 
     def _understand(self, value: Any) -> Iterator[Piece]:
         event: Event = read_value(value)
@@ -176,9 +176,9 @@ class StreamReader:
             piece = dataclasses.replace(piece, finish_reason=STOP_SEQUENCE)
         elif piece.finish_reason is not None or event.is_end:
             text += self._cutter.flush()
-        yield from self._tell(dataclasses.replace(piece, text=text))
+        yield from self._emit(dataclasses.replace(piece, text=text))
 
-    def _tell(self, piece: Piece) -> Iterator[Piece]:
+    def _emit(self, piece: Piece) -> Iterator[Piece]:
         if piece == Piece():
             return
         self._texts.append(piece.text)
@@ -191,7 +191,7 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableStream("a line of the stream is no JSON") from error
+        raise UnreadableStream("a line of the stream is not JSON") from error
 
 
 def _try_parse(text: str) -> Any | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,8 +11,6 @@ from torchmoor.config.asynchronous import AsyncEndpointSettings
 from torchmoor.config.group import Count, Positive, SettingsGroup, refusal
 from torchmoor.config.scaling import ScalingSettings
 
-RoutingStrategy = Literal["LEAST_OUTSTANDING_REQUESTS", "RANDOM", "PREFIX_AWARE", "KV_AWARE"]
-ROUTING_STRATEGIES: tuple[RoutingStrategy, ...] = get_args(RoutingStrategy)
 ALL_TRAFFIC = "AllTraffic"
 
 _NAME = re.compile(r"(?=.{1,63}$)[a-zA-Z0-9](-*[a-zA-Z0-9])*")
@@ -74,13 +72,14 @@ class MultiModelSettings(SettingsGroup, title="multi_model"):
 class VariantSettings(SettingsGroup, title="variant"):
     """One variant of an endpoint: its model, its share of traffic, its routing strategy.
 
-    scaling: None if its instances are not started and stopped on demand.
+    routing_strategy: checked by the table of strategies when the endpoint is made. scaling: None if its instances are
+    not started and stopped on demand.
     """
 
     model: str
     name: str = ALL_TRAFFIC
     weight: Annotated[float, Field(ge=0)] = 1.0
-    routing_strategy: RoutingStrategy = Field(
+    routing_strategy: str = Field(
         "LEAST_OUTSTANDING_REQUESTS", description="How an instance is chosen for requests that belong to no session."
     )
     prefix_aware: PrefixAwareSettings = PrefixAwareSettings()

@@ -10,7 +10,7 @@ from torchmoor.config.group import SettingsGroup, Texts, like
 from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
-from torchmoor.config.routing import RoutingStrategy, VariantSettings
+from torchmoor.config.routing import VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 
 MAX_INSTANCES = 64
@@ -61,7 +61,7 @@ class UpSettings(SettingsGroup, title="up"):
         description="A host name, address or CIDR block that images may be fetched from although it is private. "
         "Repeatable.",
     )
-    strategy: RoutingStrategy = like(VariantSettings, "routing_strategy")
+    strategy: str = like(VariantSettings, "routing_strategy")
     is_late_binding: bool = Field(
         False,
         description="Requests beyond the capacity wait at the proxy for the instance that is free first, instead of "

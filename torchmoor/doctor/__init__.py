@@ -1,1 +1,1 @@
-"""What would keep a fleet from running on this machine, found before it is started: `torchmoor doctor`."""
+"""Checks of a machine before a fleet starts, and of a running fleet, for `torchmoor doctor`. Each is a function."""

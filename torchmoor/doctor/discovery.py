@@ -1,23 +1,23 @@
-"""Whether DNS names instances, where a configuration file asks it for them."""
+"""Check of the DNS names that a configuration file takes instances from."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
-from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.errors import DiscoveryError
 
-MAX_TOLD = 5
+MAX_SHOWN = 5
 
 
-def check_discovery(patient: Patient) -> Iterator[Finding]:
-    """One question for each entry of the file's group Discovery."""
-    if patient.configuration is None or not patient.configuration.discovery:
+def check_discovery(plan: FleetPlan) -> Iterator[Finding]:
+    """Query each entry of the group Discovery."""
+    if plan.configuration is None or not plan.configuration.discovery:
         return
-    from torchmoor.fleet.discovery_dns import ask  # dnspython, which nobody else here needs
+    from torchmoor.fleet.discovery_dns import ask  # needs dnspython
 
-    for entry in patient.configuration.discovery:
+    for entry in plan.configuration.discovery:
         asked = f"{entry.dns_name} ({entry.record})"
         try:
             answer = asyncio.run(ask(entry))
@@ -27,12 +27,12 @@ def check_discovery(patient: Patient) -> Iterator[Finding]:
             continue
         lost = [target.name for target in answer.targets if not target.hosts]
         if lost:
-            found = f"{asked} names {', '.join(lost[:MAX_TOLD])}, of which DNS knows no address"
+            found = f"{asked} names {', '.join(lost[:MAX_SHOWN])}, of which DNS knows no address"
             yield warning(
                 "discovery", found, "in Kubernetes: a headless Service named by the StatefulSet's serviceName"
             )
         if answer.targets or answer.hosts:
             yield ok("discovery", f"{asked} names {len(answer.targets) or len(answer.hosts)} instances")
         else:
-            remedy = "correct dns_name and record, unless there shall be no instance yet"
-            yield warning("discovery", f"{asked} names nobody", remedy)
+            remedy = "correct dns_name and record, unless there is no instance yet"
+            yield warning("discovery", f"{asked} has no records", remedy)

@@ -1,4 +1,4 @@
-"""What a check says, and what it is told to look at."""
+"""Findings of the checks, and the plan of the fleet that they check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Level(Enum):
-    """How bad it is. Only a problem keeps something from working."""
+    """Severity. A problem keeps something from working."""
 
     OK = "ok"
     WARNING = "warning"
@@ -20,7 +20,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """check: what was looked at, in a word. remedy: "" if there is nothing to mend."""
+    """One result. check: its subject. remedy: "" if there is nothing to do."""
 
     check: str
     level: Level
@@ -44,11 +44,11 @@ def problem(check: str, found: str, remedy: str) -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patient:
-    """The fleet that is to run, or runs, as the options say.
+class FleetPlan:
+    """The fleet that the options describe.
 
-    num_instances: on this machine, of all endpoints together; 0: only the proxy runs here. configuration: of a file
-    for `torchmoor serve`, None without one. is_admin_named: somebody has said where a fleet runs, so one should.
+    num_instances: on this machine, of all endpoints; 0: only the proxy runs here. configuration: of a file for
+    `torchmoor serve`, None without one. is_admin_named: the user gave --admin-url, so a fleet must answer there.
     """
 
     endpoints: tuple[str, ...]

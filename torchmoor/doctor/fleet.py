@@ -1,4 +1,4 @@
-"""A fleet that runs, and the instances that a configuration file names."""
+"""Checks of a running fleet, and of the instances that a configuration file lists."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from urllib.request import urlopen
 
 from torchmoor.clients.admin import AdminClient
 from torchmoor.clients.errors import AdminError, AdminRefused, AdminUnreachable
-from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.doctor.services import check_clock
 
 TIMEOUT_S = 3.0
-MAX_TOLD = 20
+MAX_SHOWN = 20
 
 
-def is_running(patient: Patient) -> bool:
-    """Whether an admin plane answers, in whatever way."""
+def is_running(plan: FleetPlan) -> bool:
+    """Return whether an admin plane answers, with any status."""
     try:
-        AdminClient(patient.admin_url, patient.admin_token).get("/healthz")
+        AdminClient(plan.admin_url, plan.admin_token).get("/healthz")
     except AdminUnreachable:
         return False
     except AdminError:
@@ -28,15 +28,15 @@ def is_running(patient: Patient) -> bool:
     return True
 
 
-def check_fleet(patient: Patient) -> Iterator[Finding]:
-    """If one runs: every instance is ready."""
+def check_fleet(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that every instance of a running fleet is ready."""
     try:
-        rows = AdminClient(patient.admin_url, patient.admin_token).get("/instances")["instances"]
+        rows = AdminClient(plan.admin_url, plan.admin_token).get("/instances")["instances"]
     except AdminUnreachable as error:
-        if patient.is_admin_named:
+        if plan.is_admin_named:
             yield problem("fleet", str(error), "start it, or correct --admin-url")
         else:
-            yield ok("fleet", f"none runs at {patient.admin_url}")
+            yield ok("fleet", f"none runs at {plan.admin_url}")
         return
     except AdminRefused as error:
         yield problem("fleet", str(error), "set TORCHMOOR_ADMIN_TOKEN, or give --keys FILE")
@@ -45,21 +45,21 @@ def check_fleet(patient: Patient) -> Iterator[Finding]:
         yield problem("fleet", str(error), "give the port of its admin plane with --admin-url")
         return
     late = [row for row in rows if row["state"] != "ready"]
-    for row in late[:MAX_TOLD]:
+    for row in late[:MAX_SHOWN]:
         remedy = f"torchmoor undrain {row['name']}" if row["is_drained"] else "look at its log in the run directory"
         yield warning("fleet", f"instance {row['name']} is {row['state']}", remedy)
-    for row in [row for row in rows if row["breaker"] != "closed"][:MAX_TOLD]:
+    for row in [row for row in rows if row["breaker"] != "closed"][:MAX_SHOWN]:
         found = f"instance {row['name']} fails its requests ({row['failures_in_a_row']} in a row)"
         yield warning("fleet", found, "look at its log")
     if len(late) < len(rows):
-        yield ok("fleet", f"{len(rows) - len(late)} of {len(rows)} instances are ready at {patient.admin_url}")
+        yield ok("fleet", f"{len(rows) - len(late)} of {len(rows)} instances are ready at {plan.admin_url}")
     else:
-        yield problem("fleet", f"no instance is ready at {patient.admin_url}", "torchmoor instances shows how they are")
+        yield problem("fleet", f"no instance is ready at {plan.admin_url}", "torchmoor instances shows their states")
 
 
-def check_fleet_clock(patient: Patient) -> Iterator[Finding]:
-    """Requests to a proxy elsewhere are signed with this machine's time; the first answer with a date tells its own."""
-    for url in (f"{patient.admin_url.rstrip('/')}/healthz", f"{patient.url.rstrip('/')}/ping"):
+def check_fleet_clock(plan: FleetPlan) -> Iterator[Finding]:
+    """Compare the proxy's clock with this machine's, which signs the requests."""
+    for url in (f"{plan.admin_url.rstrip('/')}/healthz", f"{plan.url.rstrip('/')}/ping"):
         try:
             with urlopen(url, timeout=TIMEOUT_S) as answer:
                 date = answer.headers.get("Date")
@@ -73,18 +73,18 @@ def check_fleet_clock(patient: Patient) -> Iterator[Finding]:
             return
 
 
-def check_named_instances(patient: Patient) -> Iterator[Finding]:
-    """Those of the file's list: their names lead somewhere, and somebody listens there."""
-    if patient.configuration is None:
+def check_named_instances(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the listed instances' names resolve, and that their ports are open."""
+    if plan.configuration is None:
         return
-    for instance in patient.configuration.make_instances()[:MAX_TOLD]:
+    for instance in plan.configuration.instances[:MAX_SHOWN]:
         place = f"{instance.name} at {instance.host}:{instance.port}"
         try:
             with socket.create_connection((instance.host, instance.port), timeout=TIMEOUT_S):
                 pass
         except socket.gaierror as error:
             yield problem(
-                "instances", f"{place}: the name leads nowhere ({error.strerror})", "correct Instances, or DNS"
+                "instances", f"{place}: the name does not resolve ({error.strerror})", "correct Instances, or DNS"
             )
         except OSError as error:
             yield warning("instances", f"{place} does not answer: {error.strerror or error}", "start it; it joins then")

@@ -1,4 +1,4 @@
-"""Ports, folders and archives."""
+"""Checks of ports, the run directory and archives."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmoor.doctor.finding import Finding, Patient, ok, problem
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem
 from torchmoor.doctor.machine import archive, nearest, run_folder
 from torchmoor.fleet.torchserve import MAX_TMPDIR_CHARS
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 
 
-def check_ports(patient: Patient) -> Iterator[Finding]:
-    """Nobody listens where the proxy is to."""
-    places = ((patient.host, patient.port, "--port"), (patient.admin_host, patient.admin_port, "--admin-port"))
+def check_ports(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the proxy's ports are free."""
+    places = ((plan.host, plan.port, "--port"), (plan.admin_host, plan.admin_port, "--admin-port"))
     for host, port, option in places:
         reason = why_taken(host, port)
         if reason is None:
-            yield ok("ports", f"{host}:{port} is free" if port else f"{host}: any free port is taken")
+            yield ok("ports", f"{host}:{port} is free" if port else f"{host}: any free port will be used")
         elif reason == errno.EADDRINUSE:
             remedy = f"give another {option}, or find who has it: ss -ltnp 'sport = :{port}'"
             yield problem("ports", f"{host}:{port} is in use", remedy)
         else:
             yield problem(
-                "ports", f"{host}:{port} cannot be had: {os.strerror(reason)}", f"give another {option} or host"
+                "ports", f"{host}:{port} cannot be used: {os.strerror(reason)}", f"give another {option} or host"
             )
 
 
 def why_taken(host: str, port: int) -> int | None:
-    """The number of the error that listening there meets; None if it can be done."""
+    """Return the errno of listening there; None if it succeeds."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -49,12 +49,12 @@ def why_taken(host: str, port: int) -> int | None:
     return None
 
 
-def check_run_folder(patient: Patient) -> Iterator[Finding]:
-    """It can be written, and its path is short enough for a worker's socket."""
-    if not patient.num_instances:
+def check_run_folder(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the run directory is writable, and its path short enough for a worker's socket."""
+    if not plan.num_instances:
         return
-    folder = run_folder(patient)
-    longest = max((f"{name}-{patient.num_instances - 1}" for name in patient.endpoints), key=len)
+    folder = run_folder(plan)
+    longest = max((f"{name}-{plan.num_instances - 1}" for name in plan.endpoints), key=len)
     path = folder / longest / "tmp"
     if len(str(path)) > MAX_TMPDIR_CHARS:
         found = f"{path} has {len(str(path))} characters, a worker's socket allows {MAX_TMPDIR_CHARS}"
@@ -71,12 +71,12 @@ def check_run_folder(patient: Patient) -> Iterator[Finding]:
         yield ok("run directory", f"{there} can be written")
 
 
-def check_archives(patient: Patient) -> Iterator[Finding]:
-    """Each endpoint's is there, and is an archive with a handler in it."""
-    if not patient.num_instances:
+def check_archives(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that each endpoint's archive exists, is complete and names a handler."""
+    if not plan.num_instances:
         return
-    for name in patient.endpoints:
-        path = archive(patient, name)
+    for name in plan.endpoints:
+        path = archive(plan, name)
         if not path.exists():
             yield problem("archives", f"there is no {path}", "make archives, or say where they are: --model-store")
             continue
@@ -88,7 +88,7 @@ def check_archives(patient: Patient) -> Iterator[Finding]:
 
 
 def why_unreadable(path: Path) -> str:
-    """What is wrong with an archive, a file or a folder; "" if nothing is."""
+    """Return the fault of an archive, a file or a folder; "" if there is none."""
     try:
         if path.is_dir():
             manifest = (path / MANIFEST).read_bytes()
@@ -97,10 +97,10 @@ def why_unreadable(path: Path) -> str:
                 manifest = opened.read(MANIFEST)
                 spoilt = opened.testzip()
             if spoilt is not None:
-                return f"{spoilt} is spoilt"
+                return f"{spoilt} is damaged"
         handler = json.loads(manifest)["model"]["handler"]
     except zipfile.BadZipFile as error:
-        return f"it is no whole archive ({error})"
+        return f"it is not a complete archive ({error})"
     except (OSError, KeyError, ValueError, TypeError) as error:
         return f"it cannot be read ({error})"
     return "" if handler else "its manifest names no handler"

@@ -1,7 +1,7 @@
-"""Memory, disk, open files and processors, against what instances need.
+"""Checks of memory, disk, open files and processors.
 
-Measured with tiny-llava on a CPU after some conversations: 230 MB for the JVM and 400 MB for the worker before its
-weights, 60 MB for the proxy. An archive is unpacked on the disk, and its weights are in memory once more.
+The needs were measured with tiny-llava on a CPU after some conversations: 230 MB for the JVM, 400 MB for the worker
+without weights, 60 MB for the proxy. An archive is unpacked to disk, and its weights are loaded into memory.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 
 MIB = 1 << 20
 INSTANCE_BYTES = 640 * MIB
 PROXY_BYTES = 64 * MIB
 LOG_BYTES = 256 * MIB  # logs, journal and queue of a quiet fleet
-SHM_BYTES = 64 * MIB  # what a container has by default, and torch's own pools may take
+SHM_BYTES = 64 * MIB  # a container's default; torch's pools may use it
 SPARE_FILES = 256
 
 
-def check_memory(patient: Patient) -> Iterator[Finding]:
-    """Room for every instance and its weights."""
+def check_memory(plan: FleetPlan) -> Iterator[Finding]:
+    """Check memory for every instance and its weights."""
     available, where = available_memory(Path("/proc/meminfo"), Path("/sys/fs/cgroup"))
     if available is None:
-        yield warning("memory", "this system does not say how much is free", f"{_gib(_need(patient))} are needed")
+        yield warning("memory", "this system does not report free memory", f"{_gib(_need(plan))} are needed")
         return
-    need = _need(patient)
-    found = f"{_gib(available)} free{where}; {patient.num_instances or 'no'} instances need about {_gib(need)}"
+    need = _need(plan)
+    found = f"{_gib(available)} free{where}; {plan.num_instances or 'no'} instances need about {_gib(need)}"
     if available < need:
         yield problem("memory", found, "fewer --instances, a smaller model, or more memory")
     else:
@@ -38,7 +38,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
-    """Bytes that may still be taken, and which limit that is: the machine's, or the container's where it is less."""
+    """Return the available bytes, and a phrase if the container's limit is below the machine's."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free: int | None = int(lines["MemAvailable"].split()[0]) * 1024
@@ -51,22 +51,22 @@ def available_memory(meminfo: Path, cgroup: Path) -> tuple[int | None, str]:
     return (left, " to this container") if free is None or left < free else (free, "")
 
 
-def check_disk(patient: Patient) -> Iterator[Finding]:
-    """Room in the run directory for what instances unpack and write."""
-    folder = nearest(run_folder(patient))
-    need = LOG_BYTES + _archive_bytes(patient)
+def check_disk(plan: FleetPlan) -> Iterator[Finding]:
+    """Check disk space for the files that instances unpack and write."""
+    folder = nearest(run_folder(plan))
+    need = LOG_BYTES + _archive_bytes(plan)
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        yield problem("disk", f"{folder} cannot be looked at: {error.strerror}", "give another --run-dir")
+        yield problem("disk", f"{folder} cannot be checked: {error.strerror}", "give another --run-dir")
         return
     found = f"{_gib(free)} free in {folder}; about {_gib(need)} are needed"
     yield problem("disk", found, "make room, or give a --run-dir elsewhere") if free < need else ok("disk", found)
 
 
-def check_shared_memory(patient: Patient, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Containers have little of it."""
-    if not patient.num_instances or not folder.is_dir():
+def check_shared_memory(plan: FleetPlan, folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
+    """Check /dev/shm, which is small in containers."""
+    if not plan.num_instances or not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free
     found = f"{_gib(free)} free in {folder}"
@@ -76,9 +76,9 @@ def check_shared_memory(patient: Patient, folder: Path = Path("/dev/shm")) -> It
         yield ok("shared memory", found)
 
 
-def check_open_files(patient: Patient) -> Iterator[Finding]:
-    """Every client's connection is one, and so is each to an instance."""
-    limits = None if patient.configuration is None else patient.configuration.proxy.limits
+def check_open_files(plan: FleetPlan) -> Iterator[Finding]:
+    """Check the limit of open files: each connection of a client, and each to an instance, is one."""
+    limits = None if plan.configuration is None else plan.configuration.proxy.limits
     most = 10_000 if limits is None else limits.max_connections
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = 2 * most + SPARE_FILES
@@ -93,41 +93,41 @@ def check_open_files(patient: Patient) -> Iterator[Finding]:
         yield ok("open files", found)
 
 
-def check_processors(patient: Patient) -> Iterator[Finding]:
-    """Instances on a CPU compete for it."""
+def check_processors(plan: FleetPlan) -> Iterator[Finding]:
+    """Check the number of CPUs, which instances without a GPU share."""
     number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"{number} for {patient.num_instances or 'no'} instances and the proxy"
-    if patient.num_instances > number:
+    found = f"{number} for {plan.num_instances or 'no'} instances and the proxy"
+    if plan.num_instances > number:
         yield warning("processors", found, "fewer --instances, unless they work on GPUs")
     else:
         yield ok("processors", found)
 
 
-def run_folder(patient: Patient) -> Path:
-    """Where instances would have their folders; without a --run-dir as long a path as it would be."""
-    return patient.run_dir or Path(tempfile.gettempdir()) / "torchmoor-xxxxxxxx"
+def run_folder(plan: FleetPlan) -> Path:
+    """Return the run directory; without --run-dir a path as long as the generated one."""
+    return plan.run_dir or Path(tempfile.gettempdir()) / "torchmoor-xxxxxxxx"
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or what is there of its path."""
+    """Return the folder, or its nearest parent that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
-def _need(patient: Patient) -> int:
-    return PROXY_BYTES + patient.num_instances * INSTANCE_BYTES + _archive_bytes(patient)
+def _need(plan: FleetPlan) -> int:
+    return PROXY_BYTES + plan.num_instances * INSTANCE_BYTES + _archive_bytes(plan)
 
 
-def _archive_bytes(patient: Patient) -> int:
-    """Of all instances' archives."""
-    sizes = [path.stat().st_size for name in patient.endpoints if (path := archive(patient, name)).is_file()]
-    return sum(sizes) * patient.num_instances // max(len(patient.endpoints), 1)
+def _archive_bytes(plan: FleetPlan) -> int:
+    """Return the size of all instances' archives."""
+    sizes = [path.stat().st_size for name in plan.endpoints if (path := archive(plan, name)).is_file()]
+    return sum(sizes) * plan.num_instances // max(len(plan.endpoints), 1)
 
 
-def archive(patient: Patient, endpoint: str) -> Path:
-    """An endpoint's, as `torchmoor up` looks for it."""
-    return patient.model_store / f"{endpoint}.mar"
+def archive(plan: FleetPlan, endpoint: str) -> Path:
+    """Return the path where `torchmoor up` expects an endpoint's archive."""
+    return plan.model_store / f"{endpoint}.mar"
 
 
 def _gib(number: int) -> str:

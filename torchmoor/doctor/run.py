@@ -1,4 +1,4 @@
-"""All checks, in the order in which a person would mend what they find."""
+"""The table of checks, in the order in which a user would fix their findings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 from torchmoor.doctor import discovery, fleet, listeners, machine, services, software
-from torchmoor.doctor.finding import Finding, Patient, ok, problem
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem
 
-Check = Callable[[Patient], Iterator[Finding]]
+Check = Callable[[FleetPlan], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     software.check_java,
     software.check_packages,
@@ -29,24 +29,24 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def examine(patient: Patient) -> Iterator[Finding]:
-    """Every finding as soon as it is there. A check that fails itself is a finding, too."""
-    yield from _safely(_check_ports, patient)
+def examine(plan: FleetPlan) -> Iterator[Finding]:
+    """Yield each finding as soon as it is known. A check that raises is reported as a problem."""
+    yield from _safely(_check_ports, plan)
     for check in CHECKS:
-        yield from _safely(check, patient)
+        yield from _safely(check, plan)
 
 
-def _check_ports(patient: Patient) -> Iterator[Finding]:
-    """That the fleet itself has its ports is as it should be."""
-    if fleet.is_running(patient) and urlsplit(patient.admin_url).port == patient.admin_port:
-        yield ok("ports", f"in use by the fleet that runs at {patient.admin_url}")
+def _check_ports(plan: FleetPlan) -> Iterator[Finding]:
+    """Check the ports; those held by the running fleet are expected."""
+    if fleet.is_running(plan) and urlsplit(plan.admin_url).port == plan.admin_port:
+        yield ok("ports", f"in use by the fleet that runs at {plan.admin_url}")
     else:
-        yield from listeners.check_ports(patient)
+        yield from listeners.check_ports(plan)
 
 
-def _safely(check: Check, patient: Patient) -> Iterator[Finding]:
+def _safely(check: Check, plan: FleetPlan) -> Iterator[Finding]:
     try:
-        yield from check(patient)
-    except Exception as error:  # one broken check must not hide what the others find
+        yield from check(plan)
+    except Exception as error:  # one broken check must not hide the others' findings
         name = check.__name__.removeprefix("_").removeprefix("check_").replace("_", " ")
-        yield problem(name, f"the check itself failed: {error!r}", "tell us about it, with this line")
+        yield problem(name, f"the check itself failed: {error!r}", "report it, with this line")

@@ -1,4 +1,4 @@
-"""The services that a fleet keeps things in: sessions' journal, queue and objects of asynchronous requests."""
+"""Checks of the journal, and of the queue and the objects of asynchronous requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.doctor.machine import nearest
 from torchmoor.wire.store_urls import DIRECTORY_SCHEME, REDIS_SCHEMES, S3_SCHEME, SQLITE_SCHEME
 
@@ -19,23 +19,23 @@ TIMEOUT_S = 5.0
 MAX_SKEW_S = 300.0  # beyond which a signature is refused, at AWS and here
 
 
-def check_journal(patient: Patient) -> Iterator[Finding]:
-    """Where sessions are recorded can be used."""
-    if not patient.journal:
+def check_journal(plan: FleetPlan) -> Iterator[Finding]:
+    """Check the sessions' journal."""
+    if not plan.journal:
         return
-    if patient.journal == "off":
-        remedy = "give --journal a directory, redis:// or s3:// URL, unless that is meant"
+    if plan.journal == "off":
+        remedy = "set --journal to a directory, redis:// or s3:// URL, unless this is intended"
         yield warning("journal", "off: a session ends with its instance", remedy)
         return
-    yield from check_store("journal", patient.journal)
+    yield from check_store("journal", plan.journal)
 
 
-def check_asynchronous(patient: Patient) -> Iterator[Finding]:
-    """Queue and results of asynchronous requests, where a configuration file names them."""
-    if patient.configuration is None:
+def check_asynchronous(plan: FleetPlan) -> Iterator[Finding]:
+    """Check the queue and the results of a configuration file."""
+    if plan.configuration is None:
         return
-    settings, objects = patient.configuration.proxy.async_inference, patient.configuration.proxy.objects
-    endpoints = [endpoint.async_inference for endpoint in patient.configuration.proxy.endpoints]
+    settings, objects = plan.configuration.proxy.async_inference, plan.configuration.proxy.objects
+    endpoints = [endpoint.async_inference for endpoint in plan.configuration.proxy.endpoints]
     used = [each for each in endpoints if each is not None]
     if not used:
         return
@@ -45,13 +45,15 @@ def check_asynchronous(patient: Patient) -> Iterator[Finding]:
 
 
 def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterator[Finding]:
-    """By the URL's scheme. Never shows a user name or password."""
+    """Check a store by its URL's scheme. Findings never show a user name or password."""
     try:
         parts = urlsplit(url)
         shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         _ = parts.port
     except ValueError:
-        yield problem(check, "its URL cannot be read", "percent-encode what is special in user name and password")
+        yield problem(
+            check, "its URL cannot be read", "percent-encode special characters in the user name and password"
+        )
         return
     if parts.scheme in (DIRECTORY_SCHEME, SQLITE_SCHEME):
         path = Path(unquote(parts.path))
@@ -62,7 +64,7 @@ def check_store(check: str, url: str, endpoint_url: str | None = None) -> Iterat
         yield from _check_s3(check, shown, parts.netloc, endpoint_url)
     else:
         yield problem(
-            check, f"{shown} is of no known kind", "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
+            check, f"{shown} has an unknown scheme", "file:///a/directory, redis://host:port/0, s3://bucket/prefix"
         )
 
 
@@ -91,7 +93,7 @@ def _check_redis(check: str, shown: str, url: str) -> Finding:
         client.ping()
         took_ms = 1000 * (time.monotonic() - began)
     except redis.AuthenticationError:
-        return problem(check, f"{shown} does not take the user name and password", "correct them in the URL")
+        return problem(check, f"{shown} refuses the user name and password", "correct them in the URL")
     except (redis.RedisError, ValueError, OSError) as error:
         return problem(check, f"{shown} does not answer: {error}", "start it, or correct the URL's host and port")
     finally:
@@ -119,7 +121,7 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> 
         yield from check_clock(error.response["ResponseMetadata"]["HTTPHeaders"].get("date"), shown)
         return
     except (BotoCoreError, ValueError) as error:
-        remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials as boto3 wants them"
+        remedy = "set AWS_ENDPOINT_URL_S3, AWS_REGION and credentials for boto3"
         yield problem(check, f"{shown} cannot be reached: {error}", remedy)
         return
     finally:
@@ -130,7 +132,7 @@ def _check_s3(check: str, shown: str, bucket: str, endpoint_url: str | None) -> 
 
 
 def check_clock(date: str | None, whose: str, now: float | None = None) -> Iterator[Finding]:
-    """Signatures name the time. date: of a server's answer, as HTTP writes it."""
+    """Compare this clock with a server's, since signatures have the time. date: the server's HTTP date."""
     try:
         skew_s = (time.time() if now is None else now) - parsedate_to_datetime(date or "").timestamp()
     except (ValueError, TypeError):

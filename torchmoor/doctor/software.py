@@ -1,4 +1,4 @@
-"""Java, and the packages that an instance is made of, against the versions that were tested."""
+"""Checks of Java, the pinned packages, torch and the GPU driver."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from torchmoor.doctor.finding import Finding, Patient, ok, problem, warning
+from torchmoor.doctor.finding import Finding, FleetPlan, ok, problem, warning
 from torchmoor.errors import LaunchError
 from torchmoor.fleet.torchserve import TorchServeSettings, find_java_home, find_torchserve
 
-LEAST_JAVA = 17  # what TorchServe 0.12 is released for
+LEAST_JAVA = 17  # TorchServe 0.12's minimum
 TIMEOUT_S = 120.0  # torch is large, and a machine may be busy
 GROUPS = ("proxy", "handlers")
 _PIN = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?==([^ ;]+)(?:.*extra == ['\"](\w+)['\"])?")
@@ -27,13 +27,13 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 """
 
 
-def check_java(patient: Patient) -> Iterator[Finding]:
-    """There is one, it runs, and it is new enough."""
-    if not patient.num_instances:
+def check_java(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that Java exists, runs and is new enough."""
+    if not plan.num_instances:
         return
-    home = patient.environ.get("TORCHMOOR_JAVA_HOME")
+    home = plan.environ.get("TORCHMOOR_JAVA_HOME")
     try:
-        settings = TorchServeSettings(model_store=patient.model_store, java_home=Path(home) if home else None)
+        settings = TorchServeSettings(model_store=plan.model_store, java_home=Path(home) if home else None)
         java = find_java_home(settings) / "bin" / "java"
     except LaunchError as error:
         yield problem("java", str(error), "pip install 'torchmoor[handlers]', or set TORCHMOOR_JAVA_HOME to a Java")
@@ -54,22 +54,20 @@ def check_java(patient: Patient) -> Iterator[Finding]:
 
 
 def read_pins(lines: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Package, version and group, as this package's metadata has them."""
+    """Parse requirements to a version and a group by package."""
     found = (_PIN.match(line) for line in lines)
     return {pin[1]: (pin[2], pin[3] or "proxy") for pin in found if pin is not None}
 
 
-def check_packages(patient: Patient) -> Iterator[Finding]:
-    """Everything that is pinned is there, in the version that was tested."""
-    yield from compare_packages(
-        read_pins(requires("torchmoor") or ()), version, is_proxy_only=not patient.num_instances
-    )
+def check_packages(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that the pinned packages are installed in their tested versions."""
+    yield from compare_packages(read_pins(requires("torchmoor") or ()), version, is_proxy_only=not plan.num_instances)
 
 
 def compare_packages(
     pins: Mapping[str, tuple[str, str]], find: Callable[[str], str], *, is_proxy_only: bool
 ) -> Iterator[Finding]:
-    """find: the version that is installed; raises PackageNotFoundError."""
+    """Compare packages with their pins. find: returns the installed version; raises PackageNotFoundError."""
     wrong = 0
     for name, (pinned, group) in pins.items():
         if group not in GROUPS or (is_proxy_only and group == "handlers"):
@@ -85,12 +83,12 @@ def compare_packages(
             wrong += 1
             yield warning("packages", f"{name} {installed} is not {pinned}", f"pip install {name}=={pinned}")
     if not wrong:
-        yield ok("packages", f"torchmoor {version('torchmoor')}, and all that it pins")
+        yield ok("packages", f"torchmoor {version('torchmoor')}, and all pinned packages")
 
 
-def check_torch(patient: Patient) -> Iterator[Finding]:
-    """It can be imported; where there is a GPU, it sees it."""
-    if not patient.num_instances:
+def check_torch(plan: FleetPlan) -> Iterator[Finding]:
+    """Check that torch can be imported, and that it sees the GPU."""
+    if not plan.num_instances:
         return
     try:
         find_torchserve()
@@ -98,32 +96,32 @@ def check_torch(patient: Patient) -> Iterator[Finding]:
         yield problem("torchserve", str(error), "pip install 'torchmoor[handlers]'")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TIMEOUT_S, env=dict(patient.environ)
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TIMEOUT_S, env=dict(plan.environ)
         )
-        told = json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         said = done.stderr.strip().splitlines()[-1:] if isinstance(error, ValueError) else [str(error)]
         yield problem("torch", f"it cannot be used: {' '.join(said)}", "pip install 'torchmoor[handlers]'")
         return
-    yield from judge_torch(told, find_driver())
+    yield from judge_torch(report, find_driver())
 
 
-def judge_torch(told: Mapping[str, object], driver: str | None) -> Iterator[Finding]:
-    """told: version, cuda, and a name, free and all bytes of each GPU. driver: NVIDIA's, None without one."""
-    name, gpus = f"torch {told['version']}", told["gpus"]
+def judge_torch(report: Mapping[str, object], driver: str | None) -> Iterator[Finding]:
+    """Judge torch's report: version, cuda, and name, free and total bytes of each GPU. driver: NVIDIA's, or None."""
+    name, gpus = f"torch {report['version']}", report["gpus"]
     assert isinstance(gpus, list)
     if gpus:
         for gpu, free, total in gpus:
             found = f"{name}, driver {driver}: {gpu}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
             if free < 0.5 * total:
-                remedy = "end what uses it (nvidia-smi shows it), or instances will have little room for sessions"
+                remedy = "stop the processes that use it (nvidia-smi shows them), or few sessions will fit"
                 yield warning("gpu", found, remedy)
             else:
                 yield ok("gpu", found)
     elif driver is None:
         yield ok("gpu", f"{name}; there is no NVIDIA driver, so instances run on the CPU")
-    elif told["cuda"] is None:
-        version_said = str(told["version"]).partition("+")[0]
+    elif report["cuda"] is None:
+        version_said = str(report["version"]).partition("+")[0]
         yield warning(
             "gpu",
             f"there is a GPU (driver {driver}), but {name} is built for the CPU",
@@ -132,13 +130,13 @@ def judge_torch(told: Mapping[str, object], driver: str | None) -> Iterator[Find
     else:
         yield warning(
             "gpu",
-            f"{name} is built for CUDA {told['cuda']} and sees no GPU with driver {driver}",
+            f"{name} is built for CUDA {report['cuda']} and sees no GPU with driver {driver}",
             "update the driver, look at CUDA_VISIBLE_DEVICES, and in a container give it the GPUs (--gpus all)",
         )
 
 
 def find_driver() -> str | None:
-    """The version of NVIDIA's driver, None without one."""
+    """Return the version of NVIDIA's driver; None without one."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout

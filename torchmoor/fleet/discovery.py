@@ -17,10 +17,10 @@ from torchmoor.errors import DiscoveryError
 from torchmoor.fleet import discovery_dns
 from torchmoor.fleet.discovery_dns import DnsAnswer
 from torchmoor.fleet.discovery_plan import DiscoveryPlan, DnsTarget, InstanceAddress, KnownInstance, make_plan
-from torchmoor.fleet.draining import SERVING, Drainer
+from torchmoor.fleet.draining import Drainer
 from torchmoor.fleet.instance_names import InstanceNames
 from torchmoor.proxy.instances.dns_source import DnsSource
-from torchmoor.proxy.instances.instance import Instance
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 

@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 
 CHECK_INTERVAL_S = 0.1
-
-SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
 
 class DrainOrder(NamedTuple):

@@ -1,4 +1,4 @@
-"""Plain text in which a handler can still report an error after its answer has begun (docs/runtime-api.md)."""
+"""Plain text with an error at its end: how a handler reports an error after its answer has begun."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MAX_HELD_BYTES = 65_536
 
 
 class MarkedText:
-    """The error is 0x1E and a JSON object at the very end.
+    """Splits a stream into text and the error at its end: 0x1E and a JSON object.
 
-    The object may arrive in several pieces, so everything from the mark on is held back.
+    The object may arrive in several pieces, so everything after the mark is buffered until the end.
     """
 
     __slots__ = ("_held",)
@@ -20,7 +20,7 @@ class MarkedText:
         self._held = b""
 
     def take(self, piece: bytes) -> bytes:
-        """Hold back what may be an error; returns what is text in any case."""
+        """Add a piece; return what is certainly text."""
         if not self._held:
             text, mark, rest = piece.partition(ERROR_MARK)
             self._held = mark + rest
@@ -32,7 +32,7 @@ class MarkedText:
         return held
 
     def end(self) -> tuple[bytes, str | None]:
-        """What was held back: text after all, or the handler's error."""
+        """Return the buffered text, or the handler's error."""
         held, self._held = self._held, b""
         try:
             error = json.loads(held[1:])["error"]

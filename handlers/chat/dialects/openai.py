@@ -23,7 +23,7 @@ _NEUTRAL: dict[str, tuple[Any, str]] = {
     "presence_penalty": (lambda v: v == 0, "0"),
     "frequency_penalty": (lambda v: v == 0, "0"),
     "logit_bias": (lambda v: v == {}, "absent or empty"),
-    "top_logprobs": (lambda v: v == 0, "absent or 0: only the chosen token is told"),
+    "top_logprobs": (lambda v: v == 0, "absent or 0: only the chosen token is told"),  # prose: allow
     "tools": (lambda v: v == [], "absent: this server calls no tools"),
     "tool_choice": (lambda v: v == "none", "absent: this server calls no tools"),
     "functions": (lambda v: v == [], "absent: this server calls no functions"),

@@ -1,4 +1,4 @@
-"""Encoded pictures to pixels, within limits that are checked on the header alone, before a pixel is decoded."""
+"""Decoding of images, and the limits on their pixels, checked on the header before a pixel is decoded."""
 
 import io
 import math
@@ -18,7 +18,7 @@ PNG_BYTES_PER_PIXEL = 3.1  # of noise, which cannot be compressed
 
 
 def decode(data: bytes, settings: IntakeSettings) -> Image.Image:
-    """RGB pixels, upright, transparency on white; the first frame of an animation.
+    """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
     Raises the BadImage family, OutOfMemory.
     """
@@ -31,19 +31,19 @@ def decode(data: bytes, settings: IntakeSettings) -> Image.Image:
 
 
 def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
-    """A picture too large to be kept as it came: the same one, upright, at about `scaled_pixels`, as a PNG.
+    """Scale an image to about `scaled_pixels`, upright, as a PNG.
 
-    A JPEG is decoded at a half to an eighth of its size, so that only what is left of it counts against
-    `large_pixels`; other formats are decoded whole first. Raises the BadImage family, OutOfMemory.
+    A JPEG is decoded at a half to an eighth of its size, and only that size counts against `large_pixels`; others
+    are decoded whole first. Raises the BadImage family, OutOfMemory.
     """
-    Image.MAX_IMAGE_PIXELS = None  # Pillow's own guess of what is too much; ours is checked in its place
+    Image.MAX_IMAGE_PIXELS = None  # replaced by our own limits
     with _opened(file) as image:
         _check_shape(image, settings)
         num_pixels = min(settings.scaled_pixels, settings.max_pixels, int(settings.max_bytes / PNG_BYTES_PER_PIXEL))
         ratio = math.sqrt(num_pixels / (image.width * image.height))
         size = (max(int(image.width * ratio), 1), max(int(image.height * ratio), 1))
         if ratio < 1:
-            image.draft(None, size)  # of all formats, only JPEG's decoder can
+            image.draft(None, size)  # only the decoder of JPEG can
         _check_pixels(image, settings.large_pixels)
         image.load()
         picture: Image.Image = image
@@ -60,10 +60,10 @@ def scale_down(file: BinaryIO, settings: IntakeSettings) -> bytes:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """The picture's header, and whatever its decoder raises as an error of ours."""
+    """Open an image and translate the errors of its decoder."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # judged by our own limits
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # replaced by our own limits
             with Image.open(file, formats=FORMATS) as image:
                 yield image
     except (BadImage, OutOfMemory):

@@ -1,8 +1,8 @@
-"""The one door for images: every check happens here, before a byte is decoded or an address is asked.
+"""The loader of images: reads references and checks which addresses may be fetched.
 
-A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in a bucket that is allowed. An http
-address is resolved once, each of its addresses is judged, and the connection goes to a judged address and no other,
-again at each redirect.
+A reference is raw bytes, a data URL, base64 text, or an address: http(s), or s3:// in an allowed bucket. An http
+host is resolved once and each of its addresses is checked; the connection goes to a checked address, also after a
+redirect. The limits on pixels are in image_decoding.py.
 """
 
 import base64
@@ -35,15 +35,15 @@ Resolver = Callable[[str, int], list[str]]
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host name. Raises OSError."""
+    """Resolve a host name. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class _Deadline:
-    """Cuts the connections of one fetch when its time is over, however slowly the peer still speaks.
+    """Cuts the connections of one fetch when its time is over.
 
-    A socket's own time-out starts again with every byte, so a peer that sends one now and then could go on for hours.
+    A socket's time-out starts again with every byte, so a peer that sends slowly could go on for hours.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ class _Deadline:
             self._sockets.clear()
 
     def watch(self, sock: socket.socket) -> None:
-        """A duplicate is kept: TLS takes the original away, shutting down either ends both."""
+        """Cut this socket at the deadline. Keeps a duplicate: TLS detaches the original; a shutdown ends both."""
         with self._lock:
             self._sockets.append(sock.dup())
             is_late = self.is_over
@@ -82,7 +82,7 @@ class _Deadline:
 
 
 class _PinnedAdapter(HTTPAdapter):
-    """Speaks TLS with the name that the caller checked, while the URL carries the address."""
+    """Speaks TLS with the host name while the URL has the checked address."""
 
     def __init__(self, host: str, deadline: _Deadline) -> None:
         self._host = host
@@ -128,11 +128,11 @@ class ImageLoader:
         self.num_fetched = 0
 
     def load(self, reference: bytes | str) -> Image.Image:
-        """An RGB picture. Raises the BadImage family."""
+        """Read and decode an image. Raises the BadImage family."""
         return self.decode(self.read(reference))
 
     def read(self, reference: bytes | str, reply: Reply | None = None) -> bytes:
-        """The encoded image's bytes, at most `max_bytes`. reply: a fetch ends as soon as this one is cancelled."""
+        """Read the encoded bytes, at most `max_bytes`. reply: a fetch ends as soon as it is cancelled."""
         if isinstance(reference, bytes | bytearray):
             return self._within_limit(bytes(reference))
         text = reference.strip()
@@ -155,7 +155,7 @@ class ImageLoader:
         return data
 
     def decode(self, data: bytes) -> Image.Image:
-        """RGB pixels, upright, transparency on white; the first frame of an animation.
+        """Decode to RGB, upright, transparency on white; the first frame of an animation.
 
         Raises the BadImage family, OutOfMemory.
         """
@@ -192,11 +192,12 @@ class ImageLoader:
                 try:
                     url = urljoin(url, answer)
                 except ValueError as exc:
-                    raise ImageUnreachable("the image's address redirects to what is no valid URL") from exc
+                    reason = "the image's address redirects to what is no valid URL"  # prose: allow
+                    raise ImageUnreachable(reason) from exc
         raise ImageUnreachable(f"the image's address redirects more than {self._settings.max_redirects} times")
 
     def _fetch_once(self, url: str, deadline: _Deadline) -> bytes | str:
-        """The body, or the address that it redirects to."""
+        """Return the body, or the address of a redirect."""
         target, host, port = self._check(url)
         timeout = (self._settings.connect_timeout_s, self._settings.read_timeout_s)
         default_port = 443 if url.lower().startswith("https") else 80
@@ -237,7 +238,7 @@ class ImageLoader:
         return bytes(data)
 
     def _check(self, url: str) -> tuple[str, str, int]:
-        """The same URL with a judged address in the place of its host, the host, the port."""
+        """Return the URL with a checked address in place of its host, the host, and the port."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -281,7 +282,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def _destination(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Where a packet to this address ends up: IPv6 has several ways to carry an IPv4 address."""
+    """Return the IPv4 address that an IPv6 address carries, in any of its ways, else the address itself."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     translated = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None

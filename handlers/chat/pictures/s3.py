@@ -1,7 +1,7 @@
-"""Pictures of allowed buckets in S3, or a store that speaks it, up to hundreds of MB.
+"""Images from allowed buckets in S3 or a compatible store, up to hundreds of MB.
 
-One that is small enough to be kept as it came is read into memory. A larger one goes to a file without a name and is
-scaled down from there, one at a time, so that disk and memory are used once, not once a thread.
+A small image is read into memory. A large image is written to a temporary file and scaled down from there, one at a
+time, so that disk and memory are used for one image only.
 """
 
 import tempfile
@@ -17,11 +17,11 @@ from handlers.reply import Reply
 from handlers.s3 import S3Error, make_client, read_object, translated
 from handlers.settings import IntakeSettings
 
-WAIT_S = 0.2  # between two looks at whether a request that waits for its turn is still wanted
+WAIT_S = 0.2  # between two checks whether a waiting request is cancelled
 
 
 class S3Images:
-    """Reads by the usual AWS environment and files. Any thread. Raises ConfigError if they make no sense."""
+    """Reads images with AWS's usual configuration. Any thread. Raises ConfigError if that is invalid."""
 
     def __init__(self, settings: IntakeSettings) -> None:
         self._settings = settings
@@ -35,8 +35,10 @@ class S3Images:
         )
 
     def read(self, url: str, reply: Reply | None) -> bytes:
-        """The encoded picture, at most `max_bytes`. Raises the BadImage family, OutOfMemory, OutOfDisk, and why the
-        reply was cancelled, should it be."""
+        """Read an image, scaled down to at most `max_bytes`.
+
+        Raises the BadImage family, OutOfMemory, OutOfDisk, and the reason for which the reply was cancelled.
+        """
         place = self._place(url)
         transfer = Transfer(self._client, place, time.monotonic() + self._settings.s3_timeout_s, reply)
         size = transfer.find_size()
@@ -70,7 +72,7 @@ class S3Images:
 
 
 class Transfer:
-    """One object's bytes in order. A broken connection is opened again where it stood, if the object is the same."""
+    """Reads one object in order. Resumes after a broken connection if the object is unchanged."""
 
     def __init__(self, client: Any, place: dict[str, str], deadline: float, reply: Reply | None) -> None:
         self._client = client
@@ -81,7 +83,7 @@ class Transfer:
         self._size = 0
 
     def check(self) -> None:
-        """Raises ImageUnreachable if the time is over, and why the reply was cancelled."""
+        """Raise ImageUnreachable after the deadline, or the reason for which the reply was cancelled."""
         if self._reply is not None:
             self._reply.raise_if_cancelled()
         if time.monotonic() > self._deadline:
@@ -109,6 +111,7 @@ def _save(transfer: Transfer, file: BinaryIO) -> None:
 
 @contextmanager
 def _as_image_errors() -> Iterator[None]:
+    """Translate S3's errors to errors of images."""
     try:
         with translated("the image's store"):
             yield

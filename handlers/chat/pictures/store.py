@@ -1,14 +1,13 @@
-"""The pictures that this worker knows, each once, however many conversations it is part of.
+"""The image store: each image once, even if many conversations have it.
 
-What is kept of a picture, from dear to cheap: its projected features on the device, its encoded bytes on the host, and
-with a journal the same bytes there. The contract: a picture lives as long as something holds it. Features that no
-running turn has pinned are given up when others need their room, the least recently used first, and computed again
-from the bytes when they are wanted; bytes are given up only if a journal has them too. What cannot fit even so is
-refused: a picture too large for the device, bytes that find no room on the host. `features_bytes` and `host_bytes` are
-the sums of what is really held.
+Tiers of an image, fastest first: its projected features on the device, its encoded bytes on the host, and the same
+bytes in the journal. The contract: an image is kept as long as it is held. Features that no running turn has pinned are
+evicted when others need their memory, the least recently used first, and computed again when they are needed. Bytes are
+evicted only if a journal has them. An image that still does not fit is refused. `features_bytes` and `host_bytes` are
+the sums of what is held.
 
-Pixel values are not kept: computing features from kept pixels takes as long as from the encoded picture (GOALS.md,
-docs/decisions/0007-blocks-and-tiers.md).
+Pixel values are not kept: computing features from them takes as long as from the encoded image
+(docs/decisions/0007-blocks-and-tiers.md).
 """
 
 import hashlib
@@ -26,15 +25,15 @@ from handlers.counters import Counters
 from handlers.errors import OutOfMemory
 
 logger = logging.getLogger(__name__)
-MAX_ENCODINGS = 8  # of one picture that are known by their bytes; whoever brings another has it decoded
+MAX_ENCODINGS = 8  # of one image that are recognised by their bytes; a further encoding is decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture of a conversation.
+    """One image of a conversation.
 
-    key: negative, names the picture and who may share it; stands for it in a cache's list of tokens.
-    digest: of the encoded bytes that it came as, its name in the journal.
+    key: negative, names the image within its sharing scope; stands for it in a cache's list of tokens.
+    digest: of its encoded bytes, its name in the journal.
     """
 
     key: int
@@ -43,7 +42,7 @@ class Image:
 
 
 class ImageTier(Enum):
-    """Where something was when it was wanted; the dearest to restore last."""
+    """Where an image is kept, the fastest first."""
 
     FEATURES = "features"
     HOST = "encoded"
@@ -59,16 +58,16 @@ class _Entry:
     encoded: bytes | None = None
     num_holders: int = 0
     num_pins: int = 0
-    digests: deque[tuple[str, str]] = field(default_factory=deque)  # (scope, digest) of the bytes it is known by
-    computing: threading.Lock = field(default_factory=threading.Lock)  # held by the one thread that encodes it
+    digests: deque[tuple[str, str]] = field(default_factory=deque)  # (scope, digest) of its known encodings
+    computing: threading.Lock = field(default_factory=threading.Lock)  # held by the thread that encodes it
 
 
 class ImageStore:
-    """All methods may be called from any thread; those that decode or encode take their time.
+    """Holds images and their features. Any thread; methods that decode or encode take long.
 
-    max_features_bytes: on the device. The picture that is being encoded is counted when it is done.
-    max_host_bytes: of encoded pictures. is_durable: a journal has every picture that a session holds.
-    decode: encoded bytes to an RGB picture; raises the BadImage family. encode: its features, (tokens, hidden size).
+    max_features_bytes: on the device; an image counts once it is encoded. max_host_bytes: of encoded images.
+    is_durable: a journal has every image that a session holds. decode: makes an RGB image; raises the BadImage family.
+    encode: computes features, (tokens, hidden size).
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class ImageStore:
         self._counters = counters
         self._lock = threading.RLock()
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
-        self._known: dict[tuple[str, str], _Entry] = {}  # by scope and digest, so that what is known is not decoded
+        self._known: dict[tuple[str, str], _Entry] = {}  # by scope and digest, so that a known image is not decoded
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,9 +100,9 @@ class ImageStore:
         )
 
     def take_in(self, scope: str, encoded: bytes) -> Image:
-        """The picture of these bytes, held once more until `release`. Encodes it if nobody in the scope has it; what
-        finds no room now, beside pinned features, is computed again when it is wanted.
+        """Hold the image of these bytes until `release`. Computes its features unless the scope has them.
 
+        Features that do not fit beside pinned ones are computed again when they are needed.
         Raises the BadImage family, OutOfMemory.
         """
         digest = image_digest(encoded)
@@ -112,7 +111,7 @@ class ImageStore:
             if entry is not None:
                 self._hold(entry)
                 try:
-                    self._keep_encoded(entry, encoded)  # whoever brought it before may have left no bytes here
+                    self._keep_encoded(entry, encoded)  # the host may have evicted them
                 except OutOfMemory:
                     self._let_go(entry, is_kept=True)
                     raise
@@ -138,17 +137,17 @@ class ImageStore:
         return Image(key, digest, entry.num_tokens)
 
     def release(self, image: Image, *, is_kept: bool = False) -> None:
-        """One holder fewer; after the last one the picture is forgotten, at once or when its room is needed.
+        """Remove one holder; after the last one the image is forgotten.
 
-        is_kept: its features may stay till then, for a client that sends the same picture again and again.
+        is_kept: keep its features until their memory is needed, for a client that sends the same image again.
         """
         with self._lock:
             self._let_go(self._entries[image.key], is_kept)
 
     def pin(self, image: Image, fetch: Callable[[], bytes]) -> tuple[Tensor, ImageTier]:
-        """The picture's features, (tokens, hidden size), which stay on the device until `unpin`; and where they were.
+        """Pin the image's features, (tokens, hidden size), on the device until `unpin`; return them and their tier.
 
-        fetch: its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
+        fetch: reads its encoded bytes from the journal. Raises OutOfMemory, and what `fetch` raises.
         """
         with self._lock:
             entry = self._entries[image.key]
@@ -160,7 +159,7 @@ class ImageStore:
             with entry.computing:
                 if entry.features is not None:
                     return entry.features, ImageTier.FEATURES
-                with self._lock:  # rather than find after the work that there is no room for its result
+                with self._lock:  # before the work rather than after it
                     self._make_room(entry.num_bytes, entry)
                 encoded, tier = entry.encoded, ImageTier.HOST
                 if encoded is None:
@@ -174,7 +173,7 @@ class ImageStore:
             raise
 
     def measure(self, images: Iterable[Image]) -> tuple[int, ImageTier]:
-        """Bytes that are kept of these held pictures, on device and host, and the tier of the one that is farthest."""
+        """Return the bytes of these held images on device and host, and the slowest of their tiers."""
         num_bytes, tiers = 0, {ImageTier.FEATURES}
         with self._lock:
             for key in {image.key for image in images}:
@@ -186,7 +185,7 @@ class ImageStore:
         return num_bytes, max(tiers, key=list(ImageTier).index)
 
     def unpin(self, image: Image) -> None:
-        """The turn that pinned the picture is over."""
+        """Remove one pin of the image's features."""
         with self._lock:
             entry = self._entries[image.key]
             entry.num_pins -= 1
@@ -197,7 +196,7 @@ class ImageStore:
         self._entries.move_to_end(entry.key)
 
     def _know(self, entry: _Entry, name: tuple[str, str]) -> None:
-        """The picture is known by these bytes from now on."""
+        """Recognise the image by these bytes from now on."""
         if name not in self._known:
             entry.digests.append(name)
             self._known[name] = entry
@@ -220,8 +219,7 @@ class ImageStore:
                 del self._known[name]
 
     def _compute(self, entry: _Entry, picture: Pillow.Image) -> Tensor:
-        """Encode the picture and make room for its features, which must fit if they are pinned. The entry's `computing`
-        is held."""
+        """Compute the image's features and store them; they must fit if they are pinned. Hold `entry.computing`."""
         features = self._encode(picture)
         self._counters.add("images_encoded")
         with self._lock:
@@ -235,8 +233,7 @@ class ImageStore:
         return features
 
     def _make_room(self, num_bytes: int, but: _Entry) -> None:
-        """Give up features that nobody uses until `num_bytes` more fit. Raises OutOfMemory, and gives up none, if they
-        cannot."""
+        """Evict unused features until `num_bytes` more fit. Raises OutOfMemory, and evicts nothing, if they cannot."""
         missing = self.features_bytes + num_bytes - self.max_features_bytes
         if missing <= 0:
             return
@@ -255,7 +252,7 @@ class ImageStore:
             self._forget_if_unused(entry)
 
     def _keep_encoded(self, entry: _Entry, encoded: bytes) -> None:
-        """Keep the bytes on the host, if there is room. Raises OutOfMemory if there is not and no journal has them."""
+        """Keep the bytes on the host if they fit. Raises OutOfMemory if they do not and no journal has them."""
         if entry.encoded is not None or not entry.num_holders:
             return
         if self._is_durable and len(encoded) > self.max_host_bytes:
@@ -282,7 +279,7 @@ class ImageStore:
         entry.encoded = encoded
 
     def check_integrity(self, num_held: int) -> None:
-        """Raise RuntimeError unless what is held adds up and nothing is pinned. num_held: by all sessions together."""
+        """Raise RuntimeError unless the sums are right and nothing is pinned. num_held: by all sessions."""
         with self._lock:
             entries = list(self._entries.values())
             if sum(_num_bytes(entry.features) for entry in entries) != self.features_bytes:
@@ -292,11 +289,11 @@ class ImageStore:
             if sum(len(entry.encoded or b"") for entry in entries) != self.host_bytes:
                 raise RuntimeError(f"{self.host_bytes} bytes on the host are counted, but others are held")
             if sum(entry.num_holders for entry in entries) != num_held or any(entry.num_pins for entry in entries):
-                raise RuntimeError("images are held or pinned by nobody, or not by all who should")
+                raise RuntimeError("the counts of holders and pins do not match the sessions")
 
 
 def image_digest(data: bytes) -> str:
-    """The name of an encoded image."""
+    """Return the name of an encoded image."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -306,7 +303,7 @@ def digests(images: Iterable[Image]) -> tuple[str, ...]:
 
 
 def content_key(scope: str, picture: Pillow.Image) -> int:
-    """A negative number that names the decoded pixels, for those who share the scope."""
+    """Return a negative number that names the decoded pixels within a sharing scope."""
     digest = hashlib.sha256(f"{scope}|{picture.size}|".encode() + picture.tobytes()).digest()
     return -1 - int.from_bytes(digest[:16])
 

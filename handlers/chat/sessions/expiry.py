@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from handlers.errors import SessionClosed, SessionExpired, SessionGone, SessionLost, SessionUnknown
-from handlers.settings import SessionSettings
+from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class _Tombstone:
 class Tombstones:
     """The sessions that ended a short time ago, and why. Not thread-safe: the store's lock guards it."""
 
-    def __init__(self, settings: SessionSettings) -> None:
+    def __init__(self, settings: ChatSessionSettings) -> None:
         self._settings = settings
         self._tombstones: OrderedDict[str, _Tombstone] = OrderedDict()
 

@@ -28,7 +28,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
-from handlers.settings import SessionSettings
+from handlers.settings import ChatSessionSettings
 from torchmoor.wire.session_ids import SessionId
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SessionStore:
 
     def __init__(
         self,
-        settings: SessionSettings,
+        settings: ChatSessionSettings,
         ids: SessionIds,
         pool: BlockPool,
         images: ImageStore,

@@ -6,7 +6,7 @@ from handlers.chat.parameters import Parameters
 from handlers.engine.kv_cache import BLOCK, BlockPool
 from handlers.errors import ContextTooLong, InvalidRequest
 from handlers.models.text import TextModel
-from handlers.settings import EngineSettings, SessionSettings
+from handlers.settings import ChatSessionSettings, EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class ContextLimits:
     """The lengths that the model, the settings and the pool of KV blocks allow."""
 
     engine: EngineSettings
-    session: SessionSettings
+    session: ChatSessionSettings
     model: TextModel
     pool: BlockPool
 

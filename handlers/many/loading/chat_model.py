@@ -4,7 +4,6 @@ All dialects, streaming and sessions work as in the chat archives, but without a
 leaves memory.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class ChatModel:
         ids: SessionIds,
         intake: ImageLoader,
     ) -> None:
-        self._settings = replace(settings, journal=JournalSettings())
+        self._settings = settings.model_copy(update={"journal": JournalSettings()})
         self._ids = ids
         self._intake = intake
         try:

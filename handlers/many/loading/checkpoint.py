@@ -15,11 +15,12 @@ from handlers.chat.sessions.session_id import SessionIds
 from handlers.device import exit_worker
 from handlers.errors import ModelBroken
 from handlers.many.compute import Compute
+from handlers.many.folder import CONFIG, read_config, read_json
 from handlers.many.loading.chat_model import ChatModel
 from handlers.many.loading.placement import Placement
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
-from handlers.many.loading.transformers_loading import CONFIG, Assembled, load_model, read_config, read_json
+from handlers.many.loading.transformers_loading import Assembled, load_model
 from handlers.many.model import LoadProgress, ResidentModel
 from handlers.many.tasks.embeddings import MODULES, Embeddings, read_pooling
 from handlers.many.tasks.feature_extraction import FeatureExtraction

@@ -10,7 +10,6 @@ The result equals from_pretrained's, which loads the checkpoints whose names or 
 
 import copy
 import inspect
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -26,13 +25,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
 from handlers.errors import ModelBroken
+from handlers.many.folder import CONFIG
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.weights import Weights, read_weights
 from handlers.many.model import LoadProgress
 
 logger = logging.getLogger(__name__)
 
-CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 MAX_NAMED = 5  # keys that an error names
 
@@ -67,24 +66,6 @@ class Assembled:
 
     model: Any
     mapped: frozenset[int]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the checkpoint's config.json. Raises ModelBroken."""
-    return read_json(folder, CONFIG)
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """Read a file with a JSON object. Raises ModelBroken."""
-    try:
-        found = json.loads((folder / name).read_bytes())
-    except FileNotFoundError as exc:
-        raise ModelBroken(f"the model has no {name}") from exc
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ModelBroken(f"the model's {name} is no JSON") from exc
-    if not isinstance(found, dict):
-        raise ModelBroken(f"the model's {name} is no JSON object")
-    return found
 
 
 def load_model(

@@ -31,9 +31,6 @@ from handlers.many.residency.memory_budget import MemoryBudget
 from handlers.many.residency.waiting import ModelTicket, WaitingTickets
 from handlers.settings import ManySettings
 
-Todo = list[Callable[[], None] | tuple[Step, ModelEntry]]
-
-
 # Events since the worker started. hits: requests whose model was on the device; evictions: from memory.
 EVENTS = ("hits", "misses", "loads", "promotions", "demotions", "evictions", "failures")
 
@@ -60,7 +57,7 @@ class ModelCache:
         self.waiting = WaitingTickets()
         self.history = LoadHistory()
         self.counters = Counters()
-        self.todo: Todo = []
+        self.todo: list[Callable[[], None] | tuple[Step, ModelEntry]] = []
         self._settings = settings
         self._on_release = on_release
         self._clock = clock
@@ -179,6 +176,16 @@ class ModelCache:
         if on_closed is not None:
             entry.on_closed.append(on_closed)
         self._settle(entry, now)
+
+    def replaced(self, name: str, version: str, now: float) -> bool:
+        """Retire a version that the source no longer has. Returns True if its name is pinned, to be loaded again."""
+        entry = self.entries.current.get(name)
+        if entry is None:
+            self.history.forget_broken(name)
+        if entry is None or entry.version != version:
+            return False
+        self.retire(name, None, now)
+        return name in self.entries.pinned
 
     def unpin(self, name: str, now: float) -> None:
         self.entries.pinned.discard(name)

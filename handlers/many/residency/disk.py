@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import IO
 
 from handlers.errors import ConfigError, ModelBroken, OutOfDisk, SourceUnavailable
+from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.eviction import disk_victim
 from handlers.many.sources.source import Found, ModelSource, Replaced
-from handlers.many.unpack import PIECE_BYTES, find_model_folder, unpack_tar, unpack_zip
+from handlers.many.unpack import PIECE_BYTES, unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
 logger = logging.getLogger(__name__)

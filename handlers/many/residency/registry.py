@@ -19,7 +19,7 @@ import torch
 
 from handlers.errors import HandlerError, LoadStopped, ModelLoaded, ModelUnknown, SourceUnavailable
 from handlers.many.model import Cancel, Loader, ModelLease, ModelTier
-from handlers.many.residency.cache import ModelCache, Todo
+from handlers.many.residency.cache import ModelCache
 from handlers.many.residency.disk import DiskCache, take_home
 from handlers.many.residency.entry import ModelEntry, OnDone
 from handlers.many.residency.loader_threads import LoaderThreads
@@ -177,7 +177,9 @@ class ModelRegistry:
             except HandlerError:  # removed or unreadable
                 newest = ""
             if newest != version:
-                self._replace(name, version)
+                logger.info("model replaced or removed name=%s", name)
+                if self._report(self._cache.replaced, name, version):
+                    self.prewarm(name, partial(_log_done, "pinned model loaded again", name))
 
     def close(self) -> None:
         """Refuse every waiting request, close every model (leased ones when released), and stop the threads."""
@@ -206,39 +208,14 @@ class ModelRegistry:
         with self._lock:
             self._cache.cancel(ticket)
 
-    def _replace(self, name: str, version: str) -> None:
-        with self._lock:
-            entry = self._cache.entries.current.get(name)
-            if entry is None:
-                self._cache.history.forget_broken(name)
-                return
-            if entry.version != version:
-                return
-            self._cache.retire(name, None, time.monotonic())
-            todo = self._take_todo()
-            is_pinned = name in self._cache.entries.pinned
-        logger.info("model replaced or removed name=%s", name)
-        self._do(todo)
-        if is_pinned:
-            self.prewarm(name, partial(_log_done, "pinned model loaded again", name))
-
     def _give_back(self, entry: ModelEntry) -> None:
         self._report(self._cache.give_back, entry)
 
     def _report(self, event: Callable[..., Any], *arguments: Any) -> Any:
-        """Report an event to the cache, then do the work that follows from it."""
+        """Report an event to the cache, then run the callbacks and start the work that follow from it."""
         with self._lock:
             answer = event(*arguments, time.monotonic())
-            todo = self._take_todo()
-        self._do(todo)
-        return answer
-
-    def _take_todo(self) -> Todo:
-        todo, self._cache.todo = self._cache.todo, []
-        return todo
-
-    def _do(self, todo: Todo) -> None:
-        """Run the callbacks here and the work on the loader threads."""
+            todo, self._cache.todo = self._cache.todo, []
         for each in todo:
             if isinstance(each, tuple):
                 self._threads.do(*each)
@@ -247,6 +224,7 @@ class ModelRegistry:
                 each()
             except Exception:
                 logger.exception("a model's callback failed")
+        return answer
 
     def _watch_clock(self) -> None:
         """Tick at each deadline. A request that arrives during the sleep has a later deadline than its end."""

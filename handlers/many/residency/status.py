@@ -33,9 +33,8 @@ def add_disk(status: dict[str, Any], in_memory: set[str], disk: DiskCache, max_b
     status["budgets"]["disk"] = {"used": disk.used_bytes, "max": max_bytes}
     for name, version, num_bytes in disk.models():
         if name not in in_memory:
-            status["models"].append(
-                {"name": name, "version": version, "tier": ModelTier.DISK.value, "bytes": num_bytes}
-            )
+            on_disk = {"name": name, "version": version, "tier": ModelTier.DISK.value, "bytes": num_bytes}
+            status["models"].append(on_disk)
 
 
 def _describe(entry: ModelEntry, pinned: bool, now: float) -> dict[str, Any]:

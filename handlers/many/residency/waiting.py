@@ -62,6 +62,7 @@ class WaitingTickets:
         self._places[ticket] = entry, now
 
     def remove(self, ticket: ModelTicket) -> tuple[ModelEntry, float] | None:
+        """Forget a ticket. Returns its entry and its time, None if it does not wait."""
         return self._places.pop(ticket, None)
 
     def next_deadline(self) -> float:

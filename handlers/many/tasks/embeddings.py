@@ -1,6 +1,5 @@
 """Sentence embeddings: texts to one vector each, by the checkpoint's sentence-transformers files."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from handlers.errors import ModelBroken
 from handlers.many.compute import Row
+from handlers.many.folder import read_json
 from handlers.many.request import TaskRequest
 from handlers.many.tasks.task import TaskWork
 from handlers.many.tasks.text import SharedTokenizer, TextTask, find_max_tokens
@@ -64,8 +64,8 @@ def read_pooling(folder: Path) -> Pooling:
     """
     if not (folder / MODULES).is_file():
         return Pooling()
-    modules = _read_json(folder, MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+    modules = read_json(folder, MODULES, list)
+    if not all(isinstance(module, dict) for module in modules):
         raise ModelBroken(f"{MODULES} is no list of modules")
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     unknown = [kind for kind in kinds if kind not in _KNOWN]
@@ -78,9 +78,9 @@ def read_pooling(folder: Path) -> Pooling:
         path = kinds["Pooling"]
         if Path(path).name != path:
             raise ModelBroken(f"{MODULES} names a folder outside the model's")
-        modes = _read_modes(_read_object(folder, f"{path}/config.json"))
+        modes = _read_modes(read_json(folder, f"{path}/config.json"))
     own = folder / "sentence_bert_config.json"
-    limits = _read_object(folder, own.name) if own.is_file() else {}
+    limits = read_json(folder, own.name) if own.is_file() else {}
     max_tokens = limits.get("max_seq_length")
     return Pooling(
         modes=modes,
@@ -100,20 +100,6 @@ def _read_modes(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not modes or any(config[key] for key in unknown) or any(w not in _SHORT for w in wanted):
         raise ModelBroken("the model's pooling is of a kind that is not known here")
     return tuple(modes)
-
-
-def _read_json(folder: Path, name: str) -> Any:
-    try:
-        return json.loads((folder / name).read_bytes())
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ModelBroken(f"{name} is missing or no JSON") from exc
-
-
-def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    found = _read_json(folder, name)
-    if not isinstance(found, dict):
-        raise ModelBroken(f"{name} is no JSON object")
-    return found
 
 
 class Embeddings(TextTask):

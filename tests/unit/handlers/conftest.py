@@ -26,13 +26,13 @@ from handlers.models.loader import load_model
 from handlers.reply import Pieces, Reply, Whole
 from handlers.requests import Incoming
 from handlers.settings import (
+    ChatSessionSettings,
     EngineSettings,
     HandlerSettings,
     IntakeSettings,
     JournalSettings,
     PumpSettings,
     RequestSettings,
-    SessionSettings,
 )
 
 with warnings.catch_warnings():
@@ -230,7 +230,7 @@ def reference(one_thread: None) -> Reference:
 
 def make_settings(**groups: dict[str, Any]) -> HandlerSettings:
     kinds = {
-        "session": SessionSettings,
+        "session": ChatSessionSettings,
         "intake": IntakeSettings,
         "request": RequestSettings,
         "engine": EngineSettings,

@@ -23,7 +23,7 @@ from handlers.errors import (
     SessionLost,
     SessionUnknown,
 )
-from handlers.settings import SessionSettings
+from handlers.settings import ChatSessionSettings
 
 SHAPE = CacheShape(2, 1, 4, torch.float32, torch.device("cpu"))
 FEATURES_BYTES = 5 * 4 * 4
@@ -63,7 +63,7 @@ class Stores:
         )
         pool = BlockPool(SHAPE, capacity * SHAPE.block_bytes)
         values = {"ttl_s": 100, "tombstone_s": 3600, **settings}
-        store = SessionStore(SessionSettings(**values), IDS, pool, images, self.clock)
+        store = SessionStore(ChatSessionSettings(**values), IDS, pool, images, self.clock)
         self.made.append(store)
         return store
 
@@ -578,7 +578,7 @@ def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:
     store = Stores(clock)()
     image(store)
 
-    with pytest.raises(RuntimeError, match="held or pinned by nobody"):
+    with pytest.raises(RuntimeError, match="holders and pins do not match"):
         store.check_integrity()
 
 

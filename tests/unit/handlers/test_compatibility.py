@@ -167,7 +167,7 @@ def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])
 def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> None:
     """With what to do instead."""
-    with pytest.raises(ConfigError, match="one instance a GPU"):
+    with pytest.raises(ConfigError, match="one instance per GPU"):
         settings(environ)
 
 

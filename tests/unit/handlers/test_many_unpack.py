@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from handlers.errors import HandlerError, LoadTimedOut, ModelBroken, OutOfDisk
+from handlers.many.folder import find_model_folder
 from handlers.many.model import LoadProgress
-from handlers.many.unpack import find_model_folder, unpack_tar, unpack_zip
+from handlers.many.unpack import unpack_tar, unpack_zip
 from handlers.settings import ManySettings
 
 Member = tuple[str, bytes] | tarfile.TarInfo

@@ -19,6 +19,7 @@ from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, Pr
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.config.settings import Configuration
 from torchmoor.errors import ConfigError
+from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.static_instances import make_instances
 
 ROOT_DOCS = Path(__file__).parents[3] / "docs"
@@ -111,7 +112,6 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         (f"{VARIANT}.InitialVariantWeight", -1, "value: -1, valid min value: 0"),
         (f"{VARIANT}.InitialVariantWeight", 0, "weight above 0"),
         (f"{VARIANT}.InitialVariantWeight", float("nan"), "weight must be a number, not nan"),
-        (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"}, "RoutingStrategy must be one of .* not 'BEST'"),
         (f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "PREFIX_AWARE"}, "PrefixLength is missing"),
         (
             f"{VARIANT}.RoutingConfig",
@@ -164,6 +164,14 @@ def test_error_names_the_key_and_the_value(path: str, value: object, message: st
     """Whoever wrote the file finds the line; nothing unknown is ignored."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
+
+
+def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    """The table of strategies decides, when the endpoint is made."""
+    settings = parse(changed(f"{VARIANT}.RoutingConfig", {"RoutingStrategy": "BEST"})).proxy
+
+    with pytest.raises(ConfigError, match=r"RoutingStrategy must be one of LEAST_OUTSTANDING.* not 'BEST'"):
+        Registry(settings.endpoints)
 
 
 def test_endpoint_with_many_models_is_declared_as_in_create_model(caplog: pytest.LogCaptureFixture) -> None:

@@ -131,7 +131,7 @@ def test_bad_session_keys_are_named_without_being_told(text: str) -> None:
     [
         lambda: EndpointSettings(name="a_b", variants=(VariantSettings(model="m"),)),
         lambda: VariantSettings(model=""),
-        lambda: VariantSettings(model="m", routing_strategy="BEST"),
+        lambda: Registry((ENDPOINT.replace(variants=(VariantSettings(model="m", routing_strategy="BEST"),)),)),
         lambda: ListenSettings(port=70000),
         lambda: LimitSettings(max_body_bytes=0),
         lambda: ProxySettings(endpoints=()),

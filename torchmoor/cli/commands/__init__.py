@@ -1,1 +1,1 @@
-"""The commands, a file each: they parse and print. torchmoor.cli.main knows them by name."""
+"""The commands, one per file: they parse and print. torchmoor.cli.main lists them."""

@@ -1,4 +1,4 @@
-"""`torchmoor ask`: one question; what it does is in torchmoor.cli.chat."""
+"""`torchmoor ask`: one question. torchmoor.cli.chat has the flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmoor.cli.chat_options import conversation_options, make_target
 @click.command()
 @click.argument("question")
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
-@click.option("--json", "as_json", is_flag=True, help="The whole answer as one line of JSON, with its receipt.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as one line of JSON, with its receipt.")
 @conversation_options
 def ask(
     question: str,
@@ -29,9 +29,9 @@ def ask(
     keep: bool,
     system: str | None,
 ) -> None:
-    """Ask one QUESTION, with IMAGEs (files, http(s) or s3 addresses) or without; `-` reads it from standard input.
+    """Ask one QUESTION, with or without IMAGEs (files, http(s) or s3 addresses); `-` reads it from standard input.
 
-    The answer is plain text on standard output, as it is generated, and nothing else is.
+    Standard output has only the answer's text, as it is generated.
 
     \b
     Examples:

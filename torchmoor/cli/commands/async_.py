@@ -1,4 +1,4 @@
-"""`torchmoor async`: asynchronous requests. Parses and prints; what it does is in torchmoor.cli.async_requests."""
+"""`torchmoor async`: asynchronous requests. torchmoor.cli.async_requests has the calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmoor.errors import TorchmoorError
 
 @click.group(name="async")
 def async_() -> None:
-    """List asynchronous requests, see one, cancel one, fetch a result.
+    """List, show or cancel asynchronous requests, or fetch a result.
 
     \b
     Examples:
@@ -28,15 +28,17 @@ def async_() -> None:
 
 
 @async_.command("list")
-@click.option("--endpoint", metavar="NAME", help="The endpoint; may be left out where there is one.")
+@click.option("--endpoint", metavar="NAME", help="The endpoint; needed if several take asynchronous requests.")
 @click.option(
-    "--state", type=click.Choice([each.value for each in AsyncState], case_sensitive=False), help="Only these."
+    "--state",
+    type=click.Choice([each.value for each in AsyncState], case_sensitive=False),
+    help="List only requests in this state.",
 )
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
 @json_option
 @admin_options
 def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: int, as_json: bool) -> None:
-    """Requests of an endpoint, oldest first.
+    """List the requests of an endpoint, oldest first.
 
     \b
     Examples:
@@ -52,7 +54,7 @@ def list_(admin: AdminClient, endpoint: str | None, state: str | None, limit: in
 @json_option
 @admin_options
 def status(admin: AdminClient, inference_id: str, as_json: bool) -> None:
-    """What became of INFERENCE_ID.
+    """Show the state of INFERENCE_ID.
 
     \b
     Examples:
@@ -67,7 +69,7 @@ def status(admin: AdminClient, inference_id: str, as_json: bool) -> None:
 @json_option
 @admin_options
 def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
-    """Cancel INFERENCE_ID, unless it has ended.
+    """Cancel INFERENCE_ID if it has not ended.
 
     \b
     Examples:
@@ -84,22 +86,22 @@ def cancel(admin: AdminClient, inference_id: str, as_json: bool) -> None:
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the result goes (default: standard output).",
+    help="Write the result to this file (default: standard output).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON about the file; needs --output.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON about the file; needs --output.")
 @admin_options
 def get(admin: AdminClient, inference_id: str, output: Path | None, as_json: bool) -> None:
-    """The result of INFERENCE_ID.
+    """Fetch the result of INFERENCE_ID.
 
     \b
     Examples:
       torchmoor async get 5cf0ea42-8a0e-4a7c-b7c4-5d1f2f9a5e0b -o answer.json
     """
     if as_json and output is None:
-        raise click.UsageError("--json needs --output: standard output is the result's own")
+        raise click.UsageError("--json needs --output: standard output has the result")
     num_bytes = 0
     pieces = AsyncRequests(admin).get(inference_id)
-    first = next(pieces, b"")  # before a file is made
+    first = next(pieces, b"")  # before the file is created
     try:
         with click.open_file("-" if output is None else str(output), "wb") as file:
             for piece in chain((first,), pieces):

@@ -1,4 +1,4 @@
-"""`torchmoor bench`: parses and prints; what it does is in torchmoor.bench."""
+"""`torchmoor bench`: a load test. torchmoor.bench makes the load."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ QUESTIONS = (
 @click.option(
     "--users",
     type=click.IntRange(1, 100_000),
-    help=f"Conversations at once (default: {USERS}). With --rate, the most at once (default: {OPEN_USERS}): "
-    "those beyond are failures.",
+    help=f"Concurrent conversations (default: {USERS}). With --rate, the maximum (default: {OPEN_USERS}); "
+    "conversations above it count as failures.",
 )
 @click.option(
     "--rate",
     type=Number(min=0, min_open=True),
     metavar="PER SECOND",
-    help="Open loop: questions come at random (Poisson), this many a second, whatever the endpoint does.",
+    help="Open loop: send questions at this rate (Poisson arrivals), without waiting for answers.",
 )
 @click.option(
     "--duration",
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
-    help=f"Begin nothing more after this (default: {DURATION_S:g}, unless --requests is given).",
+    help=f"Send no new questions after this (default: {DURATION_S:g}, unless --requests is given).",
 )
-@click.option("--requests", "num_requests", type=click.IntRange(1), help="End after this many questions.")
-@click.option("--turns", default=4, show_default=True, type=click.IntRange(1), help="Questions of a conversation.")
-@click.option(
-    "--stateless", is_flag=True, help="Send the whole conversation with each question, instead of having a session."
-)
-@click.option("--no-stream", is_flag=True, help="Ask for answers in one piece; TTFT, TPOT and ITL are not measured.")
+@click.option("--requests", "num_requests", type=click.IntRange(1), help="Stop after this number of questions.")
+@click.option("--turns", default=4, show_default=True, type=click.IntRange(1), help="Questions per conversation.")
+@click.option("--stateless", is_flag=True, help="Send the whole conversation with each question, without a session.")
+@click.option("--no-stream", is_flag=True, help="Request whole answers; TTFT, TPOT and ITL are not measured.")
 @click.option(
     "--image",
     "images",
     multiple=True,
     metavar="FILE|URL",
-    help="Conversations are about these, in turn. Repeatable: an endpoint may remember one picture for all.",
+    help="Use these pictures in turn. Repeatable: with a single picture, the endpoint's cache may answer for all.",
 )
-@click.option("--question", "questions", multiple=True, help="Asked in turn, instead of some of our own. Repeatable.")
+@click.option(
+    "--question", "questions", multiple=True, help="Ask these in turn, instead of the built-in questions. Repeatable."
+)
 @click.option(
     "--timeout",
     default=120.0,
     show_default=True,
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
-    help="An answer that is silent for so long has failed.",
+    help="Count an answer as failed after this time without data.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object, by the names of vLLM's serving benchmark.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object with the names of vLLM's serving benchmark.")
 @endpoint_option
 @url_option
 @keys_option
@@ -88,15 +88,15 @@ def bench(
     keys_file: Path | None,
     parameters: dict[str, Any],
 ) -> None:
-    """Measure a running endpoint as its users see it, from this machine, connections and all.
+    """Measure a running endpoint from this machine, network included.
 
-    A closed loop (--users) asks the next question when the last is answered: it finds the most that can be done.
-    An open loop (--rate) asks however long answers take: it finds what users of a given load wait for.
+    A closed loop (--users) asks the next question after each answer, and finds the highest throughput. An open loop
+    (--rate) does not wait for answers, and finds the latency at a given load.
 
-    TTFT is from sending to the first part of the answer, TPOT the time a token after that, ITL between parts, E2EL to
-    the last. Opening and closing sessions is part of the load, and not of these times. Other work on this machine is
-    measured, too: give the load a machine of its own. Ctrl-C ends early, with the numbers so far, when what runs has
-    ended; a second one at once.
+    TTFT is the time from sending to the first part of the answer, TPOT the time per token after it, ITL the time
+    between parts, E2EL the time to the last part. Opening and closing sessions is part of the load, but not of these
+    times. Other work on this machine affects the result, so run the load on its own machine. Ctrl-C waits for the
+    running answers and prints the results so far; a second Ctrl-C exits at once.
 
     \b
     Examples:

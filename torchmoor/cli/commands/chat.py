@@ -1,4 +1,4 @@
-"""`torchmoor chat`: parses; what it does is in torchmoor.cli.chat."""
+"""`torchmoor chat`: a conversation. torchmoor.cli.chat has the flow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from torchmoor.cli.chat_options import conversation_options, make_target
 @click.command()
 @click.argument("image", required=False)
 @click.option(
-    "--ask", multiple=True, metavar="QUESTION", help="Ask this and end, instead of a conversation. Repeatable."
+    "--ask",
+    multiple=True,
+    metavar="QUESTION",
+    help="Ask this question and exit, instead of a conversation. Repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON for each answer, with its receipt.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per answer, with its receipt.")
 @conversation_options
 def chat(
     image: str | None,
@@ -31,7 +34,7 @@ def chat(
     keep: bool,
     system: str | None,
 ) -> None:
-    """Talk about IMAGE, a file or an http(s) address, with streamed answers; without one, about anything.
+    """Chat with streamed answers, about IMAGE (a file or an http(s) address) or without one.
 
     In the conversation, /image PATH adds a picture and /quit ends.
 

@@ -1,4 +1,4 @@
-"""`torchmoor completion`: click's own scripts, and where they belong."""
+"""`torchmoor completion`: click's completion scripts, and where to install them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLE = "_TORCHMOOR_COMPLETE"
 def completion(context: click.Context, shell: str) -> None:
     """Print the script that completes commands and options in SHELL.
 
-    It goes to standard output; where to put it, to standard error.
+    The script goes to standard output, and the place to install it to standard error.
 
     \b
     Examples:
@@ -31,4 +31,4 @@ def completion(context: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click has all of them"
     click.echo(kind(context.find_root().command, {}, "torchmoor", VARIABLE).source())
-    click.echo(f"torchmoor: this goes to {PLACES[shell]}", err=True)
+    click.echo(f"torchmoor: install it as {PLACES[shell]}", err=True)

@@ -1,4 +1,4 @@
-"""`torchmoor doctor`: parses and prints; what it does is in torchmoor.doctor."""
+"""`torchmoor doctor`: prints the findings of torchmoor.doctor."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
     default=[DEFAULT_ENDPOINT],
     show_default=True,
     metavar="NAME",
-    help="An endpoint that is to run here, as for `up`. Repeatable.",
+    help="An endpoint to run here, as for `up`. Repeatable.",
 )
 @click.option(
-    "--instances", default=1, show_default=True, type=click.IntRange(0, 64), help="Of each endpoint; 0: only the proxy."
+    "--instances",
+    default=1,
+    show_default=True,
+    type=click.IntRange(0, 64),
+    help="Instances per endpoint; 0: only the proxy.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the runtime API.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65_535), help="Its port.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of the admin plane.")
 @click.option("--admin-port", default=9080, show_default=True, type=click.IntRange(0, 65_535), help="Its port.")
-@click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Where the .mar archives are.")
+@click.option("--model-store", type=click.Path(path_type=Path, file_okay=False), help="Folder of the .mar archives.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="As for `up`.")
 @click.option(
     "--journal",
@@ -52,10 +56,10 @@ COLORS = {"ok": "green", "warning": "yellow", "problem": "red"}
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file of `serve`: it says the ports, stores and instances, and with it no instance is to run here unless "
-    "--instances is given.",
+    help="Configuration file of `serve`, which has the ports, stores and instances. With it no instance runs here, "
+    "unless --instances is given.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object with all findings.")
+@click.option("--json", "as_json", is_flag=True, help="Print one object with all findings.")
 @url_option
 @admin_url_option
 @admin_keys_option
@@ -77,9 +81,9 @@ def doctor(
     admin_url: str,
     keys_file: Path | None,
 ) -> None:
-    """Find what would keep a fleet from running on this machine, and how to mend it; look at one that runs.
+    """Find problems that would keep a fleet from running on this machine, with remedies; check a running fleet too.
 
-    Changes nothing. Exit status 1 if there is a problem; a warning is none.
+    Changes nothing. The exit status is 1 if there is a problem; warnings do not count.
 
     \b
     Examples:
@@ -87,7 +91,7 @@ def doctor(
       torchmoor doctor --instances 4 --endpoint llava --journal redis://10.0.0.5:6379/0
       torchmoor doctor --config torchmoor.yaml --json | jq -r '.findings[] | select(.level != "ok") | .remedy'
     """
-    from torchmoor.doctor.finding import Patient
+    from torchmoor.doctor.finding import FleetPlan
     from torchmoor.doctor.run import examine
 
     configuration: Any = None
@@ -105,7 +109,7 @@ def doctor(
             admin_url = f"http://{admin_host}:{admin_port}"
         if port and _is_default(context, "url"):
             url = f"http://{host}:{port}"
-    patient = Patient(
+    plan = FleetPlan(
         endpoints=endpoints,
         num_instances=instances * len(endpoints),
         model_store=(model_store or default_store()).resolve(),
@@ -122,7 +126,7 @@ def doctor(
         configuration=configuration,
     )
     found = []
-    for finding in examine(patient):
+    for finding in examine(plan):
         found.append(finding)
         if not as_json:
             level = finding.level.value

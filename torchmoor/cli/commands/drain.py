@@ -1,4 +1,4 @@
-"""`torchmoor drain` and `undrain`: take instances out of service without harm, and back."""
+"""`torchmoor drain` and `undrain`: take instances out of service, and put them back."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _wait_options(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             type=Number(min=0),
             metavar="SECONDS",
-            help="For how long --wait waits; status 1 if that was not enough.",
+            help="Time limit of --wait; after it the exit status is 1.",
         ),
-        click.option("--wait", is_flag=True, help="Return only when it is so, and say on stderr how it goes."),
+        click.option("--wait", is_flag=True, help="Wait until it is done, and report progress on standard error."),
     ):
         command = option(command)
     return command
@@ -39,9 +39,10 @@ def _wait_options(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @admin_options
 def drain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
-    """Send INSTANCE nothing new; what it works on ends. With a journal its sessions go on elsewhere.
+    """Stop new requests to INSTANCE; running requests end normally. With a journal, other instances take its sessions.
 
-    With --wait, until nothing runs there: then it can be stopped or replaced. A drain stays with the name.
+    With --wait, return when no request runs there; then it can be stopped or replaced. A restarted instance of the same
+    name stays drained.
 
     \b
     Examples:
@@ -57,9 +58,9 @@ def drain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float
 @json_option
 @admin_options
 def undrain(admin: AdminClient, names: tuple[str, ...], wait: bool, timeout: float, as_json: bool) -> None:
-    """End the drain of INSTANCE: it gets work, and its sessions, again.
+    """End the drain of INSTANCE: it takes requests, and its sessions' turns, again.
 
-    With --wait, until its probe says that it is ready.
+    With --wait, return when its probe reports that it is ready.
 
     \b
     Examples:
@@ -79,15 +80,15 @@ def _move(
     as_json: bool,
 ) -> None:
     rows = {name: admin.post(f"/instances/{quote(name, safe='')}/{action}") for name in dict.fromkeys(names)}
-    deadline, told = monotonic() + timeout_s, ""
+    deadline, last = monotonic() + timeout_s, ""
     while wait and not all(is_done(row) for row in rows.values()):
         late = [row for row in rows.values() if not is_done(row)]
         news = ", ".join(f"{row['name']} is {row['state']}, {_running(row)}" for row in late)
         if monotonic() >= deadline:
             raise AdminError(f"not done within {timeout_s:g} s: {news}")
-        if news != told:
+        if news != last:
             click.echo(f"Waiting: {news}", err=True)
-        told = news
+        last = news
         sleep(INTERVAL_S)
         found = {row["name"]: row for row in admin.get("/instances")["instances"]}
         if gone := [name for name in rows if name not in found]:

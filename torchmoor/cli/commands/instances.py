@@ -1,4 +1,4 @@
-"""`torchmoor instances`: what runs where."""
+"""`torchmoor instances`: the table of instances."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ COLORS = {"ready": "green", "draining": "yellow", "starting": "yellow", "down": 
 
 
 @click.command()
-@click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
-@click.option("--watch", metavar="SECONDS", type=Number(min=0.1), help="Show them again and again, until Ctrl-C.")
+@click.option("--endpoint", metavar="NAME", help="List only this endpoint's instances.")
+@click.option(
+    "--watch", metavar="SECONDS", type=Number(min=0.1), help="Repeat the list at this interval, until Ctrl-C."
+)
 @json_option
 @admin_options
 def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_json: bool) -> None:
     """List the instances: state, load, sessions and memory.
 
-    LOAD is requests in flight of those that it is sent at a time. KV (the engine's cache) and FEATURES (of images) are
-    memory of the device, HOST is of images in the host's memory, each in use of what there is. What an instance does
-    not tell is empty.
+    LOAD is outstanding requests / capacity. KV (the engine's cache) and FEATURES (of images) are device memory, HOST is
+    images in host memory, each used / total. A value that an instance does not report is empty.
 
     \b
     Examples:
@@ -38,7 +39,7 @@ def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_
     while True:
         found = admin.get("/dashboard.json")["instances"]
         rows = [row for row in found if endpoint in (None, row["endpoint"])]
-        rows.sort(key=lambda row: (row["endpoint"], row["name"]))  # they come in the order in which they were started
+        rows.sort(key=lambda row: (row["endpoint"], row["name"]))  # the page has them in their order of start
         if as_json:
             click.echo(json.dumps({"instances": rows}))
         else:
@@ -52,7 +53,7 @@ def instances(admin: AdminClient, endpoint: str | None, watch: float | None, as_
 
 
 def describe(rows: list[dict[str, Any]], width: int | None) -> Iterator[str]:
-    """A table for people."""
+    """Yield the table's lines."""
     if not rows:
         yield "There is no instance."
         return

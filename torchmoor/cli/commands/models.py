@@ -1,4 +1,4 @@
-"""`torchmoor models`: which models are where, for endpoints with many."""
+"""`torchmoor models`: the models of endpoints with many models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = ("MODEL", "INSTANCE", "TIER", "SIZE", "USED", "REQUESTS", "GOES")
 
 @click.group()
 def models() -> None:
-    """List the models of endpoints with many; pin, unpin, prewarm or unload one.
+    """List, pin, unpin, prewarm or unload models of endpoints with many models.
 
     \b
     Examples:
@@ -30,11 +30,11 @@ def models() -> None:
 
 
 @models.command("list")
-@click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
+@click.option("--endpoint", metavar="NAME", help="List only this endpoint's models.")
 @json_option
 @admin_options
 def list_(admin: AdminClient, endpoint: str | None, as_json: bool) -> None:
-    """Which models are where, in which tier of memory. GOES: its place among those that leave the memory next.
+    """List models by instance and memory tier. GOES is the place in the order of eviction.
 
     \b
     Examples:
@@ -48,7 +48,7 @@ def list_(admin: AdminClient, endpoint: str | None, as_json: bool) -> None:
 def _describe(found: Mapping[str, Any]) -> Iterator[str]:
     for instance in found["instances"]:
         if not instance["answered"]:
-            yield f"{instance['instance']} does not say which models it has."
+            yield f"{instance['instance']} reports no models."
     if not found["models"]:
         yield "There is no model" + ("." if found["instances"] else ": no endpoint has many models.")
         return
@@ -71,8 +71,8 @@ def _describe(found: Mapping[str, Any]) -> Iterator[str]:
 def _add(action: str, summary: str) -> None:
     @models.command(action, help=f"{summary}\n\n\b\nExamples:\n  torchmoor models {action} minilm-007.tar.gz")
     @click.argument("model")
-    @click.option("--endpoint", metavar="NAME", help="The endpoint, where several have many models.")
-    @click.option("--instance", metavar="NAME", help="Only there.")
+    @click.option("--endpoint", metavar="NAME", help="The endpoint; needed if several have many models.")
+    @click.option("--instance", metavar="NAME", help="Act on this instance only.")
     @json_option
     @admin_options
     def act(admin: AdminClient, model: str, endpoint: str | None, instance: str | None, as_json: bool) -> None:
@@ -80,7 +80,9 @@ def _add(action: str, summary: str) -> None:
         path = f"/models/{quote(model)}/{action}"
         found = admin.post(path, query, timeout_s=ACTION_TIMEOUT_S)
         done = [row for row in found["instances"] if row["status"] == 200]
-        failed = [row for row in found["instances"] if row["status"] not in (200, 404)]  # 404: it was not there
+        failed = [
+            row for row in found["instances"] if row["status"] not in (200, 404)
+        ]  # 404: the instance does not hold it
         for row in failed:
             click.echo(f"Warning: {row['instance']}: {row['error']}", err=True)
         show(
@@ -92,7 +94,7 @@ def _add(action: str, summary: str) -> None:
             raise click.exceptions.Exit(Exit.FAILED)
 
 
-_add("pin", "Keep MODEL in memory until it is unpinned; load it if it is not there.")
-_add("unpin", "Let MODEL go again when others need the memory.")
-_add("prewarm", "Load MODEL before the first request for it comes.")
-_add("unload", "Take MODEL out of memory when the requests that use it have ended.")
+_add("pin", "Keep MODEL in memory until it is unpinned; load it if needed.")
+_add("unpin", "Allow MODEL to be evicted again.")
+_add("prewarm", "Load MODEL before its first request.")
+_add("unload", "Remove MODEL from memory once its running requests have ended.")

@@ -1,4 +1,4 @@
-"""`torchmoor package`: parses and prints; what it does is in torchmoor.cli.package."""
+"""`torchmoor package`: a model archive. torchmoor.cli.package makes it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torchmoor.cli.package import package as make_package
     type=click.Path(path_type=Path, dir_okay=False),
     help="NAME.tar.gz or NAME.mar (default: the directory's name with .tar.gz, here).",
 )
-@click.option("--allow-pickle", is_flag=True, help="Take pickled weights, too: they can run code when they are loaded.")
+@click.option("--allow-pickle", is_flag=True, help="Include pickled weights, which can run code when they are loaded.")
 def package(directory: Path, output: Path | None, allow_pickle: bool) -> None:
-    """Make a model archive of DIRECTORY, a checkpoint as save_pretrained writes it, for an endpoint of many models.
+    """Package DIRECTORY, a checkpoint written by save_pretrained, for an endpoint with many models.
 
-    Only what serving needs goes in, so what was left out is listed. The same files give the same bytes.
+    The archive has only the files that serving needs; the others are listed. The same files give the same bytes.
 
     \b
     Examples:

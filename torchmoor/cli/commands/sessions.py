@@ -1,4 +1,4 @@
-"""`torchmoor sessions`: who is in conversation, by the hashes of their ids that the access log has, too."""
+"""`torchmoor sessions`: the open sessions, named by the hashes that the access log shows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HEADS = ("SESSION", "ENDPOINT", "INSTANCE", "TIER", "SIZE", "TURNS", "USED", "EX
 
 @click.group()
 def sessions() -> None:
-    """List open sessions; close, pin or unpin one.
+    """List, close, pin or unpin open sessions.
 
-    A session is named by a hash, as in the access log: its id is a credential, and is never shown.
+    A session is named by a hash, as in the access log: its id is a credential and never shown.
 
     \b
     Examples:
@@ -31,16 +31,16 @@ def sessions() -> None:
 
 
 @sessions.command("list")
-@click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
-@click.option("--instance", metavar="NAME", help="Only those that are there.")
+@click.option("--endpoint", metavar="NAME", help="List only this endpoint's sessions.")
+@click.option("--instance", metavar="NAME", help="List only this instance's sessions.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 1000), help="The most that are listed.")
-@click.option("--after", metavar="PLACE", help="Go on where a list has ended: its `next`.")
+@click.option("--after", metavar="PLACE", help="Continue a list after this hash, its `next`.")
 @json_option
 @admin_options
 def list_(
     admin: AdminClient, endpoint: str | None, instance: str | None, limit: int, after: str | None, as_json: bool
 ) -> None:
-    """Open sessions: where they are, what they hold, when they expire.
+    """List open sessions: their instances, memory and expiry.
 
     \b
     Examples:
@@ -53,10 +53,10 @@ def list_(
 
 
 def describe(found: Mapping[str, Any], now: float, width: int | None) -> Iterator[str]:
-    """A table for people."""
+    """Yield the table's lines."""
     for instance in found["instances"]:
         if not instance["answered"]:
-            yield f"{instance['instance']} does not say which sessions it has."
+            yield f"{instance['instance']} reports no sessions."
     if not found["sessions"]:
         yield "No session is open."
         return
@@ -89,6 +89,6 @@ def _add(action: str, summary: str, done: str) -> None:
         show(found, lambda: [f"{session}: {done}"], as_json=as_json)
 
 
-_add("close", "Close a session: its memory is free, and its next turn is refused.", "closed")
+_add("close", "Close a session: free its memory, and refuse its next turn.", "closed")
 _add("pin", "Keep a session in memory until it is unpinned or expires.", "pinned")
-_add("unpin", "Let a session's memory go to others again.", "unpinned")
+_add("unpin", "Allow a session's memory to be evicted again.", "unpinned")

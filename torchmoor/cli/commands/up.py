@@ -15,6 +15,7 @@ from torchmoor.cli.progress import report_progress
 from torchmoor.cli.setting_option import given_settings, setting
 from torchmoor.config.up import UpSettings
 from torchmoor.proxy.access.credentials import ACCESS_KEYS, KEYS_FILE, TOKENS
+from torchmoor.proxy.routing.strategies import STRATEGIES
 from torchmoor.run.launching import JOURNAL_URL
 from torchmoor.run.up import run
 
@@ -64,7 +65,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @option("launch.max_body_mib", "--max-body-mib")
 @option("launch.heap_mib", "--heap-mib")
 @option("models", "--models", metavar="DIR|S3URL")
-@option("strategy", "--strategy")
+@option("strategy", "--strategy", type=click.Choice(tuple(STRATEGIES)))
 @option("launch.capacity", "--capacity", type=click.IntRange(1, 100_000))
 @option("is_late_binding", "--late-binding")
 @option("allowed_image_hosts", "--allow-image-host", metavar="HOST")

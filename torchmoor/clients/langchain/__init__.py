@@ -1,7 +1,7 @@
 """LangChain's classes for endpoints; they need `pip install torchmoor[langchain]`.
 
-ChatSagemakerEndpoint: a chat model that streams, with sessions or without. SagemakerAsyncEndpoint: an LLM whose
-requests wait in a queue, behind which an endpoint may have no instance.
+ChatSagemakerEndpoint: a chat model that streams, with or without sessions. SagemakerAsyncEndpoint: an LLM whose
+requests wait in a queue, for endpoints that scale to zero.
 """
 
 from torchmoor.clients.langchain.async_endpoint import SagemakerAsyncEndpoint

@@ -1,4 +1,4 @@
-"""An LLM over InvokeEndpointAsync, for endpoints that may have no instance until somebody asks."""
+"""An LLM over InvokeEndpointAsync, for endpoints that scale to zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchmoor.clients.streams import read_stream
 
 
 class ContentHandler(Protocol):
-    """What langchain_aws calls an LLMContentHandler: those of SagemakerEndpoint can be used here."""
+    """The form of langchain_aws' LLMContentHandler; handlers of SagemakerEndpoint can be used here."""
 
     content_type: str
     accepts: str
@@ -27,25 +27,25 @@ class ContentHandler(Protocol):
     def transform_input(self, prompt: Any, model_kwargs: dict[str, Any]) -> bytes: ...
 
     def transform_output(self, output: Any) -> str:
-        """output: has `read()`."""
+        """Return the text of an output, which has `read()`."""
         ...
 
 
 class SagemakerAsyncEndpoint(EndpointConnection, LLM):
-    """Submits a prompt and waits for its result. The request itself wakes an endpoint that has scaled to zero.
+    """Submits a prompt and waits for its result. The request starts an instance if the endpoint has none.
 
         llm = SagemakerAsyncEndpoint(endpoint_name="llm", endpoint_url="http://127.0.0.1:8080")
         llm.invoke("Once upon a time", max_new_tokens=100)
 
-    Raises AsyncInferenceFailed with the words of the failure object, AsyncInferenceTimedOut (`output_location` says
-    where the answer will be), EndpointError. `ainvoke` waits without a thread.
+    Raises AsyncInferenceFailed with the failure object's message, AsyncInferenceTimedOut (`output_location` is where
+    the result will be), EndpointError. `ainvoke` waits without a thread.
 
     content_handler: None: TGI's body `{"inputs", "parameters"}`, and answers of TGI, LMI, OpenAI or a session, whole or
     as a stream. model_kwargs: parameters of the model. endpoint_kwargs: more arguments of invoke_endpoint_async.
     input_prefix: s3://bucket/prefix for inputs; None: they travel in the request, up to 128,000 bytes.
-    max_wait: seconds until AsyncInferenceTimedOut. on_cold_start: what to do while the endpoint has no instance, on
-    SageMaker, which is asked (sagemaker:DescribeEndpoint): wait for `cold_start` seconds more, or raise EndpointAsleep
-    at once; None: nobody asks, and max_wait is for all.
+    max_wait: seconds until AsyncInferenceTimedOut. on_cold_start: what to do if SageMaker (sagemaker:DescribeEndpoint)
+    reports no instance: wait for `cold_start` seconds more, or raise EndpointAsleep at once; None: do not check, and
+    max_wait includes a start.
     """
 
     model_config = ConfigDict(extra="forbid")

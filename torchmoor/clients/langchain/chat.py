@@ -1,201 +1,42 @@
-"""A chat model over InvokeEndpointWithResponseStream: the whole conversation with each call, in OpenAI's form."""
+"""A chat model that sends the whole conversation with each call, in OpenAI's form."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models.base import LangSmithParams
-from langchain_core.language_models.chat_models import (
-    BaseChatModel,
-    agenerate_from_stream,
-    generate_from_stream,
-)
 from langchain_core.messages import BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field
 
-from torchmoor.clients.events import abort, read_event_stream
-from torchmoor.clients.langchain.connection import EndpointConnection
-from torchmoor.clients.langchain.messages import chunk_of, openai_messages
-from torchmoor.clients.langchain.threads import read_in_thread
-from torchmoor.clients.pieces import Piece
-from torchmoor.clients.runtime import readable_errors
-
-if TYPE_CHECKING:
-    from torchmoor.clients.langchain.session import ChatSagemakerSession  # a model of this one's kind
+from torchmoor.clients.langchain.messages import openai_messages
+from torchmoor.clients.langchain.session import ChatSagemakerSession, open_session
+from torchmoor.clients.langchain.streaming import StreamingEndpoint
 
 
-class ChatSagemakerEndpoint(EndpointConnection, BaseChatModel):
+class ChatSagemakerEndpoint(StreamingEndpoint):
     """Streams answers of an endpoint that understands OpenAI's chat completions; texts and images, no tools.
 
-        model = ChatSagemakerEndpoint(endpoint_name="llava", endpoint_url="http://127.0.0.1:8080")
-        for chunk in model.stream("What is in the image?"):
-            print(chunk.text, end="", flush=True)
-
-    Every call is a stream, `invoke` too, so that no answer meets the time limit of whole ones. Raises EndpointError if
-    the endpoint refuses, StreamError if an answer breaks off, ValueError for content that is neither text nor image.
-
-    max_tokens, temperature, top_p, seed, stop: as OpenAI's. model_kwargs: more fields of the body. streaming: `invoke`
-    calls back for each token. endpoint_kwargs: more arguments of invoke_endpoint_with_response_stream.
+    model = ChatSagemakerEndpoint(endpoint_name="llava", endpoint_url="http://127.0.0.1:8080")
+    for chunk in model.stream("What is in the image?"):
+        print(chunk.text, end="", flush=True)
     """
-
-    temperature: float | None = None
-    max_tokens: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: list[str] | None = Field(default=None, alias="stop_sequences")
-    streaming: bool = False
-    model_kwargs: dict[str, Any] = Field(default_factory=dict)
-    endpoint_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    model_config = ConfigDict(populate_by_name=True, extra="forbid")
 
     def open_session(
         self, images: Sequence[str | bytes | Path] = (), *, ttl_s: int | None = None
     ) -> ChatSagemakerSession:
-        """A conversation that the endpoint keeps, with its pictures: each question travels alone.
+        """Open a conversation that the endpoint keeps, with its pictures.
 
         images: addresses (https, s3, data), files or bytes. Raises EndpointError, OSError if a file cannot be read.
         """
-        from torchmoor.clients.langchain.session import open_session
-
         return open_session(self, images, ttl_s)
 
-    @property
-    def _llm_type(self) -> str:
-        return "sagemaker-endpoint-chat"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {
-            "endpoint_name": self.endpoint_name,
-            "endpoint_url": self.endpoint_url,
-            "model_kwargs": self.model_kwargs,
-        }
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
-        params["ls_provider"] = "sagemaker"
-        params.setdefault("ls_model_name", self.endpoint_name)
-        return params
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = _Call(self, messages, self._stop(stop), kwargs)
-        with closing(call.pieces()) as pieces:
-            for piece in pieces:
-                chunk = chunk_of(piece, self.endpoint_name)
-                if run_manager:
-                    run_manager.on_llm_new_token(piece.text, chunk=chunk)
-                yield chunk
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = _Call(self, messages, self._stop(stop), kwargs)
-        pieces = read_in_thread(call.pieces, call.abort)
-        try:
-            async for piece in pieces:
-                chunk = chunk_of(piece, self.endpoint_name)
-                if run_manager:
-                    await run_manager.on_llm_new_token(piece.text, chunk=chunk)
-                yield chunk
-        finally:
-            await pieces.aclose()
-
-    def _stop(self, stop: list[str] | None) -> list[str]:
-        return self.stop or [] if stop is None else stop
-
     def request(self, messages: Sequence[BaseMessage], stop: Sequence[str], more: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of invoke_endpoint_with_response_stream. more: of this call, before what the model has."""
-        body: dict[str, Any] = {
-            "model": self.endpoint_name,
-            "messages": openai_messages(messages),
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "stop": list(stop) or None,
-            **self.model_kwargs,
-            **more,
-        }
-        return self._arguments({name: value for name, value in body.items() if value is not None}, "text/event-stream")
-
-    def _arguments(self, body: dict[str, Any], accept: str) -> dict[str, Any]:
-        return {
-            "EndpointName": self.endpoint_name,
-            "ContentType": "application/json",
-            "Accept": accept,
-            "Body": json.dumps(body).encode(),
-            **self.endpoint_kwargs,
-        }
-
-    def answered(self, messages: Sequence[BaseMessage], answer: str) -> None:
-        """An answer has come to its end. For those who keep a conversation."""
-
-
-class _Call:
-    """One invocation. `pieces` may run in another thread than `abort`."""
-
-    def __init__(
-        self, model: ChatSagemakerEndpoint, messages: Sequence[BaseMessage], stop: Sequence[str], more: dict[str, Any]
-    ) -> None:
-        self._model = model
-        self._messages = messages
-        self._stop = stop
-        self._arguments = model.request(messages, stop, more)
-        self._body: Any = None
-        self._is_wanted = True
-
-    def pieces(self) -> Generator[Piece, None, None]:
-        """Raises EndpointError, StreamError."""
-        with readable_errors():
-            self._body = self._model.runtime.invoke_endpoint_with_response_stream(**self._arguments)["Body"]
-        if not self._is_wanted:
-            self._body.close()
-            return
-        texts = []
-        with closing(read_event_stream(self._body, self._stop)) as pieces:
-            for piece in pieces:
-                texts.append(piece.text)
-                yield piece
-        self._model.answered(self._messages, "".join(texts))
-
-    def abort(self) -> None:
-        """Nobody waits for the answer any more."""
-        self._is_wanted = False
-        abort(self._body)
+        return self._arguments(
+            {
+                "model": self.endpoint_name,
+                "messages": openai_messages(messages),
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **self._parameters(stop, more),
+            }
+        )

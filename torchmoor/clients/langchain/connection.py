@@ -1,4 +1,4 @@
-"""How LangChain's classes reach an endpoint: the fields that they share."""
+"""The fields by which LangChain's classes reach an endpoint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torchmoor.clients.runtime import make_client, readable_errors
 
 
 class EndpointConnection(BaseModel):
-    """Names and credentials as langchain_aws.SagemakerEndpoint has them.
+    """Names and credentials, with the field names of langchain_aws.SagemakerEndpoint.
 
-    endpoint_url: of a proxy of one's own; None: SageMaker's. timeout: seconds of silence. client: a boto3 client
-    instead of one that is made.
+    endpoint_url: the proxy's; None: SageMaker's. timeout: seconds without data. client: a boto3 client to use.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -34,11 +33,11 @@ class EndpointConnection(BaseModel):
 
     @cached_property
     def runtime(self) -> Any:
-        """The sagemaker-runtime client. Raises EndpointError."""
+        """boto3's sagemaker-runtime client. Raises EndpointError."""
         return self.client or self.make_client("sagemaker-runtime", self.endpoint_url)
 
     def make_client(self, service: str, endpoint_url: str | None = None) -> Any:
-        """Raises EndpointError, ValueError if the address is none."""
+        """Make boto3's client of a service. Raises EndpointError, ValueError for an invalid address."""
         given = {
             name: value.get_secret_value()
             for name in ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")

@@ -1,4 +1,4 @@
-"""LangChain's messages as an endpoint takes them."""
+"""LangChain's messages converted to and from an endpoint's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ROLES = ("system", "user", "assistant")
 
 
 def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """OpenAI's form of a conversation of texts and images.
+    """Convert a conversation of texts and images to OpenAI's form.
 
-    Raises ValueError if there is more in it, such as audio, video, files or calls of tools.
+    Raises ValueError for other content, such as audio, video, files or tool calls.
     """
     converted = convert_to_openai_messages(list(messages))
     assert isinstance(converted, list)
@@ -34,7 +34,7 @@ def openai_messages(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def texts_and_images(message: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What one of `openai_messages` says, and the addresses of its images."""
+    """Return the texts and the image addresses of one of `openai_messages`."""
     content = message["content"]
     if isinstance(content, str):
         return [content], []
@@ -43,7 +43,7 @@ def texts_and_images(message: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def chunk_of(piece: Piece, model_name: str) -> ChatGenerationChunk:
-    """A piece of an answer as a chat model gives it on."""
+    """Convert a piece of an answer to LangChain's chunk."""
     usage = None
     if piece.usage is not None:
         asked, answered = piece.usage.prompt_tokens or 0, piece.usage.answer_tokens

@@ -1,4 +1,4 @@
-"""A chat model whose conversation the endpoint keeps: only what is new travels."""
+"""A chat model whose conversation the endpoint keeps, so that only new messages are sent."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from langchain_core.messages import BaseMessage
 from pydantic import PrivateAttr
 
 from torchmoor.clients.errors import EndpointError, SessionMismatch
-from torchmoor.clients.langchain.chat import ChatSagemakerEndpoint
 from torchmoor.clients.langchain.messages import openai_messages, texts_and_images
+from torchmoor.clients.langchain.streaming import StreamingEndpoint, without_none
 from torchmoor.clients.runtime import image_reference, readable_errors
 
 
-class ChatSagemakerSession(ChatSagemakerEndpoint):
-    """One session; ChatSagemakerEndpoint.open_session makes it. Use it in a `with`, or close it.
+class ChatSagemakerSession(StreamingEndpoint):
+    """One session, which ChatSagemakerEndpoint.open_session opens. Use it in a `with`, or close it.
 
         with model.open_session(["picture.png"]) as chat:
             chat.invoke("What color is the circle?")
             chat.invoke("And what shape is left of it?")
 
-    A call takes what the user says next. The conversation so far may stand before it, as LangChain's histories send it,
-    and is not sent; if it is another than this session has had, the call raises SessionMismatch. A call whose answer
-    broke off, or was not read to its end, did not happen.
+    A call takes the user's next messages. The conversation so far may precede them, as LangChain's histories have it;
+    it is not sent, and the call raises SessionMismatch if it differs from the session's. A call whose answer broke off,
+    or was not read to its end, leaves the session unchanged.
     """
 
     session_id: str
@@ -40,11 +40,11 @@ class ChatSagemakerSession(ChatSagemakerEndpoint):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(EndpointError):  # the session ends by itself, and an error above matters more
+        with suppress(EndpointError):  # the session expires anyway, and must not hide an error of the block
             self.close()
 
     def close(self) -> None:
-        """Free what the endpoint keeps. Raises EndpointError, also if the session is over already."""
+        """Close the session at the endpoint. Raises EndpointError, also if the session has ended."""
         _invoke(self, self.session_id, {"requestType": "CLOSE"})
 
     def request(self, messages: Sequence[BaseMessage], stop: Sequence[str], more: dict[str, Any]) -> dict[str, Any]:
@@ -55,31 +55,23 @@ class ChatSagemakerSession(ChatSagemakerEndpoint):
                 "what is new"
             )
         texts, images = zip(*map(texts_and_images, new), strict=True)
-        parameters = {
-            "temperature": self.temperature,
-            "max_tokens": self.max_tokens,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "stop": list(stop) or None,
-            **self.model_kwargs,
-            **more,
-        }
+        parameters = self._parameters(stop, more)
         parameters["max_new_tokens"] = parameters.get("max_new_tokens", parameters.pop("max_tokens", None))
         body = {
             "type": "send_text_prompt",
             "prompt_text": "\n".join(text for several in texts for text in several),
             "images": [image for several in images for image in several],
             "stream": True,
-            "parameters": {name: value for name, value in parameters.items() if value is not None},
+            "parameters": without_none(parameters),
         }
-        return {**self._arguments(body, "text/event-stream"), "SessionId": self.session_id}
+        return {**self._arguments(body), "SessionId": self.session_id}
 
     def answered(self, messages: Sequence[BaseMessage], answer: str) -> None:
         _, new = self._split(openai_messages(messages))
         self._said += [*map(_digest, new), _digest({"role": "assistant", "content": answer})]
 
     def _split(self, messages: list[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-        """Digests of what was said before, and what is new: the user's messages after the last answer."""
+        """Split into digests of the messages up to the last answer, and the new messages after it."""
         if any(message["role"] == "system" for message in messages):
             raise ValueError(
                 "a session takes no system message; say it in the first question, or ask without a session"
@@ -92,29 +84,29 @@ class ChatSagemakerSession(ChatSagemakerEndpoint):
 
 
 def open_session(
-    model: ChatSagemakerEndpoint, images: Sequence[str | bytes | Path], ttl_s: int | None
+    model: StreamingEndpoint, images: Sequence[str | bytes | Path], ttl_s: int | None
 ) -> ChatSagemakerSession:
-    """Raises EndpointError, OSError."""
+    """Open a session with a model's settings. Raises EndpointError, OSError."""
     body: dict[str, Any] = {"requestType": "NEW_SESSION", "images": [image_reference(image) for image in images]}
     if ttl_s is not None:
         body["ttl_s"] = ttl_s
     opened = _invoke(model, "NEW_SESSION", body)
-    fields = {name: getattr(model, name) for name in ChatSagemakerEndpoint.model_fields}
+    fields = {name: getattr(model, name) for name in StreamingEndpoint.model_fields}
     fields["client"] = model.runtime
     return ChatSagemakerSession(**fields, session_id=opened["NewSessionId"].partition(";")[0])
 
 
-def _invoke(model: ChatSagemakerEndpoint, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
+def _invoke(model: StreamingEndpoint, session_id: str, body: dict[str, Any]) -> dict[str, Any]:
     with readable_errors():
-        said: dict[str, Any] = model.runtime.invoke_endpoint(
+        answer: dict[str, Any] = model.runtime.invoke_endpoint(
             EndpointName=model.endpoint_name,
             ContentType="application/json",
             SessionId=session_id,
             Body=json.dumps(body).encode(),
         )
-        with said["Body"] as stream:
+        with answer["Body"] as stream:
             stream.read()
-    return said
+    return answer
 
 
 def _digest(message: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""An iterator that blocks, read by a coroutine: a thread runs it from its beginning to its end."""
+"""Bridge from a blocking iterator to a coroutine, by a thread that runs the iterator."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_AHEAD = 64  # items that wait for the coroutine
 
 
 async def read_in_thread(iterate: Callable[[], Iterator[T]], abort: Callable[[], object]) -> AsyncGenerator[T, None]:
-    """The iterator's items. If the caller stops, so does the iterator.
+    """Yield the iterator's items. The iterator stops when the caller does.
 
-    iterate: makes the iterator, in the thread; its generator is closed there too. abort: makes an item that is waited
-    for fail at once; any thread.
+    iterate: makes the iterator, in the thread that also closes it. abort: ends a wait for the next item; it is called
+    from another thread.
     """
     reading = _Reading(iterate, asyncio.get_running_loop())
     reading.thread.start()
@@ -61,7 +61,7 @@ class _Reading(Generic[T]):
     def _put(self, item: T | object) -> None:
         try:
             self._loop.call_soon_threadsafe(self.items.put_nowait, item)
-        except RuntimeError:  # the loop is closed, and so nobody waits
+        except RuntimeError:  # the loop is closed
             self.is_wanted = False
 
 

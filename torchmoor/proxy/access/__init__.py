@@ -1,1 +1,4 @@
-"""Who may use the data plane: credentials, the check of each request, TLS. Knows no dialect and no instance."""
+"""Checks of callers: credentials, signatures, TLS and exposure.
+
+May import http and what is below the proxy.
+"""

@@ -1,10 +1,11 @@
-"""Where secrets come from: the environment, or a file that only its owner and group can read. Never an argument.
+"""Secrets from the environment, or from a file that only its owner and group can read; never from arguments.
 
 TORCHMOOR_ACCESS_KEYS    ID:SECRET[:SESSION_TOKEN], more after commas
 TORCHMOOR_TOKENS         NAME:TOKEN, more after commas
 TORCHMOOR_ADMIN_TOKEN    TOKEN
 
-The file has a line for each, with `#` for comments: `key ID SECRET [SESSION_TOKEN]`, `token NAME TOKEN`, `admin TOKEN`.
+The file has one secret per line, with `#` for comments: `key ID SECRET [SESSION_TOKEN]`, `token NAME TOKEN`,
+`admin TOKEN`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ACCESS_KEYS = "TORCHMOOR_ACCESS_KEYS"
 TOKENS = "TORCHMOOR_TOKENS"
 ADMIN_TOKEN = "TORCHMOOR_ADMIN_TOKEN"
 KEYS_FILE = "TORCHMOOR_KEYS_FILE"
-CLIENT_TOKEN = "TORCHMOOR_TOKEN"  # what our own commands show to a proxy
+CLIENT_TOKEN = "TORCHMOOR_TOKEN"  # what torchmoor's own commands send to a proxy
 ASYNC_QUEUE = "TORCHMOOR_ASYNC_QUEUE"  # a URL with a password in it; torchmoor serve's async_inference.queue
 SECRETS = frozenset((ACCESS_KEYS, TOKENS, ADMIN_TOKEN, KEYS_FILE, CLIENT_TOKEN, ASYNC_QUEUE))
 MAX_FILE_BYTES = 1 << 20
@@ -30,7 +31,7 @@ _FORMS = "one of `key ID SECRET [SESSION_TOKEN]`, `token NAME TOKEN`, or `admin 
 
 
 def read_credentials(environ: Mapping[str, str], path: Path | None) -> Credentials:
-    """Those of the environment and of the file, if one is given. Raises ConfigError, without naming any secret."""
+    """Return the credentials of the environment and of the file, if any. Raises ConfigError, which shows no secret."""
     lines: list[tuple[str, list[str]]] = [
         *((ACCESS_KEYS, ["key", *item.split(":")]) for item in _items(environ.get(ACCESS_KEYS, ""))),
         *((TOKENS, ["token", *item.split(":", 1)]) for item in _items(environ.get(TOKENS, ""))),
@@ -58,7 +59,7 @@ def read_credentials(environ: Mapping[str, str], path: Path | None) -> Credentia
 
 
 def read_secret_file(path: Path, max_bytes: int = MAX_FILE_BYTES) -> str:
-    """A file's text. Raises ConfigError if it cannot be read, or if others could read or change it."""
+    """Return a file's text. Raises ConfigError if it cannot be read, or if other users can read or change it."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

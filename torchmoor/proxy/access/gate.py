@@ -1,7 +1,7 @@
-"""Who is calling: every request's credentials, judged before anything else looks at it.
+"""Authentication of every request, before anything else reads it.
 
-A bearer token is judged by the head alone. A signature covers the body, so the request gets a `BodyCheck`, and goes
-nowhere before that has seen the whole body; what is held meanwhile is bounded over all requests.
+A bearer token is checked with the head alone. A signature covers the body, so the request gets a `BodyCheck` and is not
+sent on before that has seen the whole body. The bytes that wait for their check are limited over all requests.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BEARER = b"bearer "
 
 
 class SignedBody:
-    """The BodyCheck of a signed request."""
+    """Checks the body of a signed request; its BodyCheck."""
 
     __slots__ = ("max_body_bytes", "_gate", "_signed", "_num_bytes")
 
     def __init__(self, gate: Gate, signed: Signed, *, max_body_bytes: int, num_bytes: int) -> None:
-        """num_bytes: counted as held until `release`."""
+        """num_bytes: counted until `release`."""
         self.max_body_bytes = max_body_bytes
         self._gate = gate
         self._signed = signed
@@ -55,15 +55,15 @@ class SignedBody:
             raise
 
     def release(self) -> None:
-        """The body is no longer held for its check. May be called again."""
+        """Stop counting the body's bytes; further calls do nothing."""
         self._gate.num_held_bytes -= self._num_bytes
         self._num_bytes = 0
 
 
 class Gate:
-    """Judges requests by the configured keys and tokens.
+    """Checks requests against the configured keys and tokens.
 
-    num_held_bytes: of bodies that wait for their check, by their declared lengths. num_denied: by kind of error.
+    num_held_bytes: declared lengths of the bodies that wait for their check. num_denied: refusals, by kind of error.
     """
 
     def __init__(self, settings: AccessSettings, credentials: Credentials, *, wall: Callable[[], float]) -> None:
@@ -75,19 +75,19 @@ class Gate:
         self.take(credentials)
 
     def take(self, credentials: Credentials) -> None:
-        """Judge by these from now on. A request that was admitted before is still judged by those of its time."""
+        """Use these credentials from now on; requests that are admitted already keep the old ones."""
         settings = self._settings
         self._sigv4 = SigV4(
             credentials.keys, region=settings.region, clock_skew_s=settings.clock_skew_s, wall=self._wall
         )
         self._key_principals = {key_id: principal_of("key", key_id) for key_id in credentials.keys}
-        # Looked up by hash, so that the time it takes says nothing about how much of a token was right.
+        # A lookup by hash takes the same time however much of a token is right.
         self._token_principals = {
             sha256(token.encode()).digest(): principal_of("token", name) for name, token in credentials.tokens.items()
         }
 
     def admit(self, request: Request) -> None:
-        """Name the request's principal, and give it a body check if it needs one. Raises ApiError."""
+        """Set the request's principal, and its body check if it needs one. Raises ApiError."""
         authorization = b""
         for field in request.headers:
             if field.name == b"authorization":
@@ -144,11 +144,11 @@ class Gate:
             raise InvalidSignature("The provided 'x-amz-content-sha256' header does not match what was computed.")
 
     def count(self, error: ApiError) -> ApiError:
-        """Count a refusal; returns it."""
+        """Count a refusal and return it."""
         self.num_denied[error.kind] += 1
         return error
 
 
 def principal_of(kind: str, name: str) -> str:
-    """What instances know a caller by: the same for each of its requests, and telling nobody its key's id."""
+    """Return the caller's name for instances: the same for all its requests, and without its key's id."""
     return blake2b(f"{kind}:{name}".encode(), digest_size=16).hexdigest()

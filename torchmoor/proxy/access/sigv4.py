@@ -1,8 +1,8 @@
-"""AWS Signature Version 4 in the Authorization header, verified.
+"""Verification of AWS Signature Version 4 in the Authorization header.
 
-The canonical request is made by hand, because botocore's own signer takes ten times as long; a test holds the two
-together. A signature covers the method, the path, the query, the signed header fields and the hash of the body.
-Source: AWS, "Create a signed AWS API request"; error messages as AWS words them.
+The canonical request is built by hand, because botocore's signer takes ten times as long; a test compares the two. A
+signature covers the method, the path, the query, the signed header fields and the hash of the body.
+Source: AWS, "Create a signed AWS API request"; error messages are worded as AWS does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MAX_SIGNING_KEYS = 1024
 _DATE = b"x-amz-date"
 _BODY_HASH = b"x-amz-content-sha256"
 _SECURITY_TOKEN = b"x-amz-security-token"
-# Whoever can read a request must not be able to give it another meaning. (An AWS load balancer adds X-Amzn-Trace-Id.)
+# Unsigned, these fields could be changed on the way and give the request another meaning. (X-Amzn-Trace-Id is not
+# among them: an AWS load balancer adds it.)
 _MUST_BE_SIGNED = (b"x-amz-", SAGEMAKER_PREFIX.encode())
 _PARTS = re.compile(
     rb"AWS4-HMAC-SHA256 Credential=([^/, ]+)/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request,"
@@ -48,9 +49,9 @@ _EXAMPLE = "Authorization: AWS4-HMAC-SHA256 Credential=..., SignedHeaders=..., S
 
 
 class Signed:
-    """A request whose signature is known, and not yet whether it is right.
+    """A request whose signature is read but not verified.
 
-    access_key: its id. declared_hash: what the client says of the body, None if it says nothing.
+    access_key: its id. declared_hash: the body's hash in the head; None if it is not there.
     """
 
     __slots__ = ("access_key", "declared_hash", "_canonical", "_time", "_scope", "_signing_key", "_signature")
@@ -75,7 +76,7 @@ class Signed:
         self._signature = signature
 
     def verify(self, body_hash: bytes) -> None:
-        """Raise InvalidSignature unless the secret's owner has signed this request with a body of this hash."""
+        """Raise InvalidSignature unless the key's secret signs this request with a body of this hash."""
         digest = sha256(self._canonical + body_hash).hexdigest().encode()
         text = b"\n".join((ALGORITHM, self._time, self._scope, digest))
         expected = hmac.digest(self._signing_key, text, "sha256").hex().encode()
@@ -87,7 +88,7 @@ class Signed:
 
 
 class SigV4:
-    """Reads signatures made with any of the keys."""
+    """Reads signatures that any of the keys may have made."""
 
     def __init__(
         self, keys: Mapping[str, AccessKey], *, region: str, clock_skew_s: float, wall: Callable[[], float]
@@ -101,7 +102,7 @@ class SigV4:
         self._times: tuple[bytes, float] = (b"", 0.0)
 
     def read(self, request: Request, authorization: bytes) -> Signed:
-        """Check all that can be told from the head. Raises AccessDenied."""
+        """Check everything that the head shows. Raises AccessDenied."""
         parts = _PARTS.fullmatch(authorization)
         if parts is None:
             raise _why_incomplete(authorization)
@@ -160,7 +161,7 @@ class SigV4:
             )
 
     def _signing_key(self, key_id: str, key: AccessKey, day: str, region: str) -> bytes:
-        """The secret, bound to a day, region and service; the same for all requests of a day."""
+        """Return the secret bound to a day, region and service, the same for all requests of a day."""
         known = (key_id, day, region)
         made = self._signing_keys.get(known)
         if made is None:
@@ -179,7 +180,7 @@ def is_presigned(query: bytes) -> bool:
 
 
 def _check_names(names: list[bytes], fields: Mapping[bytes, bytes]) -> None:
-    """Raise AccessDenied unless everything that must be signed is."""
+    """Raise AccessDenied unless every field that must be signed is."""
     if b"host" not in names:
         raise IncompleteSignature("'Host' must be a 'SignedHeader' in the AWS Authorization.")
     if not _TIME.fullmatch(fields.get(_DATE, b"")) or _DATE not in names:
@@ -193,11 +194,11 @@ def _check_names(names: list[bytes], fields: Mapping[bytes, bytes]) -> None:
 
 
 def _canonical_request(request: Request, names: list[bytes], fields: Mapping[bytes, bytes], joined: bytes) -> bytes:
-    """All but the last line, which is the body's hash."""
+    """Return the canonical request without its last line, the body's hash."""
     lines = [request.method, _canonical_path(request.path), _canonical_query(request.query)]
     for name in names:
         value = fields.get(name)
-        if value is None:  # kept apart by the reader, or absent: then the signature is of another request
+        if value is None:  # kept elsewhere by the reader, or absent, so that the signature does not match
             value = request.host if name == b"host" else _length(request) if name == b"content-length" else b""
         lines.append(b"%b:%b" % (name, b" ".join(value.split())))
     lines += (b"", joined, b"")
@@ -205,7 +206,7 @@ def _canonical_request(request: Request, names: list[bytes], fields: Mapping[byt
 
 
 def _canonical_path(path: bytes) -> bytes:
-    """Without empty, `.` and `..` segments, encoded once more, as every service but S3 has it."""
+    """Return the path without empty, `.` and `..` segments, encoded once more, as every service but S3 does."""
     if b"//" in path or b"/." in path:
         kept: list[bytes] = []
         for segment in path.split(b"/"):
@@ -240,7 +241,7 @@ def _write_time(seconds: float) -> str:
 
 
 def _why_incomplete(authorization: bytes) -> AccessDenied:
-    """AWS names each part that is missing."""
+    """Return the error that names each missing part, as AWS does."""
     text = authorization.decode("latin-1")
     missing = [part for part in ("Credential", "Signature", "SignedHeaders") if f"{part}=" not in text]
     told = " ".join(f"Authorization header requires '{part}' parameter." for part in missing)

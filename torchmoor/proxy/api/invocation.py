@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable
+from torchmoor.errors import ApiError, ModelError
 from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
 from torchmoor.proxy.api.validation import (
     INFERENCE_ID,
@@ -17,6 +17,7 @@ from torchmoor.proxy.api.validation import (
     SESSION_ID,
     TARGET_MODEL,
 )
+from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import NEW_SESSION, SESSION_KEY
@@ -289,7 +290,7 @@ class Invocation(Assignment):
             other = self.find_other(is_counted=was_sent)
             if other is not None:
                 return other
-        return self.fail(ServiceUnavailable("The instance that was to answer is gone. Try again later."))
+        return self.fail(unavailable.instance_lost())
 
     def on_body_too_large(self) -> Reply:
         """The body is longer than the dialect allows."""

@@ -15,7 +15,7 @@ from torchmoor.proxy.api.validation import INVOCATION_ID
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.dispatch.routing_request import Applicant
+from torchmoor.proxy.dispatch.routing_request import RoutingRequest
 from torchmoor.proxy.http.call import WAITING, Waiter, Waiting
 from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Reply, Request
@@ -49,7 +49,7 @@ class Assignment:
     waited_s = 0.0
     num_retries = 0
     _waiter: Waiter | None = None
-    _ticket: Ticket[Applicant] | None = None
+    _ticket: Ticket[RoutingRequest] | None = None
     _lease: Lease | None = None
 
     def fail(self, error: ApiError) -> Reply:
@@ -153,7 +153,7 @@ class Assignment:
         if is_dead:
             self.gateway.suspect(instance)
 
-    # Applicant: what its dispatcher asks and says while it waits
+    # RoutingRequest: what its dispatcher asks and says while it waits
 
     @property
     def wait_ends_at(self) -> float:

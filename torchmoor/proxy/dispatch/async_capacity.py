@@ -1,7 +1,7 @@
-"""Places at instances for asynchronous requests: leases, as for everybody else, but after everybody else.
+"""Capacity of instances for asynchronous requests: leases like all others, which yield to waiting clients.
 
-A place is taken before a request is, so what waits for an instance waits in the durable queue, where every proxy's
-workers find it, and nowhere else. While a client waits for an instance of the variant, none is given away.
+A lease is taken before a request is, so waiting requests stay in the durable queue, where the workers of every proxy
+find them. While a client waits for an instance of the variant, none is given out.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EndpointCapacity:
         gateway.registry.listen(self._on_change)
 
     def try_take(self) -> InstanceCapacityLease | None:
-        """A place at the instance with the least to do, of a variant by weight; another variant's if that is full."""
+        """Lease the least loaded instance of a variant by weight; of another variant if that one is full."""
         chosen = self.gateway.dispatcher_for(self._endpoint, None, None)
         others = [each for each in self.gateway.dispatchers_of(self._endpoint) if each is not chosen]
         for dispatcher in (chosen, *others):
@@ -94,7 +94,7 @@ class EndpointCapacity:
         return self._most or max(1, instance.capacity // 2)
 
     def forget(self, lease: InstanceCapacityLease) -> bool:
-        """The lease is given back; False if it was before."""
+        """Stop counting a released lease; return False if it was released before."""
         if lease not in self._leases:
             return False
         self._leases.discard(lease)
@@ -105,25 +105,25 @@ class EndpointCapacity:
 
     @property
     def num_ready(self) -> int:
-        """Instances that may be sent work."""
+        """The number of instances that may be sent work."""
         return sum(instance.is_ready for instance in self._endpoint.instances)
 
     @property
     def max_running(self) -> int:
-        """As many as the ready instances have for such requests."""
+        """The most such requests that the ready instances run at a time."""
         return sum(self._most_at(instance) for instance in self._endpoint.instances if instance.is_ready)
 
     @property
     def num_held(self) -> int:
-        """Places that are taken."""
+        """The number of leases that are taken."""
         return len(self._leases)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have it called whenever a place may be free."""
+        """Register a callback for when an instance may be free."""
         self._wake.append(wake)
 
     def wake(self) -> None:
-        """A place may be free."""
+        """Call the callbacks: an instance may be free."""
         for wake in self._wake:
             wake()
 

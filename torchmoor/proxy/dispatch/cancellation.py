@@ -1,7 +1,7 @@
-"""Tells instances which of their requests nobody waits for any more.
+"""Cancellation of requests whose clients have left.
 
-TorchServe notices a closed connection only when it answers the request in a step, and a request whose answer is not
-known yet is not answered. So the handler is told by an operation of its own (docs/runtime-api.md).
+TorchServe notices a closed connection only when it answers the request in a step, and a request without output yet is
+not answered. So the proxy sends the handler an operation of its own (docs/runtime-api.md).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torchmoor.wire import headers, operations
 
 logger = logging.getLogger(__name__)
 
-MAX_IDS = 500  # in one operation
-MAX_WAITING = 5_000  # ids for one instance, while an operation is under way
-MAX_UNDER_WAY = 256  # operations, of all instances
+MAX_IDS = 500  # per operation
+MAX_WAITING = 5_000  # ids for one instance while an operation runs
+MAX_UNDER_WAY = 256  # running operations over all instances
 _OPERATION_LINE = f"{headers.OPERATION}: {operations.CANCEL}\r\n".encode()
 
 
 class Cancellations:
-    """One operation at a time goes to an instance; ids that come meanwhile go together with the next.
+    """Sends an instance one operation at a time; ids that arrive meanwhile are sent together with the next.
 
-    So a thousand clients that leave at once cost an instance a handful of small requests, and never its last rows.
+    A thousand clients that leave at once cost an instance a few small requests, and never its last rows.
     """
 
     def __init__(self, errands: Errands) -> None:
@@ -32,7 +32,7 @@ class Cancellations:
         self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by instance and path, where one is under way
 
     def cancel(self, instance: Instance, path: bytes, request_id: bytes) -> None:
-        """Tell the instance soon; nothing is promised, since every turn has its deadline too."""
+        """Send the id soon, without a guarantee: every turn has a deadline too."""
         key = (instance.name, path)
         waiting = self._waiting.get(key)
         if waiting is not None:
@@ -47,7 +47,7 @@ class Cancellations:
             logger.warning("cancellation dropped instance=%s under_way=%d", instance.name, len(self._waiting))
 
     def _send_next(self, instance: Instance, path: bytes) -> None:
-        """What has gathered goes out, or there is nothing and the instance is forgotten."""
+        """Send the gathered ids; forget the instance if there are none."""
         key = (instance.name, path)
         ids = self._waiting[key]
         if not ids:

@@ -1,4 +1,4 @@
-"""What was chosen for a request, and how that is said on the wire."""
+"""A chosen instance, the reason, and the header lines that both mean."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _VARIANT_LINE = f"\r\n{headers.INVOKED_VARIANT}: %b%b".encode()
 
 
 class Choice:
-    """An instance, why it was chosen, and the header lines that both mean; kept, because they are made often.
+    """An instance and a reason, kept with their header lines because each is used often.
 
-    request_line: the end of the first line, and the instance's own name. answer_lines: say where an answer comes from;
-    runtime_lines: with the variant, for the runtime API. Both begin with the end of the line before them, which is the
-    request's id. tally: how often its reason was one, over all instances of the variant.
+    request_line: the end of the request line, and the host line. answer_lines: name the instance and the reason.
+    runtime_lines: name the variant too, for the runtime API. Both begin with the end of the line before them. tally:
+    counts the reason over all instances of the variant.
     """
 
     __slots__ = ("instance", "reason", "tally", "request_line", "answer_lines", "runtime_lines")

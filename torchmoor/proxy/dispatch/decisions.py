@@ -1,7 +1,7 @@
-"""The last routing decisions, for operators: where requests went, why, and what came of it.
+"""The last routing decisions, for operators: where requests went, why, and with what result.
 
-Kept whether somebody looks or not, since who looks wants to know what has been. So that they are minutes even under
-load, only so many a second are kept, and as many again of those that went wrong or were sent twice.
+They are always kept, because operators look after something has happened. To cover minutes even under load, a limited
+number per second is kept, and as many again of requests that failed or were sent twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANSWERED = Outcome.ANSWERED.value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionQuery:
-    """Which are wanted. since: only those that ended later, in seconds since 1970."""
+    """A selection of decisions. since: only those that ended later, in seconds since 1970."""
 
     endpoint: str | None = None
     instance: str | None = None
@@ -29,12 +29,12 @@ class DecisionQuery:
     limit: int = DEFAULT_SHOWN
 
     def as_message(self) -> dict[str, Any]:
-        """In a form for JSON."""
+        """Return the query in a form for JSON."""
         return asdict(self)
 
 
 class Decisions:
-    """Those of one process. num_left_out: requests that came too many in a second to be kept."""
+    """Keeps the decisions of one process. num_left_out: requests beyond the limit per second."""
 
     def __init__(self, max_kept: int, max_per_s: int) -> None:
         self.num_left_out = 0
@@ -44,7 +44,7 @@ class Decisions:
         self._second_ends = self._full_until = 0.0  # in monotonic seconds
 
     def note(self, record: Record, now: float) -> None:
-        """A request is over. now: in monotonic seconds."""
+        """Keep a finished request. now: in monotonic seconds."""
         if now < self._full_until:
             is_usual = record.outcome == _ANSWERED and (record.status or 0) < 400 and not record.num_retries
             if is_usual or not self._num_left:
@@ -54,13 +54,13 @@ class Decisions:
             self._second_ends = now + 1.0
             self._num_left = self._max_per_s
         self._num_left -= 1
-        if not self._num_left and self._full_until < now:  # what goes wrong has as many places again
+        if not self._num_left and self._full_until < now:  # failures and retries have as many places again
             self._full_until = self._second_ends
             self._num_left = self._max_per_s
         self._kept.append(record)
 
     def describe(self, query: DecisionQuery) -> dict[str, Any]:
-        """As GET /decisions tells them, the newest first."""
+        """Return the answer to GET /decisions, the newest first."""
         rows: list[dict[str, Any]] = []
         for record in self._find(query):
             rows.append(_describe(record))
@@ -96,9 +96,9 @@ def _describe(record: Record) -> dict[str, Any]:
     }
 
 
-def join_decisions(told: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Those of several processes as one's. oldest: of the one that goes back farthest; others may have begun later."""
-    rows = sorted((row for each in told for row in each["decisions"]), key=lambda row: -row["time"])
-    begun = [each["oldest"] for each in told if each["oldest"] is not None]
-    left_out = sum(each["left_out"] for each in told)
+def join_decisions(answers: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Join the answers of several processes. oldest: of the process that goes back farthest."""
+    rows = sorted((row for each in answers for row in each["decisions"]), key=lambda row: -row["time"])
+    begun = [each["oldest"] for each in answers if each["oldest"] is not None]
+    left_out = sum(each["left_out"] for each in answers)
     return {"decisions": rows[:limit], "left_out": left_out, "oldest": min(begun, default=None)}

@@ -1,6 +1,6 @@
-"""What every dialect shares: the endpoints and which of their variants serves a request, session ids, ids of requests.
+"""Endpoints, sessions and request ids: what the requests of every dialect need before they have an instance.
 
-Owns no connection; all calls are made on the proxy's event loop.
+Owns no connection; all calls are made on the event loop's thread.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SESSION_KEY = b'"session_id"'  # in the body of a turn that has no header for it
 
 
 class Gateway:
-    """Finds the dispatcher for a request of any dialect.
+    """Finds the endpoint, session and dispatcher of a request of any dialect.
 
-    suspect: told of an instance that seems to be dead, so that it is asked at once.
+    suspect: called with an instance that seems to be dead, so that it is probed at once.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Gateway:
             self.observer.on_reply(request, request_id, reply)
 
     def new_request_id(self) -> bytes:
-        """A unique id in the form of a UUID: a random part of this process, then a count."""
+        """Return a unique id in the form of a UUID: this process's random part, then a count."""
         return b"%b-%012x" % (self._id_prefix, next(self._ids))
 
     def get_endpoint(self, name: str) -> Endpoint:
-        """The endpoint of that name. Raises UnknownEndpoint in the words of the service."""
+        """Return the endpoint of that name. Raises UnknownEndpoint, worded as the service does."""
         endpoint = self.registry.find_endpoint(name)
         if endpoint is None:
             raise UnknownEndpoint(name, self.settings.account_id)
         return endpoint
 
     def get_session(self, endpoint: Endpoint, principal: str, raw: bytes | None) -> SessionId | None:
-        """The session that a request belongs to; None if to none, or to one that it opens.
+        """Return the session that a request belongs to; None if it has none or opens one.
 
         Raises ValidationError for an id that breaks the pattern, or was neither made for this endpoint and principal
         with a known key nor seen here when another handler opened a session with it.
@@ -120,7 +120,7 @@ class Gateway:
         return session
 
     def on_opened(self, endpoint: Endpoint, principal: str, raw: bytes, instance: Instance) -> None:
-        """An instance has answered that it opened a session. Its id is remembered if it proves nothing.
+        """Remember the id of a session that an instance has opened, if the id proves nothing by itself.
 
         raw: `<id>; Expires=...`.
         """
@@ -134,14 +134,14 @@ class Gateway:
             self._foreign.add(session_id, instance.name, endpoint=endpoint.name, principal=principal)
 
     def on_closed(self, endpoint: Endpoint, principal: str, session: SessionId) -> None:
-        """An instance has answered that a session is over."""
+        """Forget a session that an instance has closed."""
         if session.is_foreign:
             self._foreign.remove(session.text, endpoint=endpoint.name, principal=principal)
 
     def find_session_in(self, endpoint: Endpoint, principal: str, body: bytes) -> SessionId | None:
-        """The session that a JSON body with SESSION_KEY in it names, if it is one of this endpoint and principal.
+        """Return the session that a JSON body names, if it belongs to this endpoint and principal.
 
-        What is wrong with a body or an id is the instance's to say.
+        The instance reports what is wrong with a body or an id.
         """
         try:
             content = json.loads(body)
@@ -151,21 +151,21 @@ class Gateway:
             return None
 
     def dispatchers(self) -> list[Dispatcher]:
-        """Those of all variants of all endpoints."""
+        """Return the dispatchers of all variants of all endpoints."""
         return [dispatcher for dispatchers in self._dispatchers.values() for dispatcher in dispatchers]
 
     def dispatchers_of(self, endpoint: Endpoint) -> Sequence[Dispatcher]:
-        """Those of an endpoint's variants, in configured order."""
+        """Return the dispatchers of an endpoint's variants, in configured order."""
         return self._dispatchers[endpoint.name]
 
     def first_dispatcher(self, endpoint: Endpoint) -> Dispatcher:
-        """Whose metrics count a request that is refused before its variant is known."""
+        """Return the dispatcher whose metrics count requests that are refused before their variant is known."""
         return self._dispatchers[endpoint.name][0]
 
     def dispatcher_for(self, endpoint: Endpoint, session: SessionId | None, variant: bytes | None) -> Dispatcher:
-        """That of the variant which serves a request: its session's, or the one it names, or one by weight.
+        """Return the dispatcher of a request's variant: its session's, the one it names, or one by weight.
 
-        A variant without a ready instance gets no share of the traffic that names none. Raises UnknownVariant.
+        A variant without a ready instance gets no requests by weight. Raises UnknownVariant.
         """
         dispatchers = self._dispatchers[endpoint.name]
         if variant is None and len(dispatchers) == 1:
@@ -193,6 +193,6 @@ class Gateway:
         return choose_weighted(self._rng, ready, weights) or dispatchers[0]
 
     def report_unreachable(self, instance: Instance) -> None:
-        """A connection was refused: send nothing there until a probe succeeds."""
+        """Send nothing to an instance that refuses connections until a probe succeeds."""
         if instance.state is InstanceState.READY and self.registry.find(instance.name) is instance:
             self.registry.set_state(instance.name, InstanceState.DOWN)

@@ -1,4 +1,4 @@
-"""How many requests may be sent a second time: a fraction of all, so that an outage does not double the load.
+"""Retry budget: at most a fraction of all requests is sent a second time, so that an outage does not double the load.
 
 budget = RetryBudget(fraction=0.2, burst=100)
 budget.try_take(metrics.invocations)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class RetryBudget:
-    """One variant's. It is full at first: the death of one instance with all that it was doing costs about `burst`."""
+    """One variant's budget. It starts full: the requests of one instance that dies take about `burst`."""
 
     __slots__ = ("_fraction", "_burst", "_left", "_num_seen")
 
@@ -19,7 +19,7 @@ class RetryBudget:
         self._num_seen = 0
 
     def try_take(self, num_requests: int) -> bool:
-        """Count one retry, unless there were too many. num_requests: all that ever came."""
+        """Count one retry, or return False if there were too many. num_requests: all so far."""
         earned = self._fraction * (num_requests - self._num_seen)
         self._num_seen = num_requests
         self._left = min(float(self._burst), self._left + earned)

@@ -1,4 +1,4 @@
-"""A request as whoever chooses an instance for it sees it."""
+"""A request as the dispatcher sees it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from torchmoor.proxy.routing.strategy import RouteRequest
 from torchmoor.wire.session_ids import SessionId
 
 
-class Applicant(Protocol):
-    """Seen by its dispatcher.
-
-    opens_session: it will open one. target_model: which of many it is for. wait_ends_at: in monotonic seconds.
-    principal: who asks.
-    """
+class RoutingRequest(Protocol):
+    """What the choice of an instance depends on. target_model: None if the endpoint serves one model."""
 
     session: SessionId | None
     opens_session: bool
@@ -23,17 +19,17 @@ class Applicant(Protocol):
 
     @property
     def wait_ends_at(self) -> float:
-        """When the wait has been too long."""
+        """When the request stops waiting, in monotonic seconds."""
         ...
 
     @property
     def principal(self) -> bytes:
-        """Whose request it is, for taking turns."""
+        """The caller; callers take turns in the queue."""
         ...
 
     @property
     def opening(self) -> bytes:
-        """Of one that opens a session: the same when its client sends it again; b"" if that cannot be known."""
+        """The identity of a request that opens a session, the same when it is sent again; b"" if unknown."""
         ...
 
     @property
@@ -43,13 +39,13 @@ class Applicant(Protocol):
 
     @property
     def num_waiting_bytes(self) -> int:
-        """The most bytes of its body that are held while it waits."""
+        """The most bytes of its body that are kept while it waits."""
         ...
 
     def go(self, choice: Choice) -> None:
-        """The wait is over: this instance is to be taken."""
+        """End the wait and take this instance."""
         ...
 
     def route_again(self) -> None:
-        """The instance that it waited for is gone; its ticket is void."""
+        """Choose again: the instance that it waited for is gone, and its ticket is void."""
         ...

@@ -1,1 +1,4 @@
-"""What is known of each instance: its state, load, breaker and recovery."""
+"""State of each instance: its load, breaker, recovery and source, and the registry of all endpoints.
+
+May import routing, access, http and what is below the proxy.
+"""

@@ -1,10 +1,10 @@
-"""A circuit breaker: when an instance whose probes are good, but whose answers are not, gets no more work.
+"""Circuit breaker: stops new work for an instance whose probes are good but whose answers are not.
 
-    CLOSED     work as usual; so many failures in a row open it
+    CLOSED     work as usual; max_failures in a row open it
     OPEN       no new work for an interval, which doubles each time that it opens again without a success between
     HALF_OPEN  one request as a trial; its failure opens the breaker again
 
-A success closes it from any state: whatever answers is alive. No clock and no I/O: the time is an argument.
+A success closes it from any state. The module does no I/O; the time is an argument.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchmoor.config.health import RecoverySettings
 
 
 class BreakerState(Enum):
-    """What an instance may be sent; see the module."""
+    """What an instance may be sent."""
 
     CLOSED = "closed"
     HALF_OPEN = "half-open"
@@ -23,7 +23,7 @@ class BreakerState(Enum):
 
 
 class Breaker:
-    """One instance's. num_failures: in a row, up to now."""
+    """One instance's breaker. num_failures: in a row, up to now."""
 
     __slots__ = ("state", "num_failures", "_settings", "_open_s", "_until")
 
@@ -35,27 +35,27 @@ class Breaker:
         self._until = 0.0
 
     def on_success(self) -> None:
-        """The instance has answered."""
+        """Close the breaker: the instance has answered."""
         self.state = BreakerState.CLOSED
         self.num_failures = 0
         self._open_s = self._settings.min_open_s
 
     def on_failure(self, now: float, *, may_open: bool) -> None:
-        """The instance has not answered. may_open: there are others to do its work."""
+        """Count a failure. may_open: whether other instances can do its work."""
         self.num_failures += 1
         is_too_much = self.num_failures >= self._settings.max_failures or self.state is BreakerState.HALF_OPEN
         if is_too_much and may_open:
             self.open(now)
 
     def open(self, now: float) -> None:
-        """No new work for an interval, longer than the last; one that is open stays as it is."""
+        """Open the breaker for an interval longer than the last; an open breaker stays as it is."""
         if self.state is not BreakerState.OPEN:
             self.state = BreakerState.OPEN
             self._until = now + self._open_s
             self._open_s = min(2 * self._open_s, self._settings.max_open_s)
 
     def tick(self, now: float) -> bool:
-        """Go from OPEN to HALF_OPEN when it is time. True if that was now."""
+        """Go from OPEN to HALF_OPEN when the interval is over. Return True if that happens now."""
         if self.state is BreakerState.OPEN and now >= self._until:
             self.state = BreakerState.HALF_OPEN
             return True

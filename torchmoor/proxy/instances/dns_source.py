@@ -1,4 +1,4 @@
-"""Where instances come from that nobody has named one by one: a DNS name, and how asking for it went."""
+"""State of a DNS name that lists instances: its last answer and its failures."""
 
 from __future__ import annotations
 

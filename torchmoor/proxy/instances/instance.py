@@ -1,7 +1,7 @@
-"""One TorchServe instance as the proxy counts it: where it listens, its state and its load.
+"""One TorchServe instance as the proxy sees it: its address, its state and its load.
 
-Owns the counters that routing reads. Knows nothing of HTTP: `idle` is a list that the upstream pool keeps here
-so that taking a connection is one `pop()`.
+Owns the counters that routing reads. Does not know HTTP: `idle` is a list in which the upstream pool keeps connections,
+so that taking one is a single `pop()`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmoor.proxy.instances.breaker import Breaker, BreakerState
 
 
 class InstanceState(Enum):
-    """STARTING -> READY <-> DOWN, as probes find it; DRAINING instead of READY while an operator wants that."""
+    """STARTING -> READY <-> DOWN, by probes; DRAINING instead of READY while an operator drains it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -25,12 +25,13 @@ class InstanceState(Enum):
     DOWN = "down"
 
 
-# Looking a member up in its Enum takes longer than choosing an instance.
+SERVING = frozenset((InstanceState.READY, InstanceState.DRAINING))  # answers what it is sent
+# A lookup in an Enum takes longer than choosing an instance.
 _READY = InstanceState.READY
 
 
 class Lease:
-    """One outstanding invocation of an instance; released once, however often it is asked for.
+    """One outstanding invocation of an instance; counts down once, however often it is released.
 
     `with instance.lease():` where a block holds it, `release()` where callbacks do.
     """
@@ -63,16 +64,15 @@ class Lease:
 class Instance:
     """A TorchServe process that serves the model of one variant of an endpoint.
 
-    name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, 63 characters at most).
-    port: the inference port; management_port: None where the instance is probed by /ping only; metrics_port: None
-    where its metrics are nobody's business here.
-    capacity: the most invocations that routing sends there at a time. Without late binding sticky ones are not held
-    back by it: they can go nowhere else, and the handler refuses what it cannot take.
-    session_room: sessions that it can still take, by its own last word less those sent since; None while unknown.
-    breaker: whether its answers are good; share: how much of the usual it gets, less than 1.0 while it comes back.
-    on_load: told of every change of `outstanding`; the registry's, while it knows the instance.
-    source: the DNS name that has brought it; empty where somebody has named it.
-    started_at: when its process was started, in monotonic seconds; None where somebody else has done that.
+    name: stable across restarts, part of session ids (`^[a-z0-9](-?[a-z0-9]+)*$`, at most 63 characters).
+    port: the inference port. management_port: None if it is probed by /ping only. metrics_port: None if its metrics
+    are not shown. capacity: the most invocations that routing sends there at a time. Without late binding it does not
+    limit a session's turns: no other instance can serve them, and the handler refuses what it cannot take.
+    session_room: sessions that it can still take, by its last report less those sent since; None while unknown.
+    breaker: whether its answers are good. share: of the usual work; below 1.0 while it comes back.
+    on_load: called after every change of `outstanding`; set by the registry.
+    source: the DNS name that lists it; empty if the configuration does.
+    started_at: when this proxy started its process, in monotonic seconds; None if it did not.
     """
 
     __slots__ = (
@@ -133,20 +133,20 @@ class Instance:
 
     @property
     def is_ready(self) -> bool:
-        """True if new work may be sent there; while its breaker is half open, that is one request at a time."""
+        """True if it may be sent new work; while its breaker is half open, one request at a time."""
         if self.state is not _READY:
             return False
         breaker = self.breaker.state
         return breaker is BreakerState.CLOSED or (breaker is BreakerState.HALF_OPEN and self.outstanding == 0)
 
     def url(self, port: int | None = None) -> str:
-        """Where it listens, or listens at another of its ports, as a URL begins."""
+        """Return the beginning of a URL at its inference port, or at another port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port if port is None else port}"
 
     @property
     def load(self) -> int:
-        """Outstanding invocations, as much more as its share is less."""
+        """Outstanding invocations divided by the share."""
         return self.outstanding if self.share == 1.0 else int(self.outstanding / self.share)
 
     def lease(self) -> Lease:
@@ -154,7 +154,7 @@ class Instance:
         return Lease(self)
 
     def close_idle(self) -> None:
-        """Close the pooled connections: the process behind them is gone or going."""
+        """Close the pooled connections: the process behind them is gone or ending."""
         idle, self.idle = self.idle, []
         for connection in idle:
             connection.close()
@@ -165,4 +165,4 @@ class Instance:
 
 
 def _ignore(instance: Instance) -> None:
-    """Nobody routes by the load of an instance that no registry knows."""
+    """Do nothing: no registry knows the instance."""

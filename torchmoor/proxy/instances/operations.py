@@ -1,7 +1,6 @@
-"""Questions and orders for instances that are no invocations: the handlers' operations (docs/runtime-api.md).
+"""The handlers' operations (docs/runtime-api.md): requests to instances that are not invocations.
 
-Each goes on a connection of its own, holds no lease, and ends by its time-out. Those that the data plane starts are
-bounded in number.
+Each uses its own connection, holds no lease and ends by its time-out. The number that the data plane starts is limited.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_STARTED = 256
 
 
 class OperationAnswer(NamedTuple):
-    """What an instance says. code: the handler's word for an error; empty if it is none of ours."""
+    """An instance's answer. code: the handler's error code; empty if another handler answers."""
 
     status: int
     code: str
@@ -33,14 +32,14 @@ class OperationAnswer(NamedTuple):
 
 
 class Operations:
-    """For as long as the context lasts."""
+    """Sends operations while the context lasts."""
 
     def __init__(self) -> None:
         self._client: aiohttp.ClientSession | None = None
         self._started: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Operations:
-        # Each on its own connection: a kept one may lead to the process that was there before.
+        # No kept connections: they may lead to a process that is gone.
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0))
         return self
 
@@ -56,7 +55,7 @@ class Operations:
     async def ask(
         self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
     ) -> OperationAnswer | None:
-        """Have an operation done; None if there is no answer, or one that is too long."""
+        """Send an operation and return its answer; None if there is none or it is too long."""
         assert self._client is not None
         url = f"{instance.url()}/predictions/{instance.model}"
         fields = {
@@ -88,7 +87,7 @@ class Operations:
         timeout_s: float,
         on_done: Callable[[OperationAnswer | None], None],
     ) -> bool:
-        """Have an operation done by and by; on_done is called once, unless we stop. False if too many are running."""
+        """Start an operation; on_done is called once unless the context ends. Return False if too many are running."""
         if len(self._started) >= MAX_STARTED:
             return False
 

@@ -1,8 +1,8 @@
-"""What answers tell of instances, and how those that failed come back: breakers and slow start applied.
+"""Breakers and slow start, driven by what requests show of instances.
 
-A probe asks TorchServe whether it has a worker; whether that worker answers is seen here, from the requests
-themselves. At most half of a variant's ready instances are cut off by their breakers: if more than that fail, the cause
-is likely elsewhere, and a proxy that refuses everything would only add to it.
+A probe shows whether TorchServe has a worker; only requests show whether that worker answers. Breakers cut off at most
+half of a variant's ready instances: if more fail, the cause is likely elsewhere, and refusing everything would add to
+the outage.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Recovery:
         self._settings = settings
         self._clock = clock
         self._known: dict[str, Instance] = {}
-        self._have_failed: set[str] = set()  # names: an instance that is started again is another object
+        self._have_failed: set[str] = set()  # names, because a restarted instance is another object
         self._back_since: dict[str, float] = {}
         for instance in registry.instances():
             self._on_change(instance)
         registry.listen(self._on_change)
 
-    # What answers tell
+    # Results of requests
 
     def on_answered(self, instance: Instance) -> None:
-        """It has answered; worth a call only if `breaker.num_failures` is not 0."""
+        """Count an answer; call it only if `breaker.num_failures` is not 0."""
         was_open = instance.breaker.state is not BreakerState.CLOSED
         instance.breaker.on_success()
         if was_open:
@@ -48,7 +48,7 @@ class Recovery:
             self._registry.refresh(instance)
 
     def on_failed(self, instance: Instance) -> None:
-        """It has lost, or not answered in time, what it was sent."""
+        """Count a request that the instance lost or did not answer in time."""
         breaker = instance.breaker
         was_open = breaker.state is BreakerState.OPEN
         breaker.on_failure(self._clock(), may_open=self._can_do_without(instance))
@@ -57,7 +57,7 @@ class Recovery:
             self._registry.refresh(instance)
 
     def cut_off(self, instance: Instance) -> None:
-        """Another process's breaker has opened: what failed there would fail here."""
+        """Open the breaker because another process's has opened."""
         instance.breaker.open(self._clock())
         self._registry.refresh(instance)
 
@@ -69,7 +69,7 @@ class Recovery:
     # Time
 
     def tick(self) -> None:
-        """Let breakers try again, and shares grow; to be called a few times a second."""
+        """Move open breakers and growing shares on; call a few times per second."""
         now = self._clock()
         for instance in self._registry.instances():
             if instance.breaker.tick(now):
@@ -90,12 +90,12 @@ class Recovery:
         self._registry.refresh(instance)
 
     def _on_change(self, instance: Instance) -> None:
-        """An instance came, went, or changed its state."""
+        """React to an instance that came, went or changed its state."""
         name = instance.name
         if self._registry.find(name) is not instance:
             if self._known.pop(name, None) is None:
                 return
-            if instance.state is InstanceState.DRAINING:  # it was let go, and who comes under its name is new
+            if instance.state is InstanceState.DRAINING:  # it left on purpose: the next one of its name is new
                 self._have_failed.discard(name)
             else:
                 self._have_failed.add(name)

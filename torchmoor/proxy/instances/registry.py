@@ -1,6 +1,6 @@
-"""Which endpoints there are and which instances serve each.
+"""The endpoints, their variants, and the instances that serve each.
 
-Owned by one event loop: every call is synchronous and made on that loop's thread. Knows no sockets.
+Owned by one event loop: every call is synchronous and made on that loop's thread. Does not know sockets.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from torchmoor.config.routing import EndpointSettings, MultiModelSettings, VariantSettings
-from torchmoor.errors import UnknownEndpoint, UnknownInstance, UnknownVariant
+from torchmoor.errors import ConfigError, UnknownEndpoint, UnknownInstance, UnknownVariant
 from torchmoor.proxy.instances.dns_source import DnsSource
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 from torchmoor.proxy.routing.models import Placement
 from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.strategies import get_strategy
 
 logger = logging.getLogger(__name__)
 
 
 class Scale(NamedTuple):
-    """The autoscaler's last look at a variant: how many instances it wants, for how much work, and why so many."""
+    """The autoscaler's last decision on a variant: the desired instances, the backlog and the reason."""
 
     desired: int
     backlog: int
@@ -30,17 +31,32 @@ class Scale(NamedTuple):
 class Variant:
     """A variant of an endpoint: its settings, and its instances in order of their load.
 
-    opens_sessions: a client has opened one, so that it matters how many more its instances can take. models: which of
-    them hold which of many models; None where they serve one. last_start_s: what an instance took, when one was last
-    started, until it was ready; None while nobody has measured it. scale: None where nobody changes their number.
+    opens_sessions: whether a client has opened a session, so that the instances' session room matters. models: which
+    instances have which of many models; None if they serve one. last_start_s: how long the last started instance took
+    to become ready; None before the first. scale: None without autoscaling.
     """
 
-    __slots__ = ("settings", "name", "endpoint", "pool", "opens_sessions", "models", "last_start_s", "scale")
+    __slots__ = (
+        "settings",
+        "name",
+        "endpoint",
+        "pool",
+        "strategy",
+        "opens_sessions",
+        "models",
+        "last_start_s",
+        "scale",
+    )
 
     def __init__(self, endpoint: str, settings: VariantSettings, multi_model: MultiModelSettings | None) -> None:
+        """Raises ConfigError if there is no such strategy."""
         self.settings = settings
         self.name = settings.name
         self.endpoint = endpoint
+        try:
+            self.strategy = get_strategy(settings.routing_strategy)
+        except ValueError as error:
+            raise ConfigError(f"variant {settings.name} of endpoint {endpoint}: {error}") from error
         self.pool: Pool[Instance] = Pool()
         self.opens_sessions = False
         self.last_start_s: float | None = None
@@ -76,7 +92,7 @@ class Endpoint:
         return None
 
     def find_variant_of(self, instance: str) -> Variant | None:
-        """The variant whose instance has, had or would have that name, as far as that is known."""
+        """Return the variant whose instance has, had or would have that name, as far as known."""
         for variant in self.variants:
             if variant.pool.find(instance) is not None:
                 return variant
@@ -91,7 +107,7 @@ class Endpoint:
         return any(instance.is_ready for instance in self.instances)
 
     def can_serve(self) -> bool:
-        """True if a request that comes now is served, though perhaps by an instance that is started for it."""
+        """True if a new request can be served, perhaps by an instance that is started for it."""
         return self.has_ready_instance() or any(
             variant.settings.scaling is not None and variant.settings.scaling.min_capacity == 0
             for variant in self.variants
@@ -102,30 +118,30 @@ class Endpoint:
 
 
 def name_stem(endpoint: EndpointSettings, variant: VariantSettings) -> str:
-    """What the names of a variant's instances begin with where they are started as they are needed."""
+    """Return the beginning of the names of a variant's instances that are started on demand."""
     return (endpoint.name if len(endpoint.variants) == 1 else f"{endpoint.name}-{variant.name}").lower()
 
 
 class Registry:
     """All endpoints and instances. Endpoints are fixed at the start, instances come and go.
 
-    A drain belongs to the instance's name: it stays through crashes and restarts until the operator ends it. An
-    instance that leaves (torchmoor.fleet.draining) is sent nothing new either, whatever the operator says.
+    A drain belongs to the instance's name: it lasts through crashes and restarts until the operator ends it. An
+    instance that leaves (torchmoor.fleet.draining) is sent nothing new either.
     """
 
     def __init__(self, endpoints: Iterable[EndpointSettings]) -> None:
         self._endpoints = {settings.name: Endpoint(settings) for settings in endpoints}
         self._instances: dict[str, Instance] = {}
-        self._drained: set[str] = set()  # names that an operator has given: no more than there were instances
+        self._drained: set[str] = set()  # names that an operator has drained
         self._leaving: set[str] = set()
-        self.sources: dict[str, DnsSource] = {}  # DNS names that bring instances
+        self.sources: dict[str, DnsSource] = {}  # DNS names that list instances
         self._listeners: list[Callable[[Instance], None]] = []
 
     def listen(self, listener: Callable[[Instance], None]) -> None:
-        """Tell the listener, after each change, of an instance that came, went or changed its state."""
+        """Register a callback for every instance that came, went or changed its state."""
         self._listeners.append(listener)
 
-    def _tell(self, instance: Instance) -> None:
+    def _notify(self, instance: Instance) -> None:
         for listener in self._listeners:
             listener(instance)
 
@@ -167,7 +183,7 @@ class Registry:
         return self._instances.get(name)
 
     def add(self, instance: Instance) -> None:
-        """Make an instance known. One of the same name is replaced. Raises UnknownEndpoint, UnknownVariant."""
+        """Add an instance, replacing one of the same name. Raises UnknownEndpoint, UnknownVariant."""
         endpoint = self.get_endpoint(instance.endpoint)
         variant = endpoint.find_variant(instance.variant)
         if variant is None:
@@ -176,15 +192,15 @@ class Registry:
             self.remove(instance.name)
         self._instances[instance.name] = instance
         self._leaving.discard(instance.name)
-        instance.state = self._as_wished(instance, instance.state)
+        instance.state = self._with_drain(instance, instance.state)
         endpoint.instances.append(instance)
         variant.pool.add(instance)
         instance.on_load = variant.pool.update
-        self._tell(instance)
+        self._notify(instance)
         logger.info("instance added instance=%s endpoint=%s", instance.name, instance.endpoint)
 
     def remove(self, name: str) -> None:
-        """Forget an instance; what runs there ends by itself. Raises UnknownInstance."""
+        """Remove an instance; its running requests end by themselves. Raises UnknownInstance."""
         instance = self._instances.pop(name, None)
         if instance is None:
             raise UnknownInstance(name)
@@ -193,20 +209,20 @@ class Registry:
         self.variant_of(instance).pool.remove(instance)
         self._leaving.discard(name)
         instance.close_idle()
-        self._tell(instance)
+        self._notify(instance)
         logger.info("instance removed instance=%s endpoint=%s", name, instance.endpoint)
 
     def dismiss(self, name: str) -> None:
-        """Forget an instance for good: another one of that name is not drained. Raises UnknownInstance."""
+        """Remove an instance and its drain. Raises UnknownInstance."""
         self.remove(name)
         self._drained.discard(name)
 
     def set_state(self, name: str, state: InstanceState) -> None:
-        """What a probe or the launcher learnt. Raises UnknownInstance."""
+        """Set the state that a probe or the launcher found. Raises UnknownInstance."""
         instance = self._instances.get(name)
         if instance is None:
             raise UnknownInstance(name)
-        state = self._as_wished(instance, state)
+        state = self._with_drain(instance, state)
         if instance.state is state:
             return
         logger.info("instance state instance=%s from=%s to=%s", name, instance.state.value, state.value)
@@ -217,7 +233,7 @@ class Registry:
         self.refresh(instance)
 
     def drain(self, name: str) -> None:
-        """Send an instance nothing new, also after it was down or started again. Raises UnknownInstance."""
+        """Send an instance nothing new, even after a restart. Raises UnknownInstance."""
         if name not in self._instances:
             raise UnknownInstance(name)
         self._drained.add(name)
@@ -233,18 +249,18 @@ class Registry:
             self.set_state(name, InstanceState.READY)
 
     def is_drained(self, name: str) -> bool:
-        """True from a drain to its end, whatever the instance's state."""
+        """True while an operator drains it, whatever its state."""
         return name in self._drained
 
     def send_off(self, name: str) -> None:
-        """Send an instance nothing new: it will be gone soon. Raises UnknownInstance."""
+        """Send an instance nothing new, because it leaves. Raises UnknownInstance."""
         if name not in self._instances:
             raise UnknownInstance(name)
         self._leaving.add(name)
         self.set_state(name, self._instances[name].state)
 
     def call_back(self, name: str) -> None:
-        """It does not leave after all; an operator's drain stays. Raises UnknownInstance."""
+        """Undo send_off; an operator's drain stays. Raises UnknownInstance."""
         instance = self._instances.get(name)
         if instance is None:
             raise UnknownInstance(name)
@@ -253,22 +269,22 @@ class Registry:
             self.set_state(name, InstanceState.READY)
 
     def is_leaving(self, name: str) -> bool:
-        """True from send_off until it is gone or called back."""
+        """True from send_off until it is removed or called back."""
         return name in self._leaving
 
-    def _as_wished(self, instance: Instance, state: InstanceState) -> InstanceState:
-        """What a state is with the operator's word: a drained instance that could serve is draining."""
+    def _with_drain(self, instance: Instance, state: InstanceState) -> InstanceState:
+        """Return DRAINING for a ready instance that is drained or leaves, else the state."""
         if state is InstanceState.READY and (instance.name in self._drained or instance.name in self._leaving):
             return InstanceState.DRAINING
         return state
 
     def refresh(self, instance: Instance) -> None:
-        """What routing reads of an instance has changed: tell everybody."""
+        """Update the pool and call the listeners after a change that routing reads."""
         self.variant_of(instance).pool.update(instance)
-        self._tell(instance)
+        self._notify(instance)
 
     def variant_of(self, instance: Instance) -> Variant:
-        """The variant whose model an instance serves."""
+        """Return the variant that an instance belongs to."""
         variant = self._endpoints[instance.endpoint].find_variant(instance.variant)
         assert variant is not None  # checked when the instance was added
         return variant

@@ -1,14 +1,14 @@
-"""How much an instance is given that has just come back: a share of the usual that grows from little to all.
+"""Slow start: an instance that comes back gets a share of the usual work, which grows to all of it.
 
-Such an instance has fewer outstanding requests and more free room than any other, so that all new work would go to
-it, and with a journal all of its sessions would return, and be built again, in the same moment.
+Such an instance has fewer outstanding requests and more free room than any other. Without slow start it would get all
+new work, and with a journal all of its sessions would be rebuilt there at the same moment.
 """
 
 from __future__ import annotations
 
 
 def share_after(elapsed_s: float, *, duration_s: float, least: float) -> float:
-    """The share, from `least` at once to 1.0 when `duration_s` is over; it grows by as much each second."""
+    """Return the share: it grows evenly from `least` to 1.0 over `duration_s`."""
     if elapsed_s >= duration_s:
         return 1.0
     return least + (1.0 - least) * max(0.0, elapsed_s) / duration_s

@@ -1,1 +1,4 @@
-"""What is told of each request: the access log, and traces."""
+"""Observers of finished requests: the access log and traces.
+
+Only run imports this package; it may import everything in the proxy.
+"""

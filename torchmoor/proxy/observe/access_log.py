@@ -1,8 +1,8 @@
-"""The access log: one line of JSON a request, written by a thread of its own.
+"""The access log: one line of JSON per request, written by a thread of its own.
 
-The event loop only appends to a queue. The thread writes what has gathered in one call, so a slow disk holds nobody
-up; if it falls behind for long, lines are dropped and counted. Several processes may append to one file: it is opened
-with O_APPEND, and a write has whole lines only.
+The event loop only appends to a queue, and the thread writes the gathered lines in one call, so a slow disk does not
+delay requests. If the thread falls behind for long, lines are dropped and counted. Several processes may append to one
+file: it is opened with O_APPEND, and each write has whole lines only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections import deque
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quote
 
 from torchmoor.errors import ConfigError
@@ -21,24 +22,24 @@ from torchmoor.proxy.dispatch.record import Record
 logger = logging.getLogger(__name__)
 
 STDERR = "stderr"
-WAKE_BYTES = 65_536  # gathered lines that are written before their interval is over
-PIPE_BYTES = 4096  # what a pipe takes from one writer without another's bytes in between (PIPE_BUF)
+WAKE_BYTES = 65_536  # of gathered lines; with more, they are written before the interval is over
+PIPE_BYTES = 4096  # the largest atomic write to a pipe (PIPE_BUF)
 STOP_S = 2.0
 MAX_PLACES = 4096
 
 
 class AccessLog:
-    """start() before the first write, stop() after the last. `write` is for one thread: the event loop's."""
+    """Writes records between start and stop. `write` is for the event loop's thread only."""
 
     def __init__(self, target: str, *, max_buffer_bytes: int, interval_s: float) -> None:
         """target: "stderr" or a path."""
         self.num_lines = 0
-        self._num_refused = self._num_lost = 0  # for want of room; in writing
+        self._num_refused = self._num_lost = 0  # because the buffer was full; because a write failed
         self._target = target
         self._max_buffer_bytes = max_buffer_bytes
         self._interval_s = interval_s
         self._lines: deque[bytes] = deque()
-        # Each of these, and of the counts above, has one writer, so no lock is needed: what waits is their difference.
+        # Each counter has one writing thread, so no lock is needed; the buffered bytes are the difference.
         self._num_bytes_in = self._num_bytes_out = 0
         self._news = threading.Event()
         self._is_reopening = self._is_stopping = self._is_failing = False
@@ -57,7 +58,7 @@ class AccessLog:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Open the file. Raises ConfigError if that is not possible."""
+        """Open the file and start the thread. Raises ConfigError if the file cannot be opened."""
         try:
             self._open()
         except OSError as error:
@@ -65,13 +66,13 @@ class AccessLog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what is left; waits for that, but not for ever."""
+        """Write the remaining lines; wait at most STOP_S for that."""
         self._is_stopping = True
         self._news.set()
         self._thread.join(STOP_S)
 
     def reopen(self) -> None:
-        """Go on in a new file of the same name: the old one was moved away."""
+        """Open the file again by its name: the old one was moved away."""
         self._is_reopening = True
         self._news.set()
 
@@ -147,48 +148,27 @@ class AccessLog:
             os.close(old)
 
 
-class Clock:
-    """Times of day as text; the part that stays for a second is kept."""
-
-    __slots__ = ("_second", "_text")
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._text = ""
-
-    def text(self, at: float) -> str:
-        """ISO 8601 in UTC, with milliseconds. at: seconds since 1970."""
-        second = int(at)
-        if second != self._second:
-            self._second = second
-            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._text}.{int((at - second) * 1000):03d}Z"
+@lru_cache(maxsize=2)
+def _second(at: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
-_clock = Clock()
-
-
-class Places(dict[tuple[str | None, ...], str]):
-    """The part of a line that says where a request went, which is the same for many; remembered."""
-
-    def __missing__(self, place: tuple[str | None, ...]) -> str:
-        if len(self) >= MAX_PLACES:
-            self.clear()
-        named = zip(("endpoint", "variant", "operation", "instance", "routing_reason"), place, strict=True)
-        text = self[place] = "".join(f'"{name}":{quote(value)},' for name, value in named if value is not None)
-        return text
-
-
-_places = Places()
+@lru_cache(maxsize=MAX_PLACES)
+def _place(*values: str | None) -> str:
+    """Return the part of a line that says where a request went, which is the same for many."""
+    names = ("endpoint", "variant", "operation", "instance", "routing_reason")
+    return "".join(f'"{name}":{quote(value)},' for name, value in zip(names, values, strict=True) if value is not None)
 
 
 def render(record: Record) -> bytes:
-    """The line; what is None is left out. By hand, because json.dumps takes three times as long."""
+    """Return the line; None values are left out. Written by hand, because json.dumps takes three times as long."""
     r = record
-    place = _places[r.endpoint, r.variant, r.operation, r.instance, r.routing_reason]
+    place = _place(r.endpoint, r.variant, r.operation, r.instance, r.routing_reason)
+    second = int(r.ended_at)
+    ended_at = f"{_second(second)}.{int((r.ended_at - second) * 1000):03d}Z"
     inference_id = f'"{r.request_id}"' if r.inference_id == r.request_id else quote(r.inference_id)
     line = (
-        f'{{"time":"{_clock.text(r.ended_at)}","inference_id":{inference_id},"request_id":"{r.request_id}",{place}'
+        f'{{"time":"{ended_at}","inference_id":{inference_id},"request_id":"{r.request_id}",{place}'
         f'"status":{r.status or "null"},"outcome":"{r.outcome}","bytes_in":{r.num_bytes_in},'
         f'"bytes_out":{r.num_bytes_out},"retries":{r.num_retries},"total_ms":{r.total_s * 1000:.3f}'
     )

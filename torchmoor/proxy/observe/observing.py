@@ -1,4 +1,4 @@
-"""Brings each request's end to those who asked for it: the access log, the collector of traces, or both."""
+"""The observer that the settings ask for: the access log, traces, or both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestObserver:
-    """An Observer (see torchmoor.proxy.dispatch.observer). What fails here fails no request."""
+    """Passes finished requests to the access log and traces; its own failures are logged and harm no request."""
 
     def __init__(self, log: AccessLog | None, tracing: Tracing | None) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class RequestObserver:
 
 @asynccontextmanager
 async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver | None]:
-    """What the settings ask for, for as long as the context lasts; None if that is nothing. Raises ConfigError."""
+    """Run the observer while the context lasts; None if the settings ask for none. Raises ConfigError."""
     tracing = log = None
     if settings.traces_url:
         tracing = _import_tracing()(settings.traces_url, fraction=settings.traces_fraction)
@@ -84,7 +84,7 @@ async def observing(settings: ObserveSettings) -> AsyncIterator[RequestObserver 
 
 
 def check_observing(settings: ObserveSettings) -> None:
-    """Raise ConfigError if what is asked for cannot be done here; opens and sends nothing."""
+    """Raise ConfigError if the settings cannot work here; opens and sends nothing."""
     if settings.access_log not in ("", STDERR):
         log = Path(settings.access_log)
         if not os.access(log if log.exists() else log.parent, os.W_OK):

@@ -1,8 +1,8 @@
-"""A span for each invocation, sent to a collector as OTLP over HTTP. Needs the extra `otel`.
+"""Traces: a span for each invocation, sent to a collector as OTLP over HTTP. Needs the extra `otel`.
 
-W3C Trace Context: a request's traceparent is the span's parent, and the instance is told the span instead. Names are
-those of OpenTelemetry's conventions for HTTP servers and for generative models; what these do not have begins with
-`torchmoor.`. The exporter reads OpenTelemetry's own environment variables for what is not a setting here:
+Follows W3C Trace Context: a request's traceparent is the span's parent, and the instance gets the span as its parent.
+Names are those of OpenTelemetry's conventions for HTTP servers and generative models; other names begin with
+`torchmoor.`. The exporter reads OpenTelemetry's own environment variables for everything that is not a setting here:
 OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_*.
 """
 
@@ -33,7 +33,7 @@ ROUTES = {
     "ChatCompletions": "/endpoints/{EndpointName}/openai/v1/chat/completions",
 }
 
-# Else each tracestate that is none is a warning, with the client's words in it.
+# Without this, every malformed tracestate is a warning with the client's text in it.
 logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 
 
@@ -52,13 +52,13 @@ class SpanTrace:
 
     @property
     def line(self) -> bytes:
-        """This span as the traceparent. What tracestate says of other systems passes as it is."""
+        """This span as the traceparent. The tracestate of other systems passes unchanged."""
         own = self.span.get_span_context()
         return b"traceparent: 00-%032x-%016x-%02x\r\n" % (own.trace_id, own.span_id, own.trace_flags)
 
 
 class Tracing:
-    """Owns the exporter and its thread; all but `stop` is for the event loop's thread."""
+    """Owns the exporter and its thread; everything but `stop` is for the event loop's thread."""
 
     def __init__(self, url: str, *, fraction: float) -> None:
         """fraction: of the requests without a traceparent."""
@@ -74,11 +74,11 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def stop(self) -> None:
-        """Send what is left; takes as long as the collector does, within the exporter's limits."""
+        """Send the remaining spans; takes as long as the collector does, within the exporter's limits."""
         self._provider.shutdown()
 
     def begin(self, request: Request) -> SpanTrace:
-        """Open the span of a request, from when its head was there."""
+        """Open a span that begins when the request's head was complete."""
         parents = [field.value for field in request.headers if field.name == TRACEPARENT]
         states = [field.value for field in request.headers if field.name == TRACESTATE]
         context = None
@@ -90,7 +90,7 @@ class Tracing:
         return SpanTrace(self._tracer.start_span(name, context, kind=SpanKind.SERVER, start_time=began))
 
     def end(self, trace: Trace, record: Record) -> None:
-        """Close the span with what became of the request."""
+        """Close the span with the request's result."""
         if not isinstance(trace, SpanTrace):
             return
         record.trace_id = trace.trace_id

@@ -1,1 +1,4 @@
-"""Which instance takes a request: pure functions of facts and counters. No sockets, clocks or files here."""
+"""Routing: strategies, placement of sessions and models, and waiting, as pure functions and counters.
+
+May import the standard library only; no sockets, clocks or files.
+"""

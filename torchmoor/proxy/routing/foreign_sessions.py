@@ -1,7 +1,7 @@
-"""Sessions whose ids were minted by the instances' own handlers: which instance opened each.
+"""Sessions whose ids come from handlers of other makes: which instance opened each.
 
-Such an id proves nothing and names nobody, so what this process has seen opened is all that is known, and another
-proxy does not know it. Nor can another instance take such a session over.
+Such an id proves nothing and names no instance, so a proxy knows only the sessions that were opened through it, and no
+other instance can take one over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Key(NamedTuple):
 
 
 class ForeignSessions:
-    """At most max_sessions; the one that was used the longest ago is forgotten first. Event loop's thread only."""
+    """Remembers max_sessions sessions, the last used ones. For the event loop's thread only."""
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
@@ -28,14 +28,14 @@ class ForeignSessions:
         return len(self._sessions)
 
     def add(self, text: str, instance: str, *, endpoint: str, principal: str) -> None:
-        """An instance has answered with this id."""
+        """Remember an id that an instance has answered with."""
         self._sessions.pop(_Key(endpoint, principal, text), None)
         if len(self._sessions) >= self._max_sessions:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[_Key(endpoint, principal, text)] = SessionId(text, instance, 0, "")
 
     def find(self, text: str, *, endpoint: str, principal: str) -> SessionId | None:
-        """The session of this caller; None if it was never opened here, or is forgotten."""
+        """Return this caller's session; None if it was not opened here or is forgotten."""
         key = _Key(endpoint, principal, text)
         session = self._sessions.pop(key, None)
         if session is not None:
@@ -43,5 +43,5 @@ class ForeignSessions:
         return session
 
     def remove(self, text: str, *, endpoint: str, principal: str) -> None:
-        """It was closed."""
+        """Forget a closed session."""
         self._sessions.pop(_Key(endpoint, principal, text), None)

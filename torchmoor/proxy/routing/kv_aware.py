@@ -1,8 +1,7 @@
-"""KV_AWARE: the instance that holds the longest start of the prompt, weighed against its load.
+"""KV_AWARE: the instance that has cached the longest start of the prompt, weighed against its load.
 
-The proxy does not tokenize. What instances hold is told from what they were sent: each request's body, cut into
-blocks, each block's hash chained to the one before it, is held by the instance that served it, until the instance's
-answers show that it is no longer (docs/decisions/0012).
+The proxy does not tokenize. It cuts each request's body into blocks and chains their hashes; the instance that serves
+the request is taken to have these blocks until its answers show otherwise (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from torchmoor.proxy.routing.pool import C, Pool
 from torchmoor.proxy.routing.strategy import Pick, RouteRequest
 
 REASON = "kv-aware"
-MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always held
+MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always cached
 MAX_HOLDERS = 16  # instances compared, those with the longest match first
 
 
 def chain(body: bytes, block_bytes: int) -> list[int]:
-    """The hashes of a body's whole blocks, each of all bytes up to its end.
+    """Return a hash for each whole block of a body, over all bytes up to the block's end.
 
-    Python's own hash of bytes: quick, and keyed at random in each process, which is where the hashes stay.
+    Uses Python's hash of bytes: it is fast, and keyed at random in each process, where the hashes stay.
     """
     value = 0
     hashes: list[int] = []
@@ -34,16 +33,16 @@ def chain(body: bytes, block_bytes: int) -> list[int]:
 
 
 class Held(NamedTuple):
-    """What an instance was believed to hold of a chain: so many blocks, last used at a count of requests."""
+    """The blocks of a chain that an instance was taken to have. used_at: the count of requests at their last use."""
 
     num_blocks: int
     used_at: int
 
 
 class PrefixIndex:
-    """Which instance is believed to hold which blocks; bounded for each instance, the least recently used go first.
+    """The blocks that each instance is taken to have, limited per instance; the least recently used are dropped.
 
-    Of a chain the last blocks are always the least recent, so that what is left of it is its beginning.
+    The last blocks of a chain count as the least recent, so that its beginning stays.
     """
 
     def __init__(self, *, max_blocks_per_instance: int) -> None:
@@ -53,7 +52,7 @@ class PrefixIndex:
         self._now = 0
 
     def matches(self, hashes: list[int]) -> dict[str, int]:
-        """How many of the chain's first blocks instances hold; the longest matches first, MAX_HOLDERS at most."""
+        """Return how many of the chain's first blocks instances have: the longest matches, at most MAX_HOLDERS."""
         found: dict[str, int] = {}
         for num_blocks in range(len(hashes), 0, -1):
             holders = self._holders.get(hashes[num_blocks - 1])
@@ -65,7 +64,7 @@ class PrefixIndex:
         return found
 
     def record(self, name: str, hashes: list[int]) -> Held | None:
-        """An instance was sent this chain. Returns what it held of it before, None if nothing."""
+        """Note a chain that an instance was sent. Returns the part that it had before, or None."""
         blocks = self._blocks.setdefault(name, OrderedDict())
         self._now += 1
         held: Held | None = None
@@ -82,13 +81,13 @@ class PrefixIndex:
         return held
 
     def forget_unused_since(self, name: str, when: int) -> None:
-        """What was used at `when` is gone from the instance, and so is, most likely, all that was not used since."""
+        """Drop the blocks of an instance that were last used at `when` or before: it has most likely evicted them."""
         blocks = self._blocks.get(name)
         while blocks and next(iter(blocks.values())) <= when:
             self._drop(name, blocks.popitem(last=False)[0])
 
     def forget(self, name: str) -> None:
-        """The instance has lost its memory."""
+        """Drop all blocks of an instance."""
         for value in self._blocks.pop(name, ()):
             self._drop(name, value)
 
@@ -99,7 +98,7 @@ class PrefixIndex:
             del self._holders[value]
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless both directions say the same, within the bound."""
+        """Raise RuntimeError unless both directions agree and the limit holds."""
         pairs = {(value, name) for name, blocks in self._blocks.items() for value in blocks}
         if pairs != {(value, name) for value, holders in self._holders.items() for name in holders}:
             raise RuntimeError("holders and blocks differ")
@@ -108,17 +107,17 @@ class PrefixIndex:
 
 
 class Expectation(NamedTuple):
-    """The share of a prompt that an instance should hold, and when it was used there last."""
+    """The share of a prompt that an instance should have cached, and when it was last used there."""
 
     share: float
     used_at: int
 
 
 class KvAware:
-    """Weighs what an instance holds of a prompt against how busy it is.
+    """Weighs the cached part of a prompt against an instance's load.
 
-    An instance's cost is its outstanding invocations, less one for each bytes_per_request of the prompt that it
-    holds: prefilling so much is taken to be as long as one more request in its batch.
+    An instance's cost is its outstanding invocations, less one for each bytes_per_request of the prompt that it has
+    cached: prefilling that part is taken to cost as much as one more request in its batch.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class KvAware:
         self._bytes_per_request = bytes_per_request
 
     def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
-        """The open instance of the least cost; without a match that is the one with the fewest outstanding."""
+        """Return the open instance with the least cost; without a match, the one with the fewest outstanding."""
         best = pool.find_least_outstanding(request.excluded)
         if best is None:
             return None
@@ -150,16 +149,16 @@ class KvAware:
         return Pick(best, reason)
 
     def record(self, request: RouteRequest, name: str, *, body_bytes: int) -> Expectation | None:
-        """A request with a body of so many bytes goes to an instance. Returns what should be held of it there."""
+        """Note a request that goes to an instance. Returns what the instance should have cached of it."""
         held = self.index.record(name, self._chain_of(request))
         if held is None:
             return None
         return Expectation(held.num_blocks * self._block_bytes / max(body_bytes, len(request.prefix)), held.used_at)
 
     def check(self, name: str, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
-        """An instance's answer tells how many of the prompt's tokens it still held.
+        """Compare the expectation with the tokens that an instance's answer reports as cached.
 
-        Much less than expected: that beginning was evicted, and so was, most likely, all that was used no later.
+        Much less than expected means that this beginning was evicted, and most likely everything older too.
         """
         if num_kept < num_tokens * expected.share * MIN_KEPT:
             self.index.forget_unused_since(name, expected.used_at)

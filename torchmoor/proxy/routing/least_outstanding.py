@@ -1,4 +1,4 @@
-"""LEAST_OUTSTANDING_REQUESTS."""
+"""LEAST_OUTSTANDING_REQUESTS: the instance with the fewest outstanding invocations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ REASON = "least-outstanding-requests"
 
 
 class LeastOutstanding:
-    """The instance with the fewest outstanding invocations."""
+    """Chooses the instance with the fewest outstanding invocations."""
 
     num_prefix_bytes = 0
 
     def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
-        """The open instance with the fewest, or None if there is none."""
+        """Return the open instance with the fewest, or None if there is none."""
         instance = pool.find_least_outstanding(request.excluded)
         return None if instance is None else Pick(instance, REASON)

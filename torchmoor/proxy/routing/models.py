@@ -1,15 +1,15 @@
-"""Placement: which instance a request for one of many models goes to.
+"""Placement of many models: which instance takes a request for one of them.
 
-What instances hold is known from their reports. Between two reports there are notes: a model that an instance was
-sent a request for is on its way there, so that a burst of requests for one cold model makes one load and not many.
+Instances report what they hold. Between two reports there are notes: a model that an instance was sent a request for
+is on its way there, so that a burst of requests for one cold model causes one load.
 
-    a request goes to an instance that holds its model in memory, on the device before in host memory
-    while every such instance has too many requests for the model, one more loads it, one at a time
-    a model that nobody holds goes where least is to be done; where it lies unpacked on a disk counts for it
-    what a report does not name is gone, unless it was noted after the question, or is being asked for now
+    a request goes to an instance that holds its model in memory; device memory comes before host memory
+    while every such instance has too many requests for the model, one more instance loads it, one at a time
+    a model that no instance holds goes to the least busy instance; an unpacked copy on its disk counts in its favour
+    a model that a report does not name is gone, unless it was noted after the question or has a request now
 
-Both directions of the index are bounded: so many models of each instance. 10,000 models on 100 instances each are
-a million pairs, of about a hundred bytes.
+Both directions of the index hold at most max_models of each instance. 10,000 models on 100 instances each are a
+million pairs of about 100 bytes.
 """
 
 from __future__ import annotations
@@ -28,127 +28,114 @@ RESIDENT = "model-resident"  # it is in the instance's memory
 LOADING = "model-loading"  # another request has begun to load it there
 UNPACKED = "model-unpacked"  # it is on the instance's disk
 COLD = "model-cold"
-COPY = "model-copy"  # it is in memory elsewhere, where too much waits for it
+COPY = "model-copy"  # it is in memory of instances that have too many requests for it
 
-MAX_NOTES = 4096  # models on their way to an instance; the oldest is forgotten
-MANY_HOLDERS = 8  # above which they are compared only if the least busy instance is none of them
-FREE_PARTS = 8  # free memory is compared in so many parts of the whole: less of a difference is none
+MAX_NOTES = 4096  # per instance; the oldest is forgotten
+MANY_HOLDERS = 8  # above it they are compared only if the least busy instance is not one of them
+FREE_PARTS = 8  # free memory is compared in eighths of the whole
 
 
 class Tier(IntEnum):
-    """Where an instance has a model; the least is the best."""
+    """Where an instance has a model; a lower value is better."""
 
     DEVICE = 0
     HOST = 1
     LOADING = 2
     DISK = 3
-    BROKEN = 4  # it was tried there, and could not be loaded
+    BROKEN = 4  # the instance could not load it
 
 
 _IN_MEMORY = frozenset((Tier.DEVICE, Tier.HOST))
-# What an instance may be busier than others, in doublings of load, and still get a model that is no longer in memory.
+# How much busier than others, in doublings of load, an instance may be and still get a model that it has on disk.
 _WORTH = {Tier.DISK: 2, Tier.BROKEN: 1}
 
 
 class Report(NamedTuple):
-    """What an instance says that it holds. used_bytes, max_bytes: of its device's budget; 0 if it does not say."""
+    """An instance's models. used_bytes, max_bytes: of its device's budget; 0 if it does not report them."""
 
     models: Mapping[str, Tier]
     used_bytes: int = 0
     max_bytes: int = 0
 
 
-class _Room(NamedTuple):
-    """Memory at the last report: of max_bytes, used_bytes by so many models."""
+class _Memory(NamedTuple):
+    """An instance's memory for models at its last report."""
 
     used_bytes: int
     max_bytes: int
     num_models: int
 
 
-_FRESH = _Room(0, 0, 0)
+_FRESH = _Memory(0, 0, 0)
 
 
 class Placement:
     """The models of one variant's instances.
 
-    hot_outstanding: requests for a model at each of its holders above which it gets another copy. max_models: of one
-    instance. is_cached: models stay in memory after their requests; if not, nobody holds one without a request.
-    on_expected: told of each note, a model and an instance.
+    hot_outstanding: requests for a model at each of its holders; from then on it gets another copy. max_models: per
+    instance. is_cached: whether models stay in memory after their requests. on_expected: called with each note's model
+    and instance.
     """
 
     def __init__(self, *, hot_outstanding: int, max_models: int, is_cached: bool = True) -> None:
         self._hot = hot_outstanding
         self._max_models = max_models
         self._is_cached = is_cached
-        self._memory: dict[str, dict[str, Tier]] = {}  # by model: who has it in memory, or will
-        self._others: dict[str, dict[str, Tier]] = {}  # by model: who has it on disk, or could not load it
+        self._memory: dict[str, dict[str, Tier]] = {}  # by model: instances that have it in memory, or will
+        self._others: dict[str, dict[str, Tier]] = {}  # by model: instances with it on disk, or that could not load it
         self._reported: dict[str, dict[str, Tier]] = {}  # by instance
-        self._notes: dict[str, dict[str, int]] = {}  # by instance: models that were sent there, and when
+        self._notes: dict[str, dict[str, int]] = {}  # by instance: models that it will load, and when they were noted
         self._outstanding: dict[str, dict[str, int]] = {}  # by model, then instance
-        self._rooms: dict[str, _Room] = {}
+        self._reported_memory: dict[str, _Memory] = {}
         self._now = 0
         self.on_expected: Callable[[str, str], None] = _ignore
 
     # Choosing
 
     def choose(self, model: str, pool: Pool[C], excluded: frozenset[str] = frozenset()) -> Pick[C] | None:
-        """The instance for a request, or None if none can take it now."""
-        best: C | None = None
-        best_key = (0, 0, 0)
-        coming: C | None = None
-        coming_key = (0, 0)
-        is_coming = is_held = False
-        holders = self._memory.get(model)
-        if holders:
-            outstanding = self._outstanding.get(model, _NONE)
-            hot = self._hot
-            if len(holders) > MANY_HOLDERS:  # most likely whoever is least busy is one of them
-                least = pool.find_least_outstanding(excluded)
-                if (
-                    least is not None
-                    and holders.get(least.name) is Tier.DEVICE
-                    and outstanding.get(least.name, 0) < hot
-                ):
-                    return Pick(least, RESIDENT)
-            for name, tier in holders.items():
-                instance = pool.find(name)
-                if instance is None or not instance.is_ready or name in excluded:
-                    continue
-                is_held = True
-                is_coming = is_coming or tier is Tier.LOADING
-                if instance.outstanding >= instance.capacity:
-                    continue
-                number = outstanding.get(name, 0)
-                if tier is Tier.LOADING:
-                    key = (number, instance.load)
-                    if coming is None or key < coming_key:
-                        coming, coming_key = instance, key
-                else:
-                    # Beyond `hot` the tier does not matter any more, only the queue.
-                    full_key = (number, tier, instance.load) if number >= hot else (-1, tier, instance.load)
-                    if best is None or full_key < best_key:
-                        best, best_key = instance, full_key
-        if best is not None and (best_key[0] < 0 or is_coming):
-            return Pick(best, RESIDENT)
-        if best is None and coming is not None:
-            return Pick(coming, LOADING)
+        """Return the instance for a request, or None if none can take it now."""
+        holders = self._memory.get(model, _NOWHERE)
+        queued = self._outstanding.get(model, _NONE)
+        if len(holders) > MANY_HOLDERS:  # the least busy instance is most likely one of them
+            least = pool.find_least_outstanding(excluded)
+            if least is not None and holders.get(least.name) is Tier.DEVICE and queued.get(least.name, 0) < self._hot:
+                return Pick(least, RESIDENT)
+        ready = [
+            (instance, tier)
+            for name, tier in holders.items()
+            if name not in excluded and (instance := pool.find(name)) is not None and instance.is_ready
+        ]
+        free = [holder for holder in ready if holder[0].outstanding < holder[0].capacity]
+        resident = [holder for holder in free if holder[1] is not Tier.LOADING]
+
+        def by_load(holder: tuple[C, Tier]) -> tuple[int, int]:
+            return (holder[1], holder[0].load)
+
+        def by_queue(holder: tuple[C, Tier]) -> tuple[int, int, int]:
+            return (queued.get(holder[0].name, 0), *by_load(holder))
+
+        below_hot = [holder for holder in resident if queued.get(holder[0].name, 0) < self._hot]
+        if below_hot:
+            return Pick(min(below_hot, key=by_load)[0], RESIDENT)
+        best = min(resident, key=by_queue)[0] if resident else None
+        if best is not None and any(tier is Tier.LOADING for _, tier in ready):
+            return Pick(best, RESIDENT)  # another copy is on its way
+        if best is None and free:
+            return Pick(min(free, key=by_queue)[0], LOADING)
         fresh = self._choose_cold(model, pool, excluded)
-        if best is not None:
-            if fresh is None or fresh.load >= best.load:
-                return Pick(best, RESIDENT)
-            return Pick(fresh, COPY)
+        if best is not None and (fresh is None or fresh.load >= best.load):
+            return Pick(best, RESIDENT)
         if fresh is None:
             return None
-        if is_held:
-            return Pick(fresh, COPY)  # whoever holds it is full
-        return Pick(fresh, UNPACKED if self._others.get(model, {}).get(fresh.name) is Tier.DISK else COLD)
+        if ready:
+            return Pick(fresh, COPY)  # its holders have too much to do
+        return Pick(fresh, UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is Tier.DISK else COLD)
 
     def _choose_cold(self, model: str, pool: Pool[C], excluded: frozenset[str]) -> C | None:
-        """The open instance with the least to do, then the most free memory, then by rendezvous hashing.
+        """Return the open instance with the least load, then the most free memory, then by rendezvous hashing.
 
-        Load counts in doublings, so that models stay where they lie unpacked, and ties are many: they go where every
-        proxy would send them. An instance that has the model in memory is none of these.
+        Load counts in doublings, so that models stay where they are unpacked and ties are frequent; hashing breaks
+        them the same way in every proxy. Instances that have the model in memory are left out.
         """
         holders = self._memory.get(model, _NONE)
         others = self._others.get(model, _NONE)
@@ -170,24 +157,24 @@ class Placement:
         return max(equal, key=lambda instance: _weight(model, instance.name))
 
     def _free_parts(self, name: str) -> int:
-        """An instance's free memory, less what its notes will need if they are like what it has."""
-        used, most, number = self._rooms.get(name, _FRESH)
+        """Return an instance's free memory, less what its noted models need if they are like its present ones."""
+        used, most, number = self._reported_memory.get(name, _FRESH)
         if not most:
             return FREE_PARTS
         if number:
             used += len(self._notes.get(name, ())) * used // number
         return max(0, FREE_PARTS * (most - used) // most)
 
-    # What was sent
+    # Requests
 
     def begin(self, model: str, name: str) -> None:
-        """A request for the model goes to an instance; `end` follows, once."""
+        """Count a request for the model that goes to an instance; call `end` once when it is over."""
         counts = self._outstanding.setdefault(model, {})
         counts[name] = counts.get(name, 0) + 1
         self.expect(model, name)
 
     def expect(self, model: str, name: str) -> None:
-        """An instance was told to load the model, by a request or otherwise."""
+        """Note that an instance will load the model."""
         if self._memory.get(model, _NONE).get(name) is not None:
             return
         notes = self._notes.setdefault(name, {})
@@ -199,7 +186,7 @@ class Placement:
         self.on_expected(model, name)
 
     def end(self, model: str, name: str) -> None:
-        """The request is over, whatever became of it."""
+        """Count down a request that is over."""
         counts = self._outstanding[model]
         counts[name] -= 1
         if not counts[name]:
@@ -210,13 +197,13 @@ class Placement:
                 self._forget_note(model, name)
 
     def loaded(self, model: str, name: str) -> None:
-        """An instance has answered with the model: it is in memory there, before any report says so."""
+        """Take the model as loaded: the instance has answered with it, ahead of its next report."""
         holders = self._memory.get(model)
         if holders is not None and holders.get(name) is Tier.LOADING and self._is_cached:
             holders[name] = Tier.DEVICE
 
     def failed(self, model: str, name: str) -> None:
-        """An instance has no such model, or no room for it."""
+        """Forget the note: the instance does not have the model, or no memory for it."""
         self._forget_note(model, name)
 
     def _forget_note(self, model: str, name: str) -> None:
@@ -226,14 +213,14 @@ class Placement:
                 del self._notes[name]
             self._show(model, name)
 
-    # What instances say
+    # Reports
 
     def mark(self) -> int:
-        """To be taken before an instance is asked, and given with its report."""
+        """Return a mark to take before a status question and to pass with its report."""
         return self._now
 
     def report(self, name: str, report: Report, mark: int) -> None:
-        """What an instance holds, in place of all that was known of it."""
+        """Replace what is known of an instance by its report."""
         old = self._reported.get(name, {})
         new = {sys.intern(model): tier for model, tier in islice(report.models.items(), self._max_models)}
         self._reported[name] = new
@@ -253,17 +240,17 @@ class Placement:
             if old.get(model) is not tier:
                 self._show(model, name)
         num_models = sum(tier in _IN_MEMORY for tier in new.values())
-        self._rooms[name] = _Room(report.used_bytes, report.max_bytes, num_models)
+        self._reported_memory[name] = _Memory(report.used_bytes, report.max_bytes, num_models)
 
     def forget(self, name: str) -> None:
-        """The instance has lost its memory, or is gone; requests that run there still end with `end`."""
+        """Forget an instance that has lost its memory or is gone; its running requests still end with `end`."""
         models = {*self._reported.pop(name, ()), *self._notes.pop(name, ())}
-        self._rooms.pop(name, None)
+        self._reported_memory.pop(name, None)
         for model in models:
             self._show(model, name)
 
     def _show(self, model: str, name: str) -> None:
-        """Put a pair where reports and notes say."""
+        """Index a pair by what reports and notes say."""
         tier = self._reported.get(name, {}).get(model)
         if model in self._notes.get(name, _NONE) and (tier is None or tier >= Tier.DISK):
             tier = Tier.LOADING
@@ -273,11 +260,11 @@ class Placement:
     # Questions
 
     def num_loaded(self, name: str) -> int:
-        """Models in an instance's memory, by its last report."""
-        return self._rooms.get(name, _FRESH).num_models
+        """Return the number of models in an instance's memory, by its last report."""
+        return self._reported_memory.get(name, _FRESH).num_models
 
     def is_expecting(self, name: str) -> bool:
-        """True while an instance may have loaded something that it has not reported."""
+        """True while an instance may have loaded a model that it has not reported."""
         return name in self._notes
 
     def is_held(self, model: str, name: str) -> bool:
@@ -285,7 +272,7 @@ class Placement:
         return self._memory.get(model, _NONE).get(name) in _IN_MEMORY
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless both directions say the same and every count is above zero."""
+        """Raise RuntimeError unless both directions of the index agree and every count is above zero."""
         shown = {(m, n) for index in (self._memory, self._others) for m, holders in index.items() for n in holders}
         known = {(m, n) for source in (self._reported, self._notes) for n, models in source.items() for m in models}
         if shown != known:
@@ -297,7 +284,7 @@ class Placement:
 
     @property
     def num_outstanding(self) -> int:
-        """Requests that have begun and not ended."""
+        """Return the number of requests that have begun and not ended."""
         return sum(number for counts in self._outstanding.values() for number in counts.values())
 
     def __repr__(self) -> str:
@@ -305,14 +292,15 @@ class Placement:
 
 
 _NONE: dict[str, int] = {}
+_NOWHERE: dict[str, Tier] = {}
 
 
 def _ignore(model: str, name: str) -> None:
-    """Nobody else routes by these notes."""
+    """Do nothing: no other process uses these notes."""
 
 
 def _put(index: dict[str, dict[str, Tier]], model: str, name: str, tier: Tier | None) -> None:
-    """Set or remove one pair; no model is left without an instance."""
+    """Set or remove one pair; drop a model with its last instance."""
     if tier is not None:
         index.setdefault(model, {})[name] = tier
         return
@@ -322,5 +310,5 @@ def _put(index: dict[str, dict[str, Tier]], model: str, name: str, tier: Tier | 
 
 
 def _weight(model: str, name: str) -> bytes:
-    """As for sessions: when an instance leaves, only its own models move."""
+    """Return the pair's rendezvous weight: when an instance leaves, only its own models move."""
     return blake2b(f"{model}\n{name}".encode(), digest_size=8).digest()

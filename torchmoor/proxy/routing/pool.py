@@ -1,14 +1,13 @@
-"""The instances of one variant, kept in order of their load, so that choosing takes the same time for 3 and for 1,000.
+"""The instances of one variant in the order of their load: a choice among 3 takes as long as one among 1,000.
 
-An instance is *open* if new work may be sent there: it is ready and has fewer outstanding invocations than its
-capacity. Its *load* is their number, more while it gets only a share of the usual work. `update` must be called after
-every change of an instance's load or state; that only notes the instance, and before the next question those that were
-noted are put in their places. So counting costs a request next to nothing, and a session's turn asks no question. The
-rules, when nothing is noted:
+An instance is *open* if it may be sent new work: it is ready and has fewer outstanding invocations than its capacity.
+Its *load* is that number, raised while it gets only a share of the usual work. Call `update` after every change of an
+instance's load or state; it only notes the instance, and the next question puts all noted instances in their places.
+So counting costs a request next to nothing. When no instance is noted:
 
-    an open instance stands in the level of its load, behind those that came to that level before it
-    an instance that is not open stands in no level
-    the ring holds every instance, open or not, and changes only when one is added or removed
+    an open instance is in the level of its load, behind those that reached that level before it
+    an instance that is not open is in no level
+    the ring has every instance, open or not, and changes only when one is added or removed
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ MAX_RANDOM_TRIES = 4
 
 
 class Candidate(Protocol):
-    """An instance as routing sees it. session_room: sessions that it can still take; None if that is not known.
+    """An instance as routing sees it.
 
-    share: of the usual work, that it shall get; less than 1.0 for one that has just come back.
+    session_room: sessions that it can still take; None if unknown. share: of the usual work; below 1.0 for an instance
+    that has just come back.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Candidate(Protocol):
 
     @property
     def load(self) -> int:
-        """Outstanding invocations, as much more as its share is less."""
+        """Outstanding invocations divided by the share."""
         ...
 
     @property
@@ -51,7 +51,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Pool(Generic[C]):
-    """Instances by load (levels), by number (for a random one) and by hash (the ring)."""
+    """Indexes instances by load (levels), by number (for random choices) and by hash (the ring)."""
 
     __slots__ = ("_members", "_changed", "_levels", "_level_of", "_least", "_open", "_position", "_ring")
 
@@ -70,7 +70,7 @@ class Pool(Generic[C]):
     # Changes
 
     def add(self, instance: C) -> None:
-        """Take up an instance; its name must be new."""
+        """Add an instance; its name must be new."""
         self._members[instance.name] = instance
         for point in _points(instance.name):
             insort(self._ring, (point, instance.name))
@@ -85,11 +85,11 @@ class Pool(Generic[C]):
         self._set_level(instance, None)
 
     def update(self, instance: C) -> None:
-        """An instance's load or state has changed; one that was removed is left alone."""
+        """Note that an instance's load or state has changed; a removed instance is ignored."""
         self._changed[instance] = None
 
     def _settle(self) -> None:
-        """Put every instance that was noted where its load and state say."""
+        """Move every noted instance to the place of its load and state."""
         for instance in self._changed:
             if self._members.get(instance.name) is instance:
                 is_open = instance.outstanding < instance.capacity and instance.is_ready
@@ -118,7 +118,7 @@ class Pool(Generic[C]):
             self._least = level
 
     def _close(self, name: str) -> None:
-        """Take an instance out of the open ones: the last takes its place."""
+        """Remove an instance from the open ones; the last one takes its place."""
         position = self._position.pop(name)
         last = self._open.pop()
         if last.name != name:
@@ -129,7 +129,7 @@ class Pool(Generic[C]):
 
     @property
     def open_instances(self) -> Sequence[C]:
-        """Those that may be sent new work, in no order."""
+        """The instances that may be sent new work, in no order."""
         self._settle()
         return self._open
 
@@ -139,13 +139,13 @@ class Pool(Generic[C]):
         return self._members.values()
 
     def find(self, name: str) -> C | None:
-        """The instance of that name."""
+        """Return the instance of that name, or None."""
         return self._members.get(name)
 
     def find_least_outstanding(self, excluded: frozenset[str] = frozenset()) -> C | None:
-        """The open instance with the least load.
+        """Return the open instance with the least load.
 
-        Ties go to the one that has stood at that load the longest, so that equal load spreads.
+        Ties go to the one that has had that load the longest, so that equal load spreads.
         """
         self._settle()
         levels = self._levels
@@ -160,7 +160,7 @@ class Pool(Generic[C]):
         return None
 
     def find_random(self, rng: Random, excluded: frozenset[str] = frozenset()) -> C | None:
-        """Any open instance, each as likely as the others, but one that comes back as much less as its share is."""
+        """Return a random open instance; one that comes back is less likely, in proportion to its share."""
         instances: Sequence[C] = self.open_instances
         for _ in range(MAX_RANDOM_TRIES):
             if not instances:
@@ -172,9 +172,9 @@ class Pool(Generic[C]):
         return rng.choices(instances, [instance.share for instance in instances])[0] if instances else None
 
     def walk(self, key: int) -> Iterator[C]:
-        """Every instance once, in the order in which a 64-bit key prefers them.
+        """Yield every instance once, in the order in which a 64-bit key prefers them.
 
-        The order depends on names only: all proxies agree on it, and an instance that comes or goes moves no other.
+        The order depends on names only: all proxies agree, and an instance that comes or goes does not move others.
         """
         ring = self._ring
         seen: set[str] = set()
@@ -188,7 +188,7 @@ class Pool(Generic[C]):
                     return
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless every instance stands where the rules say."""
+        """Raise RuntimeError unless every instance is where the rules say."""
         self._settle()
         placed = {name: level for level, found in enumerate(self._levels) for name in found}
         right = {
@@ -201,14 +201,14 @@ class Pool(Generic[C]):
         if {name: self._open[at].name for name, at in self._position.items()} != {name: name for name in right}:
             raise RuntimeError(f"open instances are {self._open}, but should be {sorted(right)}")
         if min(right.values(), default=self._least) < self._least:
-            raise RuntimeError(f"an instance stands below level {self._least}")
+            raise RuntimeError(f"an instance is below level {self._least}")
 
     def __repr__(self) -> str:
         return f"<Pool {len(self.open_instances)} of {len(self._members)} open>"
 
 
 def _points(name: str) -> Iterator[int]:
-    """Where an instance stands on the ring."""
+    """Yield an instance's points on the ring."""
     for number in range(POINTS_PER_INSTANCE // 8):
         digest = blake2b(f"{number}\n{name}".encode(), digest_size=64).digest()
         for start in range(0, 64, 8):

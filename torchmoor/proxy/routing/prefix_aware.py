@@ -1,4 +1,4 @@
-"""PREFIX_AWARE: requests whose bodies begin alike go to one instance, whose caches know that beginning."""
+"""PREFIX_AWARE: requests whose bodies begin alike go to one instance, which has that beginning cached."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchmoor.proxy.routing.strategy import Pick, RouteRequest
 
 REASON = "prefix-aware"
 OVERFLOW = "prefix-aware-overflow"
-MAX_WALKED = 16  # instances looked at before the least loaded takes the request
+MAX_WALKED = 16  # preferred instances that are tried before the least loaded one
 
 
 class PrefixAware:
-    """The instance that the hash of the prefix prefers; above the threshold the next that it prefers.
+    """Chooses the instance that the prefix's hash prefers; above the threshold, the next in the hash's order.
 
-    All proxies agree without shared state: the order comes from the instances' names. To an instance that comes back,
-    whose caches are empty, its prefixes return by and by: those whose place is below its share.
+    All proxies agree without shared state, because the order comes from the instances' names. An instance that comes
+    back has empty caches; its prefixes return step by step, those whose place is below its share.
     """
 
     def __init__(self, *, prefix_length: int, concurrency_threshold: int) -> None:
@@ -25,7 +25,7 @@ class PrefixAware:
         self._threshold = concurrency_threshold
 
     def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
-        """The preferred instance below the threshold; if none of the first is, the one with the fewest outstanding."""
+        """Return the most preferred instance below the threshold, or else the one with the fewest outstanding."""
         least = pool.find_least_outstanding(request.excluded)
         if least is None:
             return None
@@ -42,15 +42,15 @@ class PrefixAware:
         return Pick(least, OVERFLOW)
 
     def _key(self, request: RouteRequest) -> int:
-        """64 bits of the prefix and the client's prefix id; the id's length keeps the two apart."""
+        """Return a 64-bit hash of the prefix and the client's prefix id; the id's length separates the two."""
         digest = blake2b(b"%d\n%b" % (len(request.prefix_id), request.prefix_id), digest_size=8)
         digest.update(request.prefix[: self.num_prefix_bytes])
         return int.from_bytes(digest.digest(), "big")
 
 
 def _place_of(key: int) -> float:
-    """A number from 0 to 1 that is the prefix's own, and independent of where it stands on the ring.
+    """Return a number from 0 to 1 for the prefix, independent of its position on the ring.
 
-    The golden ratio spreads keys that stand together (Knuth, "The Art of Computer Programming" 3, 6.4).
+    The golden ratio spreads neighbouring keys (Knuth, "The Art of Computer Programming" 3, 6.4).
     """
     return (key * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) / (1 << 64)

@@ -1,4 +1,4 @@
-"""RANDOM, SageMaker's default."""
+"""RANDOM: any open instance. SageMaker's default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RandomChoice:
-    """Any instance that can take the request, each as likely as the others."""
+    """Chooses among the open instances, all equally likely."""
 
     num_prefix_bytes = 0
 
@@ -23,16 +23,16 @@ class RandomChoice:
         self._rng = rng
 
     def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
-        """An open instance, or None if there is none."""
+        """Return an open instance, or None if there is none."""
         instance = pool.find_random(self._rng, request.excluded)
         return None if instance is None else Pick(instance, REASON)
 
 
 def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) -> T | None:
-    """One of the things, each as likely as its share of the weights; None if no weight is above zero.
+    """Return one of the things with a probability in proportion to its weight; None if no weight is above zero.
 
-    Random, not in turn: a client that alternates between two kinds of request must not meet the same variant with
-    each kind.
+    Random instead of round-robin: a client that alternates between two kinds of request must not always meet the same
+    variant with each kind.
     """
     total = sum(weights)
     if total <= 0:

@@ -8,13 +8,13 @@ from random import Random
 
 from torchmoor.proxy.routing.pool import C, Pool
 
-MAX_COMPARED = 16  # instances whose rooms are compared for a new session; of more, two are drawn
+MAX_COMPARED = 16  # instances whose session rooms are compared; of more, two are drawn
 
 
 def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
-    """Where a session goes whose own instance is not ready: the same answer in every proxy, without shared state.
+    """Return the ready instance with the highest hash of session id and name.
 
-    The ready instance with the highest hash of id and name. When one leaves, only its own sessions move.
+    Every proxy finds the same one without shared state. When an instance leaves, only its own sessions move.
     """
 
     def weight(instance: C) -> bytes:
@@ -24,20 +24,20 @@ def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
 
 
 def place_of(session_id: str) -> float:
-    """A number from 0 to 1 that is the session's own: which sessions come first, in every proxy."""
+    """Return a number from 0 to 1 for a session, the same in every proxy: lower ones return to an instance first."""
     return int.from_bytes(blake2b(session_id.encode(), digest_size=7).digest(), "big") / (1 << 56)
 
 
 def find_roomiest(pool: Pool[C], excluded: frozenset[str], rng: Random) -> C | None:
-    """Where a new session goes: to the open instance with the most session room, then the least load.
+    """Return the instance for a new session: the open one with the most session room, then the least load.
 
-    Of more than MAX_COMPARED only two, drawn at random, are compared. With so many of them each tells its room rarely,
-    and whoever seemed the roomiest would get the new sessions of all proxies until it tells the next time
+    Of more than MAX_COMPARED instances only two, drawn at random, are compared. Many instances report their room
+    rarely, and the one that seems the roomiest would get the new sessions of all proxies until its next report
     (benchmarks/scale.py: the fullest of 1,000 instances had 1.6 times the mean, with two drawn 1.1).
 
-    Rooms within an eighth of the most count as equal, else one free place more would outweigh any load. An instance
-    whose room is not known yet counts as the roomiest; of one that comes back only its share of the room counts. None
-    if nobody's room is known: then load decides alone.
+    Rooms within an eighth of the largest count as equal, so that one more place does not outweigh any load. An unknown
+    room counts as the largest; an instance that comes back counts with its share of its room. None if no room is
+    known: then load alone decides.
     """
     instances = pool.open_instances
     if len(instances) > MAX_COMPARED:

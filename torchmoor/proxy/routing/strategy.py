@@ -1,4 +1,4 @@
-"""What a routing strategy sees and must do."""
+"""The contract of routing strategies: what they see of a request and what they return."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchmoor.proxy.routing.pool import C, Pool
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What is known of a request.
+    """A request as a strategy sees it.
 
-    excluded: the instances that have refused or failed it already. prefix: the body's first bytes, as many as the
-    strategy asks for, or the whole body if that is shorter. prefix_id: the client's word on what shares a prefix.
+    excluded: instances that have refused or failed it already. prefix: the body's first bytes, as many as the
+    strategy asks for, or the whole body if it is shorter. prefix_id: the client's PrefixAwareId.
     """
 
     excluded: frozenset[str] = frozenset()
@@ -25,17 +25,17 @@ FIRST_ATTEMPT = RouteRequest()
 
 
 class Pick(NamedTuple, Generic[C]):
-    """A chosen instance, and why: the reason is told to the client."""
+    """A chosen instance and the reason, which the client gets."""
 
     instance: C
     reason: str
 
 
 class Strategy(Protocol):
-    """Chooses among the instances of a variant. num_prefix_bytes: how much of a body it wants to see; 0 for nothing."""
+    """Chooses among a variant's instances. num_prefix_bytes: the part of a body that it needs; 0 for nothing."""
 
     num_prefix_bytes: int
 
     def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
-        """The instance to send to, or None if none can take the request now."""
+        """Return the instance for a request, or None if none can take it now."""
         ...

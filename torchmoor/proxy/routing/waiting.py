@@ -1,12 +1,12 @@
-"""Late binding: requests wait in one place and go to whichever instance frees first.
+"""Queue of late binding: requests wait in one place and go to the instance that becomes free first.
 
-Which of those that wait goes next when an instance frees:
+When an instance becomes free, the next request is, in this order:
 
-    1. turns of sessions that the instance holds; they wait for it alone, in a line of its own, and block nobody
-    2. everything else, in one line for all instances
+    1. a turn of a session that only this instance can serve; such turns have a line of their own per instance
+    2. any other request, from one line for all instances
 
-Within a line principals take turns, and a principal's requests go in the order of their deadlines. What waits is
-bounded by number in each queue, and by the bytes of its bodies over all queues. Clocks are the caller's.
+Within a line callers take turns, and a caller's requests go in the order of their deadlines. Each queue limits the
+number of waiting requests, and all queues together the bytes of their bodies. The caller passes in the clock.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Ticket(Generic[T]):
     """A place in a queue.
 
-    deadline: in the caller's seconds. num_bytes: of its body that are held meanwhile. home: the only instance that
-    can serve it; None if any can.
+    deadline: in the caller's seconds. num_bytes: bytes of its body that are kept meanwhile. home: the only instance
+    that can serve it; None if any can.
     """
 
     __slots__ = ("owner", "deadline", "num_bytes", "principal", "home", "_number")
@@ -41,7 +41,7 @@ class Ticket(Generic[T]):
 
     @property
     def order(self) -> tuple[float, int]:
-        """The sooner deadline first, then the sooner arrival."""
+        """The sort key: deadline, then arrival."""
         return (self.deadline, self._number)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ _numbers = count()
 
 
 class WaitingBytes:
-    """Bytes of waiting bodies, over all queues of a process."""
+    """Counts the bytes of waiting bodies over all queues of a process."""
 
     __slots__ = ("max_bytes", "used_bytes")
 
@@ -62,7 +62,7 @@ class WaitingBytes:
 
 
 class Line(Generic[T]):
-    """Tickets of equal rank: principals take turns, each one's tickets stand by their deadlines."""
+    """Tickets of equal rank: callers take turns, and each caller's tickets are in the order of their deadlines."""
 
     __slots__ = ("_principals", "num_waiting")
 
@@ -71,12 +71,12 @@ class Line(Generic[T]):
         self.num_waiting = 0
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Take a place."""
+        """Add a ticket."""
         insort(self._principals.setdefault(ticket.principal, []), ticket, key=_order)
         self.num_waiting += 1
 
     def remove(self, ticket: Ticket[T]) -> bool:
-        """Give the place up; False if it was not here."""
+        """Remove a ticket; return False if it is not in this line."""
         tickets = self._principals.get(ticket.principal, [])
         at = bisect_left(tickets, ticket.order, key=_order)
         if at == len(tickets) or tickets[at] is not ticket:
@@ -88,7 +88,7 @@ class Line(Generic[T]):
         return True
 
     def pop(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
-        """The next ticket that can go; its principal's turn is over."""
+        """Remove and return the next ticket that can go; its caller moves to the end."""
         for principal, tickets in self._principals.items():
             for ticket in tickets:
                 if can_go(ticket):
@@ -103,7 +103,7 @@ class Line(Generic[T]):
 
 
 class WaitingQueue(Generic[T]):
-    """What waits for the instances of one variant."""
+    """Requests that wait for the instances of one variant."""
 
     def __init__(self, *, max_waiting: int, total: WaitingBytes) -> None:
         self.num_waiting = 0
@@ -113,7 +113,7 @@ class WaitingQueue(Generic[T]):
         self._others: Line[T] = Line()
 
     def try_add(self, ticket: Ticket[T]) -> bool:
-        """Take a place, unless there are too many or too large bodies waiting."""
+        """Add a ticket, unless too many requests or too many bytes wait."""
         total = self._total
         if self.num_waiting >= self._max_waiting or total.used_bytes + ticket.num_bytes > total.max_bytes:
             return False
@@ -124,7 +124,7 @@ class WaitingQueue(Generic[T]):
         return True
 
     def remove(self, ticket: Ticket[T]) -> bool:
-        """Give a place up: the client has left, or the deadline has passed. False if it was not here any more."""
+        """Remove a ticket whose client has left or whose deadline has passed; return False if it is gone already."""
         line = self._others if ticket.home is None else self._turns.get(ticket.home)
         if line is None or not line.remove(ticket):
             return False
@@ -132,11 +132,11 @@ class WaitingQueue(Generic[T]):
         return True
 
     def turns(self) -> dict[str, int]:
-        """How many turns wait, by the one instance that can serve them."""
+        """Return the number of waiting turns, by the one instance that can serve them."""
         return {home: line.num_waiting for home, line in self._turns.items() if line.num_waiting}
 
     def pop_turn(self, instance: str) -> Ticket[T] | None:
-        """The next turn that waits for this instance alone."""
+        """Remove and return the next turn that only this instance can serve."""
         line = self._turns.get(instance)
         ticket = None if line is None else line.pop(_always)
         if ticket is not None:
@@ -144,14 +144,14 @@ class WaitingQueue(Generic[T]):
         return ticket
 
     def take_turns(self, instance: str) -> list[Ticket[T]]:
-        """All turns that waited for an instance which will not take them any more."""
+        """Remove and return all turns of an instance that will not take them any more."""
         tickets = list(self._turns.get(instance, ()))
         for ticket in tickets:
             self.remove(ticket)
         return tickets
 
     def pop_other(self, can_go: Callable[[Ticket[T]], bool]) -> Ticket[T] | None:
-        """The next of those that any instance can serve, and for which can_go says that one is free."""
+        """Remove and return the next ticket that any instance can serve and that can_go accepts."""
         ticket = self._others.pop(can_go)
         if ticket is not None:
             self._count_out(ticket)
@@ -164,7 +164,7 @@ class WaitingQueue(Generic[T]):
             del self._turns[ticket.home]
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the counts are those of the tickets."""
+        """Raise RuntimeError unless the counts match the tickets."""
         lines = [self._others, *self._turns.values()]
         tickets = [ticket for line in lines for ticket in line]
         if len(tickets) != self.num_waiting or len(tickets) != sum(line.num_waiting for line in lines):

@@ -19,7 +19,7 @@ from torchmoor.errors import ConfigError
 from torchmoor.fleet.status import InstanceStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
-from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.async_parts import make_async_inference
@@ -31,7 +31,6 @@ from torchmoor.run.processes.totals import LogTotal, Totals, VariantTotal
 
 logger = logging.getLogger(__name__)
 
-_UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 ANSWER_TIMEOUT_S = 1.0  # for a report or for decisions; after it the child's last report counts
 
 
@@ -218,7 +217,7 @@ class ProcessGroup:
     def _on_instance_message(self, child: ChildProcess, instance: Instance, message: Message) -> None:
         match message["kind"]:
             case "down":
-                if instance.state in _UP and instance.port == message["port"]:
+                if instance.state in SERVING and instance.port == message["port"]:
                     self.registry.set_state(instance.name, InstanceState.DOWN)
             case "suspect":
                 self._suspect(instance)

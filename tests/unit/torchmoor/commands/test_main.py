@@ -109,7 +109,7 @@ def test_completion_prints_the_shells_own_script(shell: str) -> None:
 
     assert result.exit_code == 0
     assert f"_TORCHMOOR_COMPLETE={shell}_complete" in result.stdout
-    assert "this goes to ~/" in result.stderr
+    assert "install it as ~/" in result.stderr
 
 
 def test_the_page_has_the_help_of_every_command() -> None:

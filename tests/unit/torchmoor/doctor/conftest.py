@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from torchmoor.doctor.finding import Patient
+from torchmoor.doctor.finding import FleetPlan
 
-MakePatient = Callable[..., Patient]
+MakePlan = Callable[..., FleetPlan]
 
 
 @pytest.fixture
-def make_patient(tmp_path: Path) -> MakePatient:
-    def make(**given: Any) -> Patient:
+def make_plan(tmp_path: Path) -> MakePlan:
+    def make(**given: Any) -> FleetPlan:
         usual: dict[str, Any] = {
             "endpoints": ("llava",),
             "num_instances": 1,
@@ -27,6 +27,6 @@ def make_patient(tmp_path: Path) -> MakePatient:
             "url": "http://127.0.0.1:9",
             "admin_url": "http://127.0.0.1:9",
         }
-        return Patient(**{**usual, **given})
+        return FleetPlan(**{**usual, **given})
 
     return make

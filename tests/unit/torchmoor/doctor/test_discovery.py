@@ -1,4 +1,4 @@
-"""A file's Discovery: a DNS server on loopback that answers, names nobody, or is not there."""
+"""A file's Discovery: a DNS server on loopback that answers, has no records, or is not there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.torchmoor.doctor.conftest import MakePatient
+from tests.unit.torchmoor.doctor.conftest import MakePlan
 from tests.unit.torchmoor.fleet.dns_server import Behaviour, answering, serving
 from torchmoor.config.instances import DiscoverySettings
 from torchmoor.doctor.discovery import check_discovery
@@ -18,16 +18,16 @@ NAME = "_inference._tcp.llava.zone.test"
 SRV = f"{NAME}. 30 SRV 0 0 8085 llava-0.zone.test."
 
 
-def examine(make_patient: MakePatient, server: str, **changes: Any) -> list[Finding]:
+def examine(make_plan: MakePlan, server: str, **changes: Any) -> list[Finding]:
     values = {"dns_name": NAME, "timeout_s": 5.0, "nameservers": (server,), **changes}
     configuration = SimpleNamespace(discovery=(DiscoverySettings(**values),))
-    return list(check_discovery(make_patient(configuration=configuration)))
+    return list(check_discovery(make_plan(configuration=configuration)))
 
 
-def examine_beside(behave: Behaviour, make_patient: MakePatient) -> list[Finding]:
+def examine_beside(behave: Behaviour, make_plan: MakePlan) -> list[Finding]:
     async def run() -> list[Finding]:
         async with serving(behave) as server:
-            return await asyncio.to_thread(examine, make_patient, server.address)
+            return await asyncio.to_thread(examine, make_plan, server.address)
 
     return asyncio.run(run())
 
@@ -37,27 +37,25 @@ def examine_beside(behave: Behaviour, make_patient: MakePatient) -> list[Finding
     [
         ((SRV, "llava-0.zone.test. 30 A 10.0.0.1"), [Level.OK], "names 1 instances"),
         ((SRV,), [Level.WARNING, Level.OK], "llava-0, of which DNS knows no address"),
-        ((), [Level.WARNING], "names nobody"),
+        ((), [Level.WARNING], "has no records"),
     ],
 )
-def test_what_dns_says_is_told(
-    make_patient: MakePatient, records: tuple[str, ...], levels: list[Level], said: str
-) -> None:
+def test_what_dns_says_is_told(make_plan: MakePlan, records: tuple[str, ...], levels: list[Level], said: str) -> None:
     """An instance, one without an address, none."""
-    found = examine_beside(answering(*records), make_patient)
+    found = examine_beside(answering(*records), make_plan)
 
     assert [finding.level for finding in found] == levels
     assert said in found[0].found
 
 
-def test_a_server_that_is_not_there_is_a_problem(make_patient: MakePatient) -> None:
+def test_a_server_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
     """With the name that was asked for."""
-    [finding] = examine(make_patient, "127.0.0.1:9", timeout_s=0.5)
+    [finding] = examine(make_plan, "127.0.0.1:9", timeout_s=0.5)
 
     assert finding.level is Level.PROBLEM
     assert NAME in finding.found
 
 
-def test_without_discovery_there_is_nothing_to_say(make_patient: MakePatient) -> None:
+def test_without_discovery_there_is_nothing_to_say(make_plan: MakePlan) -> None:
     """As with `torchmoor up`."""
-    assert list(check_discovery(make_patient())) == []
+    assert list(check_discovery(make_plan())) == []

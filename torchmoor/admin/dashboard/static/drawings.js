@@ -3,7 +3,7 @@
 import { copy, draw, keep, make, say } from "./dom.js";
 import { duration, short } from "./words.js";
 
-// Curves of the same scale over five minutes, the newest value at the right; null is a gap.
+// Draws curves of one scale over five minutes, the newest value at the right; null is a gap.
 export function drawCurves(svg, curves) {
   const most = Math.max(...curves.flat().filter((value) => value !== null), 0) || 1;
   const paths = curves.map((values) => {
@@ -28,7 +28,7 @@ export function drawCurves(svg, curves) {
   paths.forEach((path, which) => draw(svg, "path", which ? { d: path, class: "second" } : { d: path }));
 }
 
-// Where a value lies among the buckets, in buckets from the left; within one, values are taken as spread evenly.
+// The position of a value, in buckets from the left; values are assumed to spread evenly within a bucket.
 function placeOf(value, uppers) {
   const at = uppers.findIndex((upper) => upper === null || value <= upper);
   if (at < 0) return uppers.length;
@@ -37,10 +37,10 @@ function placeOf(value, uppers) {
   return at + Math.min(1, Math.max(0, (value - lower) / (uppers[at] - lower)));
 }
 
-// Buckets with their counts, and marks at p50 and p99.
-export function drawHistogram(box, told, what) {
-  const total = told.counts.reduce((sum, count) => sum + count, 0);
-  const key = JSON.stringify(told);
+// Draws buckets with their counts, and marks at p50 and p99.
+export function drawHistogram(box, data, what) {
+  const total = data.counts.reduce((sum, count) => sum + count, 0);
+  const key = JSON.stringify(data);
   if (box.dataset.drawn === key) return;
   box.dataset.drawn = key;
   box.replaceChildren();
@@ -48,35 +48,35 @@ export function drawHistogram(box, told, what) {
     box.append(make("p", "None in five minutes.", { class: "quiet" }));
     return;
   }
-  const bounds = told.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
-  const label = told.counts.map((count, at) => `${count} up to ${bounds[at]}`).join(", ");
-  const middle = `half within ${duration(told.p50_ms)}, 99 of 100 within ${duration(told.p99_ms)}`;
+  const bounds = data.upper_ms.map((bound) => (bound === null ? "more" : duration(bound)));
+  const label = data.counts.map((count, at) => `${count} up to ${bounds[at]}`).join(", ");
+  const middle = `half within ${duration(data.p50_ms)}, 99 of 100 within ${duration(data.p99_ms)}`;
   const svg = draw(box, "svg", { viewBox: "0 0 300 128", role: "img", "aria-label": `${what}: ${label}; ${middle}` });
-  const width = Math.min(44, 300 / told.counts.length);
-  const most = Math.max(...told.counts);
-  const every = Math.ceil(told.counts.length / 6);
-  told.counts.forEach((count, at) => {
+  const width = Math.min(44, 300 / data.counts.length);
+  const most = Math.max(...data.counts);
+  const every = Math.ceil(data.counts.length / 6);
+  data.counts.forEach((count, at) => {
     const height = count ? Math.max(1.5, (count / most) * 74) : 0;
     draw(svg, "rect", { x: at * width + 1, y: 106 - height, width: width - 2, height });
     if (at % every === 0) {
       draw(svg, "text", { x: (at + 0.5) * width, y: 121, "text-anchor": "middle" }, bounds[at]);
     }
   });
-  draw(svg, "line", { x1: 0, y1: 106.5, x2: width * told.counts.length, y2: 106.5 });
-  const places = [told.p50_ms, told.p99_ms].map((value) => placeOf(value, told.upper_ms) * width);
+  draw(svg, "line", { x1: 0, y1: 106.5, x2: width * data.counts.length, y2: 106.5 });
+  const places = [data.p50_ms, data.p99_ms].map((value) => placeOf(value, data.upper_ms) * width);
   const first = Math.min(264, Math.max(11, places[0]));
   const labels = [first, Math.min(289, Math.max(first + 25, places[1]))];
   ["p50", "p99"].forEach((name, which) => {
     draw(svg, "line", { x1: places[which], y1: 16, x2: places[which], y2: 106, class: "mark" });
     draw(svg, "text", { x: labels[which], y: 11, "text-anchor": "middle", class: "mark" }, name);
   });
-  told.counts.forEach((count, at) => {
+  data.counts.forEach((count, at) => {
     const y = 102 - Math.max(1.5, (count / most) * 74);
     if (count) draw(svg, "text", { x: (at + 0.5) * width, y, "text-anchor": "middle", class: "count" }, short(count));
   });
 }
 
-// rows: label, text, and the part of the bar that is filled; null for no bar.
+// Draws bars. rows: label, text, and the filled part of the bar; null for no bar.
 export function fillBars(list, rows) {
   const elements = keep(list, rows.map((row) => row.label), () => copy("bar-template"));
   rows.forEach((row, at) => {

@@ -1,5 +1,5 @@
-// A list that the page asks for by itself, beside dashboard.json: not again while an answer is awaited, and never for more
-// than a part of the time, so that long lists are asked for less often.
+// Polls a list besides dashboard.json: one request at a time, and never for more than a part of the time, so that long
+// lists are polled less often.
 
 import { say } from "./dom.js";
 
@@ -8,7 +8,7 @@ const MAX_PAUSE_MS = 15000; // but is not forgotten
 const TIMEOUT_MS = 15000;
 
 export class Feed {
-  // find(): reads the list, with the `get` of this module. facts: the element that says when the list is old.
+  // find(): reads the list, with the `get` of this module. facts: the element that shows the age of an old list.
   constructor(find, show, facts) {
     this.find = find;
     this.show = show;
@@ -17,7 +17,7 @@ export class Feed {
     this.dueAt = 0;
   }
 
-  // Something was done, or another list is wanted: ask now, or as soon as the answer that is awaited is here.
+  // After an action or a new filter: poll now, or as soon as the running request has ended.
   hurry() {
     this.dueAt = 0;
     this.poll();

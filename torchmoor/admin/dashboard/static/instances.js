@@ -1,4 +1,4 @@
-// The instances: state, load, what each holds of what it may hold; drained and resumed.
+// The instances: state, load and use of their limits; drain and resume.
 
 import { act } from "./actions.js";
 import { $, copy, keep, part, say, setAttribute, setClass } from "./dom.js";
@@ -85,13 +85,13 @@ function move(verb, instance) {
     yes: verb,
     subject: instance.name,
     path: `instances/${encodeURIComponent(instance.name)}/${verb.toLowerCase()}`,
-    done: (told) => `${told.name} is ${told.state}.`,
+    done: (data) => `${data.name} is ${data.state}.`,
   });
 }
 
-// budgetsOf(name): bytes used and allowed of an instance's models, by tier.
-export function showInstances(told, budgetsOf) {
-  const instances = told.instances.slice().sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
+// budgetsOf(name): used and allowed bytes of an instance's models, by tier.
+export function showInstances(data, budgetsOf) {
+  const instances = data.instances.slice().sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
   const cards = keep($("instances"), instances.map((each) => each.name), () => copy("instance-template"));
   instances.forEach((instance, at) => showInstance(cards[at], instance, budgetsOf(instance.name)));
   $("instances-none").hidden = instances.length > 0;

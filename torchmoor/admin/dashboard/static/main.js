@@ -1,4 +1,4 @@
-// Draws what GET /dashboard.json tells, every two seconds while somebody can see it, and has the lists ask for theirs.
+// Polls GET /dashboard.json every two seconds while the page is visible, draws it, and refreshes the lists.
 
 import { onChange } from "./actions.js";
 import { pollDecisions } from "./decisions.js";
@@ -15,47 +15,47 @@ import { setClock } from "./words.js";
 const RETRY_MS = 2000;
 const TIMEOUT_MS = 10000;
 
-let lastAnswer = null; // when it came
+let lastAnswer = null; // its time
 let timer = 0;
 let isAsking = false;
 
-function show(told) {
-  setClock(told.time);
-  showOverview(told);
-  showTraffic(told);
-  showInstances(told, budgetsOf);
-  showScaling(told);
-  if (document.hidden) return; // since the question was asked
-  pollSessions(told);
-  pollDecisions(told);
-  pollQueue(told);
-  pollModels(told);
+function show(data) {
+  setClock(data.time);
+  showOverview(data);
+  showTraffic(data);
+  showInstances(data, budgetsOf);
+  showScaling(data);
+  if (document.hidden) return; // hidden since the request
+  pollSessions(data);
+  pollDecisions(data);
+  pollQueue(data);
+  pollModels(data);
 }
 
-function tellLost(text) {
+function showLost(text) {
   $("lost").hidden = !text;
   say($("lost"), text);
   document.body.classList.toggle("old", Boolean(text));
 }
 
 async function ask() {
-  let told;
+  let data;
   try {
     const answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (!answer.ok) {
-      tellLost(answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; what is shown is old.`);
+      showLost(answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
       return RETRY_MS;
     }
-    told = await answer.json();
+    data = await answer.json();
   } catch (error) {
     const since = lastAnswer ? ` since ${lastAnswer.toLocaleTimeString("en-GB")}` : "";
-    tellLost(`The proxy does not answer${since}; what is shown is old. Is it running? (${error.message})`);
+    showLost(`The proxy does not answer${since}; the page shows old data. Is it running? (${error.message})`);
     return RETRY_MS;
   }
   lastAnswer = new Date();
-  tellLost("");
-  show(told);
-  return 1000 * told.interval_s;
+  showLost("");
+  show(data);
+  return 1000 * data.interval_s;
 }
 
 async function poll() {

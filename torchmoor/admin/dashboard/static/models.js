@@ -1,4 +1,4 @@
-// The models of endpoints with many: which are where, what goes next, and what may be done to them.
+// The models of endpoints with many: their instances, the order of eviction, and actions on them.
 
 import { act } from "./actions.js";
 import { $, make, say } from "./dom.js";
@@ -24,10 +24,10 @@ const ACTIONS = {
   },
 };
 
-let models = { models: [], instances: [] }; // as last told
+let models = { models: [], instances: [] }; // as last data
 let queues = new Map(); // of each instance, what goes from memory in which order
 
-// row: undefined to have the proxy choose where.
+// row: undefined to let the proxy choose the instance.
 function press(action, name, row) {
   const where = row ? `?${new URLSearchParams({ endpoint: row.endpoint, instance: row.instance })}` : "";
   act({
@@ -36,14 +36,14 @@ function press(action, name, row) {
     yes: action,
     subject: name,
     path: `models/${encodeURIComponent(name)}/${action.toLowerCase()}${where}`,
-    done: (told) => {
+    done: (data) => {
       feed.hurry();
-      return `${name} ${ACTIONS[action].done(told.instances.find((each) => each.status === 200)?.tier)}`;
+      return `${name} ${ACTIONS[action].done(data.instances.find((each) => each.status === 200)?.tier)}`;
     },
   });
 }
 
-// What a row's model is, then when it was used: those that hold memory first, the newest of them above.
+// Sorts rows: models in memory first, then by last use.
 function rank(row) {
   const place = TIERS.includes(row.tier) ? TIERS.indexOf(row.tier) : TIERS.length;
   return place * 1e12 + Math.min(row.last_used_s ?? 1e11, 1e11);
@@ -97,8 +97,8 @@ const table = new Table($("models-table"), {
   ],
 });
 
-function show(told) {
-  models = told;
+function show(data) {
+  models = data;
   draw();
 }
 
@@ -114,12 +114,12 @@ function draw() {
 
 const feed = new Feed(() => get("models"), show, $("models-facts"));
 
-export function pollModels(told) {
-  $("models-section").hidden = $("models-link").hidden = !told.has_many_models;
-  if (told.has_many_models) feed.poll();
+export function pollModels(data) {
+  $("models-section").hidden = $("models-link").hidden = !data.has_many_models;
+  if (data.has_many_models) feed.poll();
 }
 
-// Bytes used and allowed of each tier of an instance; none if it has not told.
+// Used and allowed bytes of each tier of an instance; none if it has not answered.
 export function budgetsOf(name) {
   return models.instances.find((each) => each.instance === name)?.budgets ?? {};
 }

@@ -1,4 +1,4 @@
-// How things are in a sentence, and what somebody should look at.
+// The fleet in one sentence, and the problems that need attention.
 
 import { $, keep, make, say, setAttribute, setClass } from "./dom.js";
 import { describeBacklog } from "./queue.js";
@@ -7,20 +7,20 @@ import { count, last, number, span } from "./words.js";
 
 const isWell = (instance) => instance.state === "ready" && instance.breaker === "closed";
 
-function sentence(told, ready) {
-  const waiting = told.variants.reduce((sum, each) => sum + each.waiting, 0);
-  const running = told.variants.reduce((sum, each) => sum + each.in_flight, 0);
-  const rate = told.variants.reduce((sum, each) => sum + (last(each.series.requests_per_s) ?? 0), 0);
+function sentence(data, ready) {
+  const waiting = data.variants.reduce((sum, each) => sum + each.waiting, 0);
+  const running = data.variants.reduce((sum, each) => sum + each.in_flight, 0);
+  const rate = data.variants.reduce((sum, each) => sum + (last(each.series.requests_per_s) ?? 0), 0);
   const backlog = describeBacklog();
   const nothing = backlog ? "no client waits" : "nothing waits";
   const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : nothing;
-  return `${number(ready)} of ${count(told.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(told)} open.${backlog}`;
+  return `${number(ready)} of ${count(data.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(data)} open.${backlog}`;
 }
 
-// What needs attention, the worst first: text, where to look, how bad.
-function problems(told) {
+// The problems, the worst first: text, link target and severity.
+function problems(data) {
   const found = [];
-  for (const variant of told.variants) {
+  for (const variant of data.variants) {
     const name = `${variant.endpoint} / ${variant.name}`;
     const add = (text, kind = "warn", to = "traffic-title") => found.push({ text, kind, to });
     if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
@@ -30,7 +30,7 @@ function problems(told) {
     }
     if (variant.waiting) add(`${name}: ${count(variant.waiting, "request")} waiting for an instance.`);
   }
-  for (const instance of told.instances) {
+  for (const instance of data.instances) {
     const add = (text, kind) => found.push({ text: `${instance.name} ${text}`, kind, to: "instances-title" });
     if (instance.state === "down") add("is down.", "bad");
     else if (instance.breaker !== "closed") add(`answers its probes but fails requests (breaker ${instance.breaker}); its log says why.`, "bad");
@@ -39,7 +39,7 @@ function problems(told) {
     const { sessions = {} } = instance.status ?? {};
     if (sessions.max && sessions.open >= 0.95 * sessions.max) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");
   }
-  for (const group of told.autoscaling) {
+  for (const group of data.autoscaling) {
     if (group.backlog && group.desired === group.max_capacity && group.why.includes("MaxCapacity")) {
       found.push({ text: `${group.endpoint}: ${group.why}.`, kind: "warn", to: "scaling-title" });
     }
@@ -53,15 +53,15 @@ function lately(values) {
   return taken.length ? taken.reduce((sum, each) => sum + each, 0) / taken.length : 0;
 }
 
-export function showOverview(told) {
-  const ready = told.instances.filter(isWell).length;
-  const dead = told.variants.filter((variant) => !variant.ready && variant.desired !== 0);
-  const { length } = told.instances;
+export function showOverview(data) {
+  const ready = data.instances.filter(isWell).length;
+  const dead = data.variants.filter((variant) => !variant.ready && variant.desired !== 0);
+  const { length } = data.instances;
   say($("health"), dead.length ? `no instance ready for ${dead.map((each) => each.endpoint).join(", ")}` : `${ready} of ${length} instances ready`);
   setClass($("health"), `badge ${dead.length ? "bad" : ready < length ? "warn" : "good"}`);
-  say($("about"), `version ${told.version} · up for ${span(told.uptime_s)} · ${new Date(told.time * 1000).toLocaleTimeString("en-GB")}`);
-  say($("overview"), sentence(told, ready));
-  const found = problems(told);
+  say($("about"), `version ${data.version} · up for ${span(data.uptime_s)} · ${new Date(data.time * 1000).toLocaleTimeString("en-GB")}`);
+  say($("overview"), sentence(data, ready));
+  const found = problems(data);
   $("attention-title").hidden = !found.length;
   const rows = keep($("attention"), found.map((each) => each.text), () => {
     const row = make("li");

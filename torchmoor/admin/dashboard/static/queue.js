@@ -1,4 +1,4 @@
-// Asynchronous requests of one endpoint: how much waits and since when, which there are, why some failed; cancelled.
+// Asynchronous requests of one endpoint: the backlog and its age, the list, reasons of failures, and cancelling.
 
 import { act } from "./actions.js";
 import { $, make, say } from "./dom.js";
@@ -17,7 +17,7 @@ function cancel(row) {
   const isRunning = row.state === "RUNNING";
   act({
     title: `Cancel ${row.inference_id}?`,
-    text: `${isRunning ? `${row.instance || "The instance that has it"} is told to stop.` : "It is not begun any more."} Its failure object, and its notice if it has one, say that it was cancelled.`,
+    text: `${isRunning ? `${row.instance || "The instance that has it"} is data to stop.` : "It is not begun any more."} Its failure object, and its notice if it has one, say that it was cancelled.`,
     yes: "Cancel it",
     subject: row.inference_id,
     path: `async-requests/${encodeURIComponent(row.inference_id)}/cancel`,
@@ -58,7 +58,7 @@ function showReason(cell, row) {
   say(cell, row.reason || "–");
 }
 
-// A file's or bucket's name is shown; what can be had is offered for download, by the admin plane.
+// Shows a file's or an object's name; the admin plane serves a result for download.
 function showResult(cell, row) {
   cell.classList.add("long");
   if (row.state !== "COMPLETED") {
@@ -76,30 +76,30 @@ function showResult(cell, row) {
   if (link.getAttribute("href") !== path) link.setAttribute("href", path);
 }
 
-function show(told) {
+function show(data) {
   const lines = [
-    ["Waiting", told.waiting],
-    ["Running", told.running],
-    ["Answered, being published", told.decided],
+    ["Waiting", data.waiting],
+    ["Running", data.running],
+    ["Answered, being published", data.decided],
   ];
   const most = Math.max(1, ...lines.map(([, each]) => each));
   fillBars($("queue-lines"), lines.map(([label, each]) => ({ label, text: number(each), part: each / most })));
-  toBeDone = told.waiting + told.running;
-  const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[told.endpoint] ?? {};
-  const todo = toBeDone ? `${count(toBeDone, "request")} to be done, the oldest is ${span(told.oldest_age_s)} old` : "Nothing is to be done";
+  toBeDone = data.waiting + data.running;
+  const { processed = 0, failed = 0, expired = 0, cancelled = 0 } = counts[data.endpoint] ?? {};
+  const todo = toBeDone ? `${count(toBeDone, "request")} to be done, the oldest is ${span(data.oldest_age_s)} old` : "Nothing is to be done";
   say($("queue-facts"), `${todo} · since the start ${number(processed)} done, ${number(failed)} failed, ${number(expired)} expired, ${number(cancelled)} cancelled`);
-  table.show(told.requests);
+  table.show(data.requests);
 }
 
 const find = () => get("async-requests", { endpoint: $("queue-endpoint").value, state: $("queue-state").value, order: "newest", limit: LIMIT });
 const feed = new Feed(find, show, $("queue-facts"));
 
-export function pollQueue(told) {
-  const endpoints = told.async_endpoints;
+export function pollQueue(data) {
+  const endpoints = data.async_endpoints;
   $("queue-section").hidden = $("queue-link").hidden = !endpoints.length;
   if (!endpoints.length) return;
   counts = {};
-  for (const { endpoint, asynchronous } of told.variants) {
+  for (const { endpoint, asynchronous } of data.variants) {
     const sum = (counts[endpoint] ??= {});
     for (const [name, each] of Object.entries(asynchronous)) sum[name] = (sum[name] ?? 0) + each;
   }

@@ -1,10 +1,10 @@
-// The autoscaler: how many instances of each variant it wants, how many run, and why.
+// The autoscaler: desired and running instances of each variant, and the reason.
 
 import { $, copy, keep, part, say } from "./dom.js";
 import { count, number } from "./words.js";
 
-export function showScaling(told) {
-  const groups = told.autoscaling;
+export function showScaling(data) {
+  const groups = data.autoscaling;
   $("scaling-section").hidden = !groups.length;
   const cards = keep($("scaling"), groups.map((each) => `${each.endpoint}/${each.variant}`), () => copy("scaling-template"));
   groups.forEach((group, at) => {

@@ -1,4 +1,4 @@
-// The sessions that instances hold, by the hash that the access log and the decisions have; closed, pinned, unpinned.
+// The instances' sessions, by the hash that the access log and the decisions show; close, pin and unpin.
 
 import { act } from "./actions.js";
 import { $, make, say } from "./dom.js";
@@ -12,7 +12,7 @@ const TIERS = { device: "good", host: "", journal: "warn" };
 const ACTIONS = {
   Close: {
     text: (row) =>
-      `${row.is_running ? "Its answer that is being written ends with an error, and what it holds is free." : "What it holds is free."} Its client's next question is told that the session is closed; it cannot be opened again.`,
+      `${row.is_running ? "Its answer that is being written ends with an error, and what it holds is free." : "What it holds is free."} Its client's next question is data that the session is closed; it cannot be opened again.`,
     done: "is closed.",
   },
   Pin: {
@@ -103,9 +103,9 @@ function show({ rows, instances, hasMore }) {
 
 const feed = new Feed(find, show, $("sessions-facts"));
 
-// Where many models are, the models have the sessions.
-export function pollSessions(told) {
-  offer($("sessions-instance"), "all", told.instances.map((each) => each.name));
+// With many models, the models have the sessions.
+export function pollSessions(data) {
+  offer($("sessions-instance"), "all", data.instances.map((each) => each.name));
   feed.poll();
 }
 
@@ -123,7 +123,7 @@ function onFilter() {
 $("sessions-filter").oninput = onFilter;
 $("sessions-instance").onchange = onFilter;
 
-export const describeOpen = (told) => {
-  const open = told.instances.reduce((sum, each) => sum + (each.status?.sessions?.open ?? 0), 0);
+export const describeOpen = (data) => {
+  const open = data.instances.reduce((sum, each) => sum + (each.status?.sessions?.open ?? 0), 0);
   return count(open, "session");
 };

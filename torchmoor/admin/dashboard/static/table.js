@@ -1,5 +1,5 @@
-// A table that is live: sorted by a press on a column's name, a page at a time, its rows kept while they are shown.
-// While somebody points at its rows or is among them with the keyboard the order stays, so that no button moves away.
+// A live table, sorted by a click on a column's name and shown in pages. Row elements are reused. While the pointer or
+// the focus is in the rows their order stays, so that no button moves away.
 
 import { $, keep, make, say, setAttribute } from "./dom.js";
 import { count, number } from "./words.js";
@@ -8,8 +8,8 @@ const PAGE = 25;
 
 export class Table {
   // root: an element of the page with a <table> and an element for [data-is=pages]. noun: what a row is. columns: title, value(row) to sort
-  // by (none: it cannot be), fill(cell, row), and is: "name" (the row's own), "figure" or "actions". key(row): a text.
-  // sort: {column, isDown} at first. nothing: what is said if there is no row.
+  // by (none: not sortable), fill(cell, row), and is: "name" (the row's own), "figure" or "actions". key(row): a text.
+  // sort: {column, isDown} at first. nothing: the text without rows.
   constructor(root, { columns, key, sort, noun, nothing, page = PAGE, holdsOrder = true }) {
     Object.assign(this, { root, columns, key, sort, noun, nothing, page, holdsOrder });
     this.rows = [];
@@ -21,7 +21,7 @@ export class Table {
     this.panel = root.querySelector(".wide");
     this.#makeHead();
     this.#makePages();
-    // On a phone the rows are drawn as cards; the roles say that it is a table still.
+    // On a phone the rows are drawn as cards; the roles keep it a table for screen readers.
     root.querySelector("table").setAttribute("role", "table");
     for (const group of root.querySelectorAll("thead, tbody")) group.setAttribute("role", "rowgroup");
     this.head.setAttribute("role", "row");

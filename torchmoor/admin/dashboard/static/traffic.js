@@ -1,4 +1,4 @@
-// The variants: what their clients do, how long it takes, why instances were chosen, what waits for which.
+// The variants: load, latencies, routing reasons, and the requests that wait.
 
 import { $, copy, keep, part, say, setClass } from "./dom.js";
 import { drawCurves, drawHistogram, fillBars } from "./drawings.js";
@@ -27,7 +27,7 @@ function tilesOf(variant) {
   ];
 }
 
-// Turns of sessions wait for the one instance that holds them, all else for any.
+// A session's turn waits for the instance that holds it; other requests wait for any.
 function linesOf(variant) {
   const turns = Object.entries(variant.waiting_turns);
   const others = variant.waiting - turns.reduce((sum, [, each]) => sum + each, 0);
@@ -52,7 +52,7 @@ function showVariant(panel, variant) {
     setClass(second, curves.length > 1 ? "second" : "quiet");
     drawCurves(elements[at].querySelector("svg"), curves);
   });
-  const quantiles = (told) => (told.counts.length ? `p50 ${duration(told.p50_ms)}, p99 ${duration(told.p99_ms)}` : "");
+  const quantiles = (data) => (data.counts.length ? `p50 ${duration(data.p50_ms)}, p99 ${duration(data.p99_ms)}` : "");
   say(part(panel, "latency-facts"), quantiles(variant.latency));
   drawHistogram(part(panel, "latency"), variant.latency, "Answers by latency");
   say(part(panel, "first-chunk-facts"), quantiles(variant.first_chunk));
@@ -69,7 +69,7 @@ function showVariant(panel, variant) {
   fillBars(part(panel, "lines"), lines);
 }
 
-export function showTraffic(told) {
-  const panels = keep($("variants"), told.variants.map((each) => `${each.endpoint}/${each.name}`), () => copy("variant-template"));
-  told.variants.forEach((variant, at) => showVariant(panels[at], variant));
+export function showTraffic(data) {
+  const panels = keep($("variants"), data.variants.map((each) => `${each.endpoint}/${each.name}`), () => copy("variant-template"));
+  data.variants.forEach((variant, at) => showVariant(panels[at], variant));
 }

@@ -1,4 +1,4 @@
-// Numbers, times and the proxy's own words as people read them.
+// Formats numbers, times and routing reasons.
 
 export function number(value, digits = 0) {
   return value.toLocaleString("en", { maximumFractionDigits: digits });
@@ -37,7 +37,7 @@ export function span(seconds) {
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
 }
 
-// Times of the proxy are in seconds since 1970; its clock may differ from this machine's.
+// The proxy's times are in seconds since 1970; its clock may differ from this machine's.
 let clockAhead = 0;
 
 export function setClock(proxySeconds) {
@@ -69,7 +69,7 @@ const REASONS = {
   retry: "second try: another instance failed",
 };
 
-// Why an instance was chosen; what is not known here is shown as it is.
+// The text of a routing reason; an unknown one is shown as it is.
 export function reason(word) {
   if (!word) return "none could be chosen";
   return REASONS[word] ?? word.replaceAll("-", " ");

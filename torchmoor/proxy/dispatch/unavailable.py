@@ -1,0 +1,57 @@
+"""The 503 answers for requests that no instance can take."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from torchmoor.errors import ServiceUnavailable
+from torchmoor.proxy.instances.instance import InstanceState
+from torchmoor.proxy.instances.registry import Variant
+
+NONE_READY_S = 5  # Retry-After: an instance that is restarted takes some seconds; a busy one takes one
+
+
+def session_not_ready() -> ServiceUnavailable:
+    """Return the answer to a turn whose session only an unready instance has."""
+    return ServiceUnavailable("The session's instance is not ready. Try again later, or open another session.")
+
+
+def none_ready() -> ServiceUnavailable:
+    """Return the answer where no instance is ready and none is started on demand."""
+    return ServiceUnavailable("No instance of the endpoint is ready. Try again later.", retry_after_s=NONE_READY_S)
+
+
+def all_busy() -> ServiceUnavailable:
+    """Return the answer where every instance is full and requests do not wait."""
+    return ServiceUnavailable("All instances of the endpoint are busy. Try again later.")
+
+
+def queue_full() -> ServiceUnavailable:
+    """Return the answer where the queue is full."""
+    return ServiceUnavailable("Too many requests wait for an instance of the endpoint. Try again later.")
+
+
+def none_free_in_time() -> ServiceUnavailable:
+    """Return the answer to a request that has waited too long for a busy instance."""
+    return ServiceUnavailable("No instance of the endpoint was free in time. Try again later.")
+
+
+def none_started_in_time(variant: Variant) -> ServiceUnavailable:
+    """Return the answer to a request that has waited too long for an instance to be started."""
+    started = [i.started_at for i in variant.pool.members if i.state is InstanceState.STARTING]
+    times = [at for at in started if at is not None]
+    if not times:
+        message = "No instance of the endpoint could be started in time. Try again later."
+        return ServiceUnavailable(message, retry_after_s=NONE_READY_S)
+    took_s, last_s = monotonic() - min(times), variant.last_start_s
+    usual = "" if last_s is None else f"; the last start took {last_s:.0f} s"
+    left_s = NONE_READY_S if last_s is None or last_s < took_s else 1 + int(last_s - took_s)
+    return ServiceUnavailable(
+        f"An instance of the endpoint is being started, for {took_s:.0f} s until now{usual}. Try again later.",
+        retry_after_s=left_s,
+    )
+
+
+def instance_lost() -> ServiceUnavailable:
+    """Return the answer to a request whose instance is gone and that may not be sent again."""
+    return ServiceUnavailable("The instance that was to answer is gone. Try again later.")
