@@ -1,4 +1,4 @@
-"""Writes the help of every command into docs/command-line.md, between its two markers. A test holds the two together.
+"""Write the help of every command into docs/command-line.md, between its two markers. A test compares them.
 
 python scripts/make_command_reference.py
 """
@@ -18,7 +18,7 @@ COLUMNS = 100
 
 
 def walk(command: click.Command, parent: click.Context | None, name: str) -> Iterator[tuple[str, str]]:
-    """Every command and the commands within it: its whole name and its help."""
+    """Yield the whole name and the help of a command and of its subcommands."""
     settings = {**command.context_settings, "terminal_width": COLUMNS}
     context = click.Context(command, parent, info_name=name, **settings)
     yield context.command_path, context.get_help()
@@ -30,12 +30,12 @@ def walk(command: click.Command, parent: click.Context | None, name: str) -> Ite
 
 
 def render() -> str:
-    """All of them as Markdown."""
+    """Return all commands as Markdown."""
     return "\n".join(f"### {path}\n\n```text\n{text}\n```\n" for path, text in walk(main, None, "torchmoor"))
 
 
 def insert(page: str, reference: str) -> str:
-    """The page with this reference instead of the one that it has."""
+    """Return the page with a new reference between its markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

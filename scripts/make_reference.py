@@ -31,10 +31,11 @@ METRICS_END = "<!-- end of metrics -->\n"
 
 INTRODUCTION = """# Configuration reference
 
-Made from the settings classes by `python scripts/make_reference.py`; do not edit it. Unknown keys and values out of
-range are refused with the key's name and what it should be; `torchmoor serve --config FILE --check` tries a file.
+`python scripts/make_reference.py` writes this page from the settings classes; do not edit it. Unknown keys and values
+out of range are refused with the key, the value and what is allowed; `torchmoor serve --config FILE --check` tries a
+file. Numbers without an "Allowed" range must be positive where they are sizes, counts or times.
 
-* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` sets what matters by flags.
+* [The proxy's file](#the-proxys-file), which `torchmoor serve` reads. `torchmoor up` has options for these groups.
 * [The handlers' settings](#the-handlers-settings), in an archive or in an instance's environment.
 """
 PROXY = """## The proxy's file
@@ -47,14 +48,14 @@ and `account_id`, which is named in "Endpoint ... of account ... not found.". `E
 """
 HANDLERS = f"""## The handlers' settings
 
-The group `handler:` of an archive's model-config, or the environment of the instance, which is stronger:
-`{ENV_PREFIX}SESSION_TTL_S=600` is `handler.session.ttl_s`. Of several items in the environment, commas stand between
-them.
+The group `handler:` of an archive's model-config, or the environment of the instance, which takes precedence:
+`{ENV_PREFIX}SESSION_TTL_S=600` is `handler.session.ttl_s`. In the environment, commas separate
+the items of a list.
 """
 
 
 def make_page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION, PROXY]
     parts += [make_group(f"`{name}`", kind) for name, kind in GROUPS.items()]
     parts += [

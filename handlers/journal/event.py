@@ -31,7 +31,7 @@ class Event:
 
     @classmethod
     def decode(cls, data: bytes) -> "Event":
-        """Raises ValueError if the bytes are not an event."""
+        """Decode an event. Raises ValueError."""
         value: Any = json.loads(data)
         if not isinstance(value, dict) or value.get("kind") not in _KINDS:
             raise ValueError("not an event of a known kind")

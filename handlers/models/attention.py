@@ -148,7 +148,7 @@ def _attend_rows(
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """query: (1, heads, t, d) are the last t of the n visible positions in keys and values, (1, kv heads, n, d)."""
+    """Attend with query (1, heads, t, d), the last t of n visible positions; keys and values: (1, kv heads, n, d)."""
     num_heads, num_tokens = query.shape[1:3]
     kv_heads, length = keys.shape[1:3]
     if num_tokens == 1:  # one query sees every key: fold its head groups into the query length, without a mask

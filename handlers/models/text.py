@@ -105,7 +105,7 @@ class TextModel:
         raise NotImplementedError("this model reads no images")
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids: (T,) int64. Returns (T, hidden size)."""
+        """Return (T, hidden size). ids: (T,) int64."""
         embedded: Tensor = self.model.get_input_embeddings()(ids)
         return embedded
 

@@ -27,7 +27,6 @@ SHARED_NAMES = {
     "ConfigError",
     "Event",
     "Outcome",
-    "Placement",
     "Reply",
     "Sample",
 }

@@ -1,1 +1,1 @@
-"""Settings, and the configuration file that they are read from."""
+"""Settings groups and the configuration file. May import torchmoor.wire and torchmoor.errors only."""

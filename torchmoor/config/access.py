@@ -24,9 +24,7 @@ class AccessSettings(SettingsGroup, title="access"):
         300.0, description="Allowed difference of a client's clock. A signed request can be replayed for as long."
     )
     allows_unsigned_payload: bool = Field(False, description="Accept bodies that no signature covers.")
-    max_signed_body_bytes: Count = Field(
-        6 * MIB, description="Longest signed body; it is buffered until its signature is verified."
-    )
+    max_signed_body_bytes: Count = Field(6 * MIB, description="Longest signed body, buffered for verification.")
     max_unverified_bytes: Count = Field(
         256 * MIB, description="Bodies buffered for that, over all requests, by their declared lengths."
     )

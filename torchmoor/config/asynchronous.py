@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,7 @@ class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
     success_topic: str = Field("", description="An SNS topic's ARN.")
     error_topic: str = Field("", description="An SNS topic's ARN.")
     include_response_in: tuple[str, ...] = ()
-    max_concurrent_per_instance: Annotated[int, Field(ge=1, le=1000)] | None = None
+    max_concurrent_per_instance: int | None = Field(None, ge=1, le=1000)
 
 
 class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
@@ -28,26 +28,18 @@ class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
 
     queue: str = Field("", description="sqlite:///a/file.db, redis://host:port/db or rediss://...")
     output_root: str = Field(
-        "", description="file:///a/directory or s3://bucket/prefix, for endpoints without an S3OutputPath."
+        "", description="file:///directory or s3://bucket/prefix, for endpoints without S3OutputPath."
     )
     lease_s: Positive = Field(
-        15.0, description="Another worker takes a request whose worker has not renewed its lease for this time."
+        15.0, description="A worker that does not renew its lease for this time loses its request."
     )
-    poll_interval_s: Positive = Field(
-        0.5, description="How late a request that another process has queued may be noticed."
-    )
-    max_attempts: Count = Field(
-        5, description="Attempts at instances that fail or are lost; after that the request has failed."
-    )
+    poll_interval_s: Positive = Field(0.5, description="How late another process's request may be noticed.")
+    max_attempts: Count = Field(5, description="Attempts at failing or lost instances until the request has failed.")
     min_backoff_s: Positive = Field(1.0, description="Wait before the second attempt; doubled each time.")
     max_backoff_s: Positive = Field(60.0, description="Longest wait before an attempt.")
     max_inline_bytes: Count = Field(128_000, description="A result up to this size stays in the queue until published.")
-    max_publishing: Count = Field(
-        64, description="Results of an endpoint that are being stored, beside the requests that run."
-    )
-    max_submitting: Count = Field(
-        1024, description="Requests that are being written to the queue; beyond it clients must wait."
-    )
+    max_publishing: Count = Field(64, description="Results of an endpoint being stored, beside the running requests.")
+    max_submitting: Count = Field(1024, description="Requests being written to the queue; beyond it clients must wait.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -64,13 +56,9 @@ class AsyncQueueSettings(SettingsGroup, title="async_queue"):
     )
     max_pending_bytes: Count = Field(1024 * MIB, description="Inline bodies of one endpoint's pending requests.")
     remember_s: Positive = Field(
-        86_400.0, description="How long an ended request is listed and its inference id stays taken."
+        86_400.0, description="How long an ended request is listed and keeps its inference id."
     )
-    max_remembered: Count = Field(
-        100_000, description="Ended requests over all endpoints; beyond it the oldest are forgotten sooner."
-    )
-    timeout_s: Positive = Field(
-        10.0, description="Timeout of one operation: SQLite's wait for another process, or Redis's answer."
-    )
+    max_remembered: Count = Field(100_000, description="Ended requests, over all endpoints; the oldest go first.")
+    timeout_s: Positive = Field(10.0, description="One operation: SQLite's wait for a lock, or Redis's answer.")
     connect_timeout_s: Positive = Field(2.0, description="Connecting to Redis.")
     max_connections: Count = Field(16, description="Connections of one process to Redis.")

@@ -13,9 +13,7 @@ class ContainerSettings(SettingsGroup, title="container"):
     serves_models: bool = Field(
         False, description="Serve /models, through which the platform loads models, as with SAGEMAKER_MULTI_MODEL."
     )
-    shows_metrics: bool = Field(
-        False, description="Serve /metrics, the admin plane's page, on the data plane's port as well."
-    )
+    shows_metrics: bool = Field(False, description="Serve the admin plane's /metrics on the data plane's port as well.")
     load_timeout_s: Positive = Field(360.0, description="Timeout of loading or unloading a model.")
     page_size: Count = Field(100, description="Models on one page of their list.")
     max_models: Count = Field(10_000, description="Models loaded at a time.")
@@ -26,5 +24,5 @@ class ChatPageSettings(SettingsGroup, title="chat_page"):
 
     is_on: bool = Field(True, description="Serve the page; without it, its paths are unknown operations.")
     max_pictures: Count = Field(
-        8, description="Pictures that the page accepts in a session; the handler's session.max_images decides."
+        8, description="Pictures that the page accepts; the handler's session.max_images decides."
     )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.autoscaling import read_autoscaling
 from torchmoor.config.endpoints import check_endpoint, read_endpoint
 from torchmoor.config.group import read_list, read_mapping
@@ -57,10 +58,8 @@ def parse(content: object, *, session_keys: str = "", queue: str = "") -> Config
     sessions = read_mapping(root.get("sessions", {}), "sessions", {"are_journaled"})
     values = {key: root[key] for key in _VALUES & root.keys()}
     if queue:
-        given = read_mapping(
-            root.get("async_inference", {}), "async_inference", set(GROUPS["async_inference"].model_fields)
-        )
-        values["async_inference"] = {**given, "queue": queue}
+        given = AsyncInferenceSettings.read(root.get("async_inference", {}), "async_inference")
+        values["async_inference"] = given.replace(queue=queue)
     proxy = ProxySettings.read(
         {
             **values,

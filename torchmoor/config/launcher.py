@@ -20,7 +20,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
 
     model_store: str = Field("model_store", description="The directory of the .mar archives, one for each model.")
     run_dir: str = Field(
-        "", description="The instances' folders and logs while they run. Empty: a temporary directory."
+        "", description="The instances' folders and logs while they run; empty: a temporary directory."
     )
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
     start_timeout_s: StartSeconds = Field(
@@ -32,5 +32,5 @@ class LaunchSettings(SettingsGroup, title="launcher"):
         description="Longest request or answer of an instance. Asynchronous requests may need 1024, and a larger heap.",
     )
     heap_mib: HeapMib = Field(
-        DEFAULT_HEAP_MIB, description="Memory of an instance's JVM, which holds several copies of every body."
+        DEFAULT_HEAP_MIB, description="Memory of an instance's JVM; it holds bodies several times."
     )

@@ -18,9 +18,7 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_foreign_sessions: Count = Field(
         100_000, description="Sessions remembered whose ids an instance's own handler created; the oldest go first."
     )
-    max_session_body_bytes: Count = Field(
-        16_384, description="A body up to this size is searched for a session id that no header has."
-    )
+    max_session_body_bytes: Count = Field(16_384, description="Longest body that is searched for a session id.")
     max_unrouted_body_bytes: Count = Field(
         8 * MIB, description="Body bytes buffered until OpenAI's `model` is found, where there are several endpoints."
     )
@@ -31,11 +29,9 @@ class LimitSettings(SettingsGroup, title="limits"):
     max_replay_total_bytes: Count = Field(
         64 * MIB, description="The same over all requests in flight; beyond it no further body is kept."
     )
-    max_waiting_bytes: Count = Field(
-        64 * MIB, description="Bodies that wait for an instance or for their `model`, over all endpoints."
-    )
+    max_waiting_bytes: Count = Field(64 * MIB, description="Bodies that wait for an instance or their `model`.")
     max_error_body_bytes: Count = Field(
-        65_536, description="Bytes of an instance's error answer that are read to find the cause."
+        65_536, description="Bytes read of an instance's error answer to find the cause."
     )
     header_timeout_s: Positive = Field(10.0, description="From a request's first byte to the end of its head.")
     body_timeout_s: Positive = Field(60.0, description="From the end of a request's head to the end of its body.")
@@ -51,7 +47,5 @@ class TimeoutSettings(SettingsGroup, title="timeouts"):
     stream_total_timeout_s: Positive = Field(480.0, description="To a stream's end.")
     sweep_interval_s: Positive = Field(0.25, description="How late a passed deadline may be noticed.")
     cancel_timeout_s: Positive = Field(5.0, description="An operation that cancels requests at an instance.")
-    pool_idle_timeout_s: Positive = Field(
-        60.0, description="An unused connection to an instance is closed after this time."
-    )
+    pool_idle_timeout_s: Positive = Field(60.0, description="Closes an unused connection to an instance.")
     stop_grace_s: Positive = Field(5.0, description="Running requests may take this long once the proxy stops.")

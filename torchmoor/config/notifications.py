@@ -57,9 +57,7 @@ class NotificationSettings(SettingsGroup, title="notices"):
     webhooks: Annotated[tuple[Webhook, ...], Field(strict=False)] = Field(
         (), description="Addresses with their secrets: `{url: https://..., secret: whsec_...}`."
     )
-    private_networks: Texts = Field(
-        (), description="Networks that webhooks may be in; there plain http is allowed as well."
-    )
+    private_networks: Texts = Field((), description="Private networks of webhooks; there http is allowed too.")
     aws_region: str = Field("us-east-1", description="The awsRegion of a message that goes to no topic.")
     max_attempts: Count = Field(5, description="Attempts of a notification.")
     first_delay_s: Positive = Field(0.5, description="Wait before the second attempt; doubled each time.")

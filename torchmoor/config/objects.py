@@ -29,24 +29,16 @@ def check_networks(networks: tuple[str, ...]) -> tuple[str, ...]:
 class ObjectSettings(SettingsGroup, title="objects"):
     """What may be read and written, how large it may be, and how long a store may take."""
 
-    input_directories: Texts = Field(
-        (), description="Absolute directories; inputs as file:// are read only from below them."
-    )
-    output_directories: Texts = Field(
-        (), description="Absolute directories; results as file:// are written only below them."
-    )
+    input_directories: Texts = Field((), description="Absolute directories that file:// inputs are read from.")
+    output_directories: Texts = Field((), description="Absolute directories that file:// results are written to.")
     input_prefixes: Texts = Field(
         (), description="s3://bucket/ or s3://bucket/prefix/; none: all that the proxy's credentials may read."
     )
     https_hosts: Texts = Field(
-        (), description="name.example or *.name.example, from which inputs may come; none: no https."
+        (), description="name.example or *.name.example; inputs may come from them; none: no https."
     )
-    private_networks: Texts = Field(
-        (), description="Networks that those hosts may be in; none: the public internet only."
-    )
-    s3_endpoint_url: str = Field(
-        "", description="Empty: AWS_ENDPOINT_URL_S3, then AWS's configuration files, then AWS."
-    )
+    private_networks: Texts = Field((), description="Private networks of those hosts; none: public hosts only.")
+    s3_endpoint_url: str = Field("", description="Empty: AWS_ENDPOINT_URL_S3, AWS's configuration files, then AWS.")
     s3_region: str = Field("", description="Empty: AWS_REGION, then AWS's configuration files.")
     max_input_bytes: Count = Field(GIB, description="Largest input.")
     max_output_bytes: Annotated[int, Field(gt=0, le=MOST_COPIED_BYTES)] = Field(GIB, description="Largest result.")
@@ -56,12 +48,8 @@ class ObjectSettings(SettingsGroup, title="objects"):
     parallel_parts: Count = Field(2, description="Parts of one upload at a time, each in memory.")
     max_in_flight: Count = Field(16, description="Requests to S3 and file system calls at a time.")
     connect_timeout_s: Positive = Field(5.0, description="Connecting to a store.")
-    read_timeout_s: Positive = Field(
-        60.0, description="Time without a byte. S3 may take long to join an object's parts."
-    )
-    max_attempts: Count = Field(
-        3, description="Attempts of a request, and of the rest of a body whose connection broke."
-    )
+    read_timeout_s: Positive = Field(60.0, description="Time without a byte. S3 may join an object's parts slowly.")
+    max_attempts: Count = Field(3, description="Attempts of a request, and of the rest of an interrupted body.")
 
     @field_validator("input_directories", "output_directories")
     @classmethod

@@ -17,7 +17,7 @@ class ObserveSettings(SettingsGroup, title="observe"):
     access_log_interval_s: Positive = Field(1.0, description="The longest time that a line waits to be written.")
     traces_url: str = Field("", description="Where spans go, as OTLP over HTTP: http://127.0.0.1:4318/v1/traces.")
     traces_fraction: Fraction = Field(
-        1.0, description="Share of requests traced, among those whose traceparent does not decide it."
+        1.0, description="Share of requests traced, if their traceparent does not decide."
     )
     max_decisions: Count = Field(6000, description="Routing decisions that are remembered for GET /decisions.")
     max_decisions_per_s: Count = Field(

@@ -34,9 +34,7 @@ class KvAwareSettings(SettingsGroup, title="kv_aware"):
         65_536, description="Bytes of a body that are compared."
     )
     block_bytes: Count = Field(512, description="Prompts are compared in blocks of this size.")
-    bytes_per_request: Count = Field(
-        8_192, description="A match of this length outweighs one more outstanding request."
-    )
+    bytes_per_request: Count = Field(8_192, description="A match this long outweighs one more outstanding request.")
     max_blocks_per_instance: Count = Field(
         8_192, description="Blocks remembered of an instance; the default is 4 MiB of prompts, about a million tokens."
     )

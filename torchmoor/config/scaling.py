@@ -38,9 +38,7 @@ class StepScaling(SettingsGroup, title="StepScaling", validate_by_name=True, val
     """Start instances when HasBacklogWithoutCapacity is 1, which means that there is none."""
 
     num_instances: Count = Field(1, alias="ScalingAdjustment", description="Instances to start.")
-    cooldown_s: NotNegative = Field(
-        300.0, alias="Cooldown", description="No instance is stopped for this time afterwards."
-    )
+    cooldown_s: NotNegative = Field(300.0, alias="Cooldown", description="Stops no instance for this time afterwards.")
 
 
 class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True, validate_by_alias=True):

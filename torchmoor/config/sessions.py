@@ -21,9 +21,7 @@ class SessionSettings(SettingsGroup, title="session"):
     """
 
     keys: Annotated[dict[str, bytes], Field(repr=False)] = Field({}, repr=False, description="Signing keys.")
-    are_journaled: bool = Field(
-        False, description="The instances share a journal, so each of them can take over a session."
-    )
+    are_journaled: bool = Field(False, description="The instances share a journal, so each can take over a session.")
 
     @field_validator("keys")
     @classmethod

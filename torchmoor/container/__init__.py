@@ -1,1 +1,1 @@
-"""What the image runs: its roles, and what they are told by the environment and by /opt/ml/model."""
+"""The image's roles, their environment variables and the model in /opt/ml/model. May import run and below."""

@@ -1,1 +1,1 @@
-"""Assembles the parts of `torchmoor up` and `torchmoor serve`."""
+"""Assembly of `torchmoor up` and `torchmoor serve`. May import every package below cli and container."""

@@ -19,7 +19,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.errors import ConfigError, ModelBroken, OutOfMemory, Overloaded
-from handlers.many.loading.placement import Placement
+from handlers.many.loading.placement import ModelPlacement
 from handlers.many.loading.transformers_loading import Assembled
 from handlers.models.loader import load_model
 from handlers.models.probe import Probe
@@ -50,9 +50,9 @@ class ChatModel:
         try:
             if assembled is None:
                 self._model: TextModel = load_model(folder, device, settings.model.dtype)
-                self._placement = Placement(self._model.model, frozenset(), device)
+                self._placement = ModelPlacement(self._model.model, frozenset(), device)
             else:
-                self._placement = Placement(assembled.model, assembled.mapped, device)
+                self._placement = ModelPlacement(assembled.model, assembled.mapped, device)
                 self._model = _make_text_model(assembled.model, folder)
         except ConfigError as exc:
             raise ModelBroken(str(exc)) from exc

@@ -17,7 +17,7 @@ from handlers.errors import ModelBroken
 from handlers.many.compute import Compute
 from handlers.many.folder import CONFIG, read_config, read_json
 from handlers.many.loading.chat_model import ChatModel
-from handlers.many.loading.placement import Placement
+from handlers.many.loading.placement import ModelPlacement
 from handlers.many.loading.shared import SharedParts, digest
 from handlers.many.loading.task_model import TaskModel
 from handlers.many.loading.transformers_loading import Assembled, load_model
@@ -115,7 +115,7 @@ class CheckpointLoader:
 
     def _load_triton(self, folder: Path) -> ResidentModel:
         task = TritonTask.load(folder, self._device, is_allowed=self._settings.many.allow_torchscript)
-        placement = Placement(task.module, frozenset(), self._device)
+        placement = ModelPlacement(task.module, frozenset(), self._device)
         return TaskModel(task, placement, self.compute, self._readers, read_tensors)
 
     def _load_chat(self, folder: Path, config: dict[str, Any], progress: LoadProgress) -> ResidentModel:
@@ -134,8 +134,8 @@ class CheckpointLoader:
             progress=progress,
         )
 
-    def _place(self, assembled: Assembled) -> Placement:
-        return Placement(assembled.model, assembled.mapped, self._device)
+    def _place(self, assembled: Assembled) -> ModelPlacement:
+        return ModelPlacement(assembled.model, assembled.mapped, self._device)
 
     def _choose_type(self) -> torch.dtype | None:
         """Return the type of the settings, else float32 on a CPU, else None for the stored type."""

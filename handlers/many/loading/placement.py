@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from handlers.errors import OutOfMemory
 
 
-class Placement:
+class ModelPlacement:
     """Moves one model. Mapped weights stay mapped, so moving them back to the host is free.
 
     Released memory belongs to this process; the registry returns it to the system.
@@ -38,7 +38,7 @@ class Placement:
         return 0 if self._is_on_device else self._own_bytes
 
     def to_device(self) -> None:
-        """Raises OutOfMemory and leaves the model on the host."""
+        """Move the model to the device. Raises OutOfMemory and leaves it on the host."""
         if self._is_on_device:
             return
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from handlers.errors import HandlerError, InternalError
 from handlers.many.compute import Compute, Row
-from handlers.many.loading.placement import Placement
+from handlers.many.loading.placement import ModelPlacement
 from handlers.many.request import TaskRequest, read_body, read_request
 from handlers.many.tasks.task import Task, TaskWork
 from handlers.reply import Reply
@@ -25,7 +25,7 @@ class TaskModel:
     def __init__(
         self,
         task: Task,
-        placement: Placement,
+        placement: ModelPlacement,
         compute: Compute,
         readers: Executor,
         read: Callable[[Any], TaskRequest] = read_request,

@@ -106,7 +106,7 @@ class ModelCache:
         return False
 
     def fetched(self, entry: ModelEntry, lease: DiskLease, num_bytes: int, now: float) -> None:
-        """num_bytes: an estimate of the device memory, used unless this version was measured before."""
+        """Queue for device memory. num_bytes: the estimate, used unless this version was measured before."""
         entry.disk, entry.version = lease, lease.version
         entry.found = "cold" if lease.is_new else "disk"
         known = self.history.find_size(entry.name, entry.version)

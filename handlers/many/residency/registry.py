@@ -140,7 +140,7 @@ class ModelRegistry:
             self.prewarm(name, done)
 
     def unpin(self, name: str) -> None:
-        """Raises ModelUnknown if the model is not pinned."""
+        """Let a model be evicted again. Raises ModelUnknown if it is not pinned."""
         name = check_name(name)
         if name not in self._cache.entries.pinned:
             raise ModelUnknown(f"model {name!r} is not pinned")

@@ -50,7 +50,7 @@ class ModelSource(Protocol):
     """Finds and reads models. Any thread; a call may take as long as the source's time-outs."""
 
     def find(self, name: str) -> Found:
-        """Raises ModelUnknown, SourceUnavailable, and ModelBroken if the model cannot be used."""
+        """Look a model up. Raises ModelUnknown, SourceUnavailable, and ModelBroken if it cannot be used."""
         ...
 
     def open(self, found: Found, file: File, progress: LoadProgress) -> BinaryIO:
