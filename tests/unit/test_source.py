@@ -30,9 +30,7 @@ SHARED_NAMES = {
     "Reply",
     "Sample",
 }
-LONG_MODULES = {
-    "torchmoor/config/settings.py",
-}
+LONG_MODULES = {}
 
 
 def modules(*folders: str) -> list[Path]:

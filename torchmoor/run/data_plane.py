@@ -24,7 +24,7 @@ from torchmoor.proxy.dispatch.decisions import DecisionQuery
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.client import ClientLimits
-from torchmoor.proxy.http.delivery import ExchangeMeans
+from torchmoor.proxy.http.exchange import ExchangeMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
 from torchmoor.proxy.http.subrequest import Errands

@@ -19,7 +19,7 @@ from torchmoor.proxy.api.replies import Handler, refusal, runtime_error, unknown
 from torchmoor.proxy.api.runtime import RuntimeApi
 from torchmoor.proxy.api.torchserve import TorchServeApi
 from torchmoor.proxy.api.validation import make_note
-from torchmoor.proxy.api.verified_reply import CheckedReply
+from torchmoor.proxy.api.verified_reply import VerifiedReply
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Call
 from torchmoor.proxy.http.fields import Note
@@ -91,7 +91,7 @@ class Api:
             handler: Handler = request.line.handler
             decision = handler(request, request_id)
             if request.body_check is not None and isinstance(decision, Reply):
-                decision = CheckedReply(
+                decision = VerifiedReply(
                     request,
                     request.body_check,
                     decision,

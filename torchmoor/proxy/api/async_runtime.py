@@ -13,7 +13,6 @@ from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.replies import runtime_error
-from torchmoor.proxy.api.untargeted import Untargeted
 from torchmoor.proxy.api.validation import (
     CUSTOM_ATTRIBUTES,
     FILENAME,
@@ -30,7 +29,7 @@ from torchmoor.proxy.api.validation import (
     not_there,
 )
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.http.call import WAITING, Deadlines, Outcome, Waiter, Waiting
+from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
@@ -139,7 +138,7 @@ class AsyncOperation:
         )
 
 
-class Submission(Untargeted):
+class Submission:
     """A Call (see torchmoor.proxy.http.call) that is answered once its request is in the queue.
 
     If the client leaves, the request is queued all the same: it may have been, and a retry finds it.
@@ -148,7 +147,7 @@ class Submission(Untargeted):
     __slots__ = (
         "request_id",
         "max_body_bytes",
-        "num_prefix_bytes",
+        "body_need",
         "deadlines",
         "wait_ends_at",
         "_operation",
@@ -159,23 +158,23 @@ class Submission(Untargeted):
     def __init__(self, operation: AsyncOperation, request: Request, request_id: bytes) -> None:
         self.request_id = request_id
         self.max_body_bytes = MAX_BODY_BYTES
-        self.num_prefix_bytes = MAX_BODY_BYTES + 1  # all of it
+        self.body_need = WHOLE_BODY
         self.deadlines = Deadlines(SUBMIT_TIMEOUT_S, SUBMIT_TIMEOUT_S)
         self.wait_ends_at = request.received_at + SUBMIT_TIMEOUT_S
         self._operation = operation
         self._request = request
         self._waiter: Waiter | None = None
 
-    def route(self, prefix: bytes, waiter: Waiter) -> Reply | Waiting:
+    def route(self, body: bytes, waiter: Waiter) -> Placement:
         """Queue it, once the whole body is here and is what was signed, if it was."""
         try:
             if self._request.body_check is not None:
-                self._request.body_check.verify(prefix)
-            self._operation.start(self, self._operation.read(self._request, prefix))
+                self._request.body_check.verify(body)
+            self._operation.start(self, self._operation.read(self._request, body))
         except ApiError as error:
             return self._operation.refuse(error, self.request_id)
         self._waiter = waiter
-        return WAITING
+        return WAIT
 
     def end(self, reply: Reply) -> None:
         """It is queued, or cannot be."""

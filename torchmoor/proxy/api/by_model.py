@@ -13,9 +13,8 @@ from collections.abc import Callable
 from torchmoor.errors import ApiError, ServiceUnavailable, WrongModel
 from torchmoor.proxy.api.operation import body_too_large
 from torchmoor.proxy.dispatch.gateway import Gateway
-from torchmoor.proxy.http.answer import Answer, Loss
-from torchmoor.proxy.http.call import Call, Deadlines, Outcome, Target, Waiter, Waiting
-from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.http.call import WHOLE_BODY, BodyNeed, Call, Deadlines, Outcome, Placement, Waiter
+from torchmoor.proxy.http.message import Reply, Request
 
 MAX_TOKENS = 50_000  # strings and brackets before `model`: as many messages as are allowed have a tenth of that
 
@@ -110,16 +109,18 @@ class ByModel:
         check = request.body_check
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
-        self.num_prefix_bytes = gateway.settings.limits.max_unrouted_body_bytes
+        num_bytes = self._num_read = gateway.settings.limits.max_unrouted_body_bytes
+        self.body_need = BodyNeed(num_bytes)
         if check is not None:
             self.max_body_bytes = min(max_body_bytes, check.max_body_bytes)
-            self.num_prefix_bytes = self.max_body_bytes + 1
+            num_bytes = self._num_read = self.max_body_bytes + 1
+            self.body_need = WHOLE_BODY
         self._make = make
         self._say = say
         self._call: Call | None = None
         self._waiting = gateway.waiting_bytes
-        length = self.num_prefix_bytes if request.is_chunked else request.content_length or 0
-        self._num_held = min(length, self.num_prefix_bytes)
+        length = num_bytes if request.is_chunked else request.content_length or 0
+        self._num_held = min(length, num_bytes)
         if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
             raise ServiceUnavailable("Too many requests are being received. Try again later.")
         self._waiting.used_bytes += self._num_held
@@ -127,59 +128,36 @@ class ByModel:
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance has been too long."""
-        return self._found.wait_ends_at
+        """When the endpoint's invocation has waited too long."""
+        assert self._call is not None  # only it waits
+        return self._call.wait_ends_at
 
-    @property
-    def _found(self) -> Call:
-        assert self._call is not None, "asked before its body was"
-        return self._call
-
-    def route(self, prefix: bytes, waiter: Waiter) -> Target | Reply | Waiting:
+    def route(self, body: bytes, waiter: Waiter) -> Placement:
         """Find the endpoint, and have it choose."""
         self._let_go()
         try:
             if self._check is not None:
-                self._check.verify(prefix)
-            model = find_model(prefix)
+                self._check.verify(body)
+            model = find_model(body)
             if model is None:
                 raise WrongModel(
-                    f"There are several endpoints: name one as `model`, within the first {self.num_prefix_bytes} bytes "
-                    "of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
+                    f"There are several endpoints: name one as `model`, within the first {self._num_read} "
+                    "bytes of the body, or use the base URL of one, /endpoints/NAME/openai/v1."
                 )
             call = self._make(model)
         except ApiError as error:
             return self._say(error)
         self._call = call
-        return call.route(prefix, waiter)
+        return call.route(body, waiter)
 
     def _let_go(self) -> None:
         self._waiting.used_bytes -= self._num_held
         self._num_held = 0
 
     def on_wait_over(self) -> Reply:
-        """The endpoint's own word."""
-        return self._found.on_wait_over()
-
-    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
-        """As the endpoint's invocation has it."""
-        return self._found.request_head(framing, time_left_s)
-
-    def on_abandoned(self) -> None:
-        """The instance shall stop."""
-        self._found.on_abandoned()
-
-    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Target | Waiting | None:
-        """The endpoint's invocation judges."""
-        return self._found.on_answer(head, can_replay=can_replay)
-
-    def on_refusal(self, body: bytes) -> Reply:
-        """The endpoint's invocation tells it."""
-        return self._found.on_refusal(body)
-
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply | Waiting:
-        """The endpoint's invocation goes on, or not."""
-        return self._found.on_lost(loss, can_replay=can_replay)
+        """Answer as the endpoint's invocation does."""
+        assert self._call is not None
+        return self._call.on_wait_over()
 
     def on_body_too_large(self) -> Reply:
         """Before the endpoint is known, the dialect's error."""

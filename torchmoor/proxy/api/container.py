@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughInvocation
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -24,6 +25,6 @@ class ContainerApi:
         """Healthy while at least one instance is ready, or none has to be; the body is empty."""
         return _HEALTHY if self._endpoint.can_serve() else _UNHEALTHY
 
-    def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
+    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass a request to an instance; the answer keeps the instance's own form."""
         return self._pass_through.invoke(request, request_id, self._endpoint)

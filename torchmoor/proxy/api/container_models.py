@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
-from torchmoor.proxy.api.deferred_reply import Order
-from torchmoor.proxy.api.invocation import ERROR_HEADER
-from torchmoor.proxy.api.passthrough import ModelPassThroughInvocation, PassThrough, PassThroughInvocation
+from torchmoor.proxy.api.deferred_reply import Begin, DeferredReply
+from torchmoor.proxy.api.invocation import ERROR_HEADER, Invocation
+from torchmoor.proxy.api.passthrough import PassThrough, PassThroughDialect
 from torchmoor.proxy.api.replies import container_error, unknown_operation
 from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
@@ -79,6 +79,7 @@ class ContainerModelsApi:
         self._endpoint = gateway.registry.endpoints()[0]
         self._pass_through = pass_through
         self._operations = operations
+        self._operation = pass_through.make_operation(self._endpoint, LoadedModelDialect())
         self._models: dict[str, LoadedModel] = {}
         gateway.registry.listen(self._on_change)
 
@@ -87,14 +88,14 @@ class ContainerModelsApi:
         """True if a path is one of models."""
         return path == PATH or path.startswith(PATH + b"/")
 
-    def handle(self, request: Request, request_id: bytes) -> PassThroughInvocation | Order | Reply:
+    def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         """Do what is asked, or say why not."""
         try:
             return self._handle(request, request_id)
         except ApiError as error:
             return container_error(error, request_id)
 
-    def _handle(self, request: Request, request_id: bytes) -> PassThroughInvocation | Order | Reply:
+    def _handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
         name, operation = _read_path(request)
         match (request.method, bool(name), operation):
             case (b"GET", False, ""):
@@ -127,20 +128,23 @@ class ContainerModelsApi:
             told["nextPageToken"] = page[-1]
         return _json(200, told)
 
-    def _invoke(self, request: Request, request_id: bytes, name: str) -> PassThroughInvocation | Reply:
+    def _invoke(self, request: Request, request_id: bytes, name: str) -> Invocation | Reply:
         model = self._get(name)
-        invocation = self._pass_through.invoke(request, request_id, self._endpoint, kind=LoadedInvocation)
-        if isinstance(invocation, PassThroughInvocation):
+        invocation = self._pass_through.invoke(
+            request, request_id, self._endpoint, operation=self._operation, model=name
+        )
+        if isinstance(invocation, Invocation):
             others = frozenset(each.name for each in self._endpoint.instances if each.name != model.instance)
-            invocation.exclude(others)
+            invocation.assignment.exclude(others)
         return invocation
 
-    # Orders
+    # Loading and unloading
 
-    def _order(self, request: Request, request_id: bytes, begin: Callable[[Order, bytes], None]) -> Order:
-        return Order(request, request_id, begin, timeout_s=self._settings.load_timeout_s, tell=self._gateway.tell)
+    def _order(self, request: Request, request_id: bytes, begin: Begin) -> DeferredReply:
+        timeout_s = self._settings.load_timeout_s
+        return DeferredReply(request, request_id, begin, timeout_s=timeout_s, tell=self._gateway.tell)
 
-    def _load(self, order: Order, body: bytes) -> None:
+    def _load(self, order: DeferredReply, body: bytes) -> None:
         """Have a model loaded. Raises ApiError."""
         name, url = _read_load(body)
         known = self._models.get(name)
@@ -161,7 +165,7 @@ class ContainerModelsApi:
             raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
         return pick.instance
 
-    def _load_at(self, order: Order, name: str, url: str, instance: Instance, tried: frozenset[str]) -> None:
+    def _load_at(self, order: DeferredReply, name: str, url: str, instance: Instance, tried: frozenset[str]) -> None:
         model = self._models[name] = LoadedModel(url, instance.name)
 
         def on_done(answer: OperationAnswer | None) -> None:
@@ -182,7 +186,7 @@ class ContainerModelsApi:
 
         self._start(instance, {"action": "load", "model": name, "url": url}, on_done, lambda: self._models.pop(name))
 
-    def _unload(self, order: Order, name: str) -> None:
+    def _unload(self, order: DeferredReply, name: str) -> None:
         """Have a model unloaded. Raises ApiError."""
         model = self._get(name)
         instance = self._gateway.registry.find(model.instance)
@@ -222,18 +226,14 @@ class ContainerModelsApi:
                 del self._models[name]
 
 
-class LoadedInvocation(ModelPassThroughInvocation):
-    """A request to a loaded model: the handler knows it by its name here, the client's TargetModel is for logs only."""
+class LoadedModelDialect(PassThroughDialect):
+    """Names a loaded model as the path does; the client's own TargetModel is for logs only."""
 
     held_back = frozenset((TARGET_MODEL,))
 
-    def read_target_model(self) -> str:
-        """The name in the path."""
-        return _read_path(self.request)[0]
-
-    def added_lines(self) -> bytes:
-        """With the name."""
-        return b"%b%b: %b\r\n" % (super().added_lines(), TARGET_MODEL, self._model.encode())
+    def added_lines(self, request: Request) -> bytes:
+        """Name the model."""
+        return b"%b: %b\r\n" % (TARGET_MODEL, _read_path(request)[0].encode())
 
 
 def _read_path(request: Request) -> tuple[str, str]:
@@ -258,7 +258,7 @@ def _read_load(body: bytes) -> tuple[str, str]:
     return name, url
 
 
-def _tell(order: Order, answer: OperationAnswer | None, row: dict[str, str]) -> None:
+def _tell(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, str]) -> None:
     """A success in the contract's words, anything else in the instance's."""
     if answer is None:
         order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))

@@ -6,15 +6,14 @@ from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ServiceUnavailable, ValidationError
 from torchmoor.proxy.api.replies import container_error
-from torchmoor.proxy.api.untargeted import Untargeted
-from torchmoor.proxy.http.call import WAITING, Deadlines, Outcome, Waiter, Waiting
+from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Placement, Waiter
 from torchmoor.proxy.http.message import Reply, Request
 
 MAX_BODY_BYTES = 65_536
 GRACE_S = 2.0  # after the operation's own time-out, which is the one that shall be told
 
 
-class Order(Untargeted):
+class DeferredReply:
     """A Call (see torchmoor.proxy.http.call) that is answered when an operation at an instance is done.
 
     The operation goes on if the client leaves: what it does is done all the same.
@@ -22,7 +21,7 @@ class Order(Untargeted):
 
     __slots__ = (
         "max_body_bytes",
-        "num_prefix_bytes",
+        "body_need",
         "deadlines",
         "wait_ends_at",
         "_request",
@@ -37,7 +36,7 @@ class Order(Untargeted):
         self,
         request: Request,
         request_id: bytes,
-        begin: Callable[[Order, bytes], None],
+        begin: Begin,
         *,
         timeout_s: float,
         tell: Callable[[Request, bytes, Reply], None],
@@ -48,7 +47,7 @@ class Order(Untargeted):
         """
         wait_s = timeout_s + GRACE_S
         self.max_body_bytes = MAX_BODY_BYTES
-        self.num_prefix_bytes = MAX_BODY_BYTES + 1
+        self.body_need = WHOLE_BODY
         self.deadlines = Deadlines(wait_s, wait_s)
         self.wait_ends_at = request.received_at + wait_s
         self._request = request
@@ -58,18 +57,18 @@ class Order(Untargeted):
         self._waiter: Waiter | None = None
         self._reply: Reply | None = None
 
-    def route(self, prefix: bytes, waiter: Waiter) -> Reply | Waiting:
+    def route(self, body: bytes, waiter: Waiter) -> Placement:
         """Begin, once the whole body is here and is what was signed, if it was."""
         try:
             if self._request.body_check is not None:
-                self._request.body_check.verify(prefix)
-            self._begin(self, prefix)
+                self._request.body_check.verify(body)
+            self._begin(self, body)
         except ApiError as error:
             return self._told(container_error(error, self._request_id))
         if self._reply is not None:
             return self._told(self._reply)
         self._waiter = waiter
-        return WAITING
+        return WAIT
 
     def end(self, reply: Reply) -> None:
         """The operation is done."""
@@ -102,3 +101,7 @@ class Order(Untargeted):
         self._waiter = None
         if self._request.body_check is not None:
             self._request.body_check.release()
+
+
+Begin = Callable[[DeferredReply, bytes], None]
+"""Begins the operation of a deferred reply, given the request's body; may raise ApiError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import InternalFailure, ServiceUnavailable
-from torchmoor.proxy.api.deferred_reply import Order
+from torchmoor.proxy.api.deferred_reply import DeferredReply
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -25,11 +25,11 @@ class MetricsApi:
         self._gateway = gateway
         self._try_start = try_start
 
-    def handle(self, request: Request, request_id: bytes) -> Order:
+    def handle(self, request: Request, request_id: bytes) -> DeferredReply:
         """Answer when the page is made."""
-        return Order(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
+        return DeferredReply(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
 
-    def _begin(self, order: Order, body: bytes) -> None:
+    def _begin(self, order: DeferredReply, body: bytes) -> None:
         def on_made(page: bytes | None) -> None:
             if page is None:
                 order.fail(InternalFailure("The metrics cannot be told."))

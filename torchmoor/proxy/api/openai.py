@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,15 +26,15 @@ from torchmoor.errors import (
     WrongModel,
 )
 from torchmoor.proxy.api.by_model import ByModel
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
 from torchmoor.proxy.api.invocation import ERROR_HEADER, TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large
+from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import unknown_operation
 from torchmoor.proxy.api.streaming import EventPassEncoder
-from torchmoor.proxy.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.proxy.api.validation import TARGET_MODEL, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Call, Deadlines
+from torchmoor.proxy.http.call import Call, Deadlines, ReadRefusal
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request
 from torchmoor.proxy.instances.registry import Endpoint
 
@@ -62,7 +63,7 @@ class OpenAIApi:
             timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s
         )
         self._operations = {
-            endpoint.name: Operation(gateway, endpoint, self._deadlines, self._max_body_bytes)
+            endpoint.name: Operation(gateway, endpoint, OpenAIDialect(), self._deadlines, self._max_body_bytes)
             for endpoint in gateway.registry.endpoints()
         }
 
@@ -127,9 +128,13 @@ class OpenAIApi:
             metrics.invocations += 1
             metrics.count_status(error.status)
             raise
-        kind = ModelOpenAIInvocation if is_for_target_model(request, endpoint) else OpenAIInvocation
-        return kind(
-            self._operations[endpoint.name], request, request_id=request_id, dispatcher=dispatcher, session=None
+        return Invocation(
+            self._operations[endpoint.name],
+            request,
+            request_id=request_id,
+            dispatcher=dispatcher,
+            session=None,
+            model=find_target_model(request, endpoint),
         )
 
     def _check_length(self, request: Request) -> None:
@@ -137,65 +142,50 @@ class OpenAIApi:
             raise _with_status(body_too_large(self._max_body_bytes), _TOO_LARGE)
 
 
-class OpenAIInvocation(Invocation):
+class OpenAIDialect(ApiDialect):
     """An answer passes as it is; every error becomes OpenAI's error object."""
 
     operation_name = "ChatCompletions"
-    may_name_session = False
-    _refused_status = 0
-    _refused_code = ""
-    _retry_after = b""
+    names_sessions_in_body = False
 
-    def error(self, error: ApiError) -> Reply:
-        """A time-out is the gateway's here, and has its status."""
-        if isinstance(error, ModelError):
-            error = _with_status(error, _TIMED_OUT)
-        self.status = error.status
-        return openai_error(error, self.request_id)
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        """Render OpenAI's error object; a time-out is the gateway's here, and has its status."""
+        return openai_error(_with_status(error, _TIMED_OUT) if isinstance(error, ModelError) else error, request_id)
 
-    def on_body_too_large(self) -> Reply:
-        """HTTP's own status for it."""
-        return self.fail(_with_status(body_too_large(self.max_body_bytes), _TOO_LARGE))
-
-    def answer(self, head: AnswerHead) -> Answer | None:
-        """A success with its id; None for the rest."""
+    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+        """Pass a success on, with its id."""
         if head.status >= 300:
-            self._refused_status = head.status
-            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
-            self._retry_after = head.find(b"retry-after") or b""
-            return None
-        assert self.choice is not None
-        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", self.request_id, self.choice.answer_lines)
+            return ReadRefusal(partial(_refuse, invocation, head))
+        request_id = invocation.request_id
+        lines = (head.line.told, head.lines(_UNTOLD), b"x-request-id: ", request_id, invocation.chosen.answer_lines)
         is_stream = (head.find(b"content-type") or b"").startswith(b"text/event-stream")
-        return Answer(lines, EventPassEncoder(self.request_id) if is_stream else None)
-
-    def on_refusal(self, body: bytes) -> Reply:
-        """The handler's own error object passes; TorchServe's words are put into one."""
-        status = _TOLD_AS.get(self._refused_status, self._refused_status)
-        if not self._refused_code:
-            return self.fail(self._torchserve_error(body))
-        self.status = status
-        self.error_kind = self._refused_code
-        try:
-            told = json.loads(body)["error"]
-            error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            error = _object("The instance refused the request.", status, self._refused_code)
-        retry_after = ((b"retry-after", self._retry_after),) if self._retry_after.isdigit() else ()
-        return _reply(status, error, self.request_id, retry_after)
-
-    def _torchserve_error(self, body: bytes) -> ApiError:
-        status = self._refused_status
-        if status in TORCHSERVE_BUSY:
-            return ServiceUnavailable("The instance could not take the request. Try again later.")
-        if status == _TOO_LARGE:
-            return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
-        text = body.decode("utf-8", "replace")[:1000]
-        return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
+        return Answer(lines, EventPassEncoder(request_id) if is_stream else None)
 
 
-class ModelOpenAIInvocation(ForTargetModel, OpenAIInvocation):
-    """The same for one of many models, named by the header; the body's `model` is the endpoint's name all the same."""
+def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
+    """Pass the handler's own error object on; translate TorchServe's refusals into one."""
+    code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    if not code:
+        return invocation.fail(_torchserve_error(head.status, body))
+    status = _TOLD_AS.get(head.status, head.status)
+    invocation.note_error(status, code)
+    try:
+        told = json.loads(body)["error"]
+        error = _object(str(told["message"]), status, str(told["code"]), told.get("param"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        error = _object("The instance refused the request.", status, code)
+    retry_after = head.find(b"retry-after") or b""
+    fields = ((b"retry-after", retry_after),) if retry_after.isdigit() else ()
+    return _reply(status, error, invocation.request_id, fields)
+
+
+def _torchserve_error(status: int, body: bytes) -> ApiError:
+    if status in TORCHSERVE_BUSY:
+        return ServiceUnavailable("The instance could not take the request. Try again later.")
+    if status == _TOO_LARGE:
+        return _with_status(ApiError("The request body is longer than the model's limit."), _TOO_LARGE)
+    text = body.decode("utf-8", "replace")[:1000]
+    return _with_status(ApiError(f"The instance answered with status {status}: {text}"), 502)
 
 
 def _models(names: list[str], wanted: str) -> Reply:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from torchmoor.errors import ValidationError
+from torchmoor.proxy.api.dialect import ApiDialect
+from torchmoor.proxy.api.validation import TARGET_MODEL
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 
@@ -20,6 +23,7 @@ class Operation:
     __slots__ = (
         "gateway",
         "endpoint",
+        "dialect",
         "deadlines",
         "max_body_bytes",
         "max_session_body_bytes",
@@ -27,9 +31,12 @@ class Operation:
         "timeout_line",
     )
 
-    def __init__(self, gateway: Gateway, endpoint: Endpoint, deadlines: Deadlines, max_body_bytes: int) -> None:
+    def __init__(
+        self, gateway: Gateway, endpoint: Endpoint, dialect: ApiDialect, deadlines: Deadlines, max_body_bytes: int
+    ) -> None:
         self.gateway = gateway
         self.endpoint = endpoint
+        self.dialect = dialect
         self.deadlines = deadlines
         self.max_body_bytes = max_body_bytes
         self.max_session_body_bytes = gateway.settings.limits.max_session_body_bytes
@@ -40,6 +47,12 @@ class Operation:
 def timeout_line(time_left_s: float) -> bytes:
     """Tell an instance how long its answer is awaited; begins with the line end of the field before."""
     return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
+
+
+def find_target_model(request: Request, endpoint: Endpoint) -> str | None:
+    """Return the model that a request names, of an endpoint with many."""
+    name = None if endpoint.settings.multi_model is None else request.find(TARGET_MODEL)
+    return None if name is None else name.decode("latin-1")
 
 
 def body_too_large(limit: int) -> ValidationError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torchmoor.errors import ApiError, ModelError
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
 from torchmoor.proxy.api.invocation import Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large
+from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import container_error
-from torchmoor.proxy.api.target_model import ForTargetModel, is_for_target_model
 from torchmoor.proxy.api.validation import SESSION_ID, TARGET_VARIANT, check_members
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.answer import Answer
@@ -22,32 +22,20 @@ TOO_LARGE_STATUS = 413
 _UNTOLD = frozenset((b"ts_stream_next",))
 
 
-class PassThroughInvocation(Invocation):
-    """A request whose answer is not rewritten. A stream that breaks off ends the client's connection."""
+class PassThroughDialect(ApiDialect):
+    """An answer is not rewritten. A stream that breaks off ends the client's connection."""
 
     operation_name = "PassThrough"
 
-    def error(self, error: ApiError) -> Reply:
-        """The handlers' error form; a time-out is the gateway's, not the model's."""
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        """Render the handlers' error form; a time-out is the gateway's, not the model's."""
         status = TIMEOUT_STATUS if isinstance(error, ModelError) else error.status
-        self.status = status
-        return container_error(error, self.request_id, status=status)
+        return container_error(error, request_id, status=status)
 
-    def on_body_too_large(self) -> Reply:
-        """HTTP's own status for it."""
-        reply = container_error(body_too_large(self.max_body_bytes), self.request_id, status=TOO_LARGE_STATUS)
-        self.status = reply.status
-        return reply
-
-    def answer(self, head: AnswerHead) -> Answer:
-        """Every status passes."""
-        assert self.choice is not None
-        choice_lines = self.choice.answer_lines
-        return Answer((head.line.told, head.lines(_UNTOLD), _REQUEST_ID_LINE, self.request_id, choice_lines))
-
-
-class ModelPassThroughInvocation(ForTargetModel, PassThroughInvocation):
-    """The same for one of many models."""
+    def answer(self, invocation: Answering, head: AnswerHead) -> Answer:
+        """Pass every status on."""
+        lines = (head.line.told, head.lines(_UNTOLD), _REQUEST_ID_LINE, invocation.request_id)
+        return Answer((*lines, invocation.chosen.answer_lines))
 
 
 class PassThrough:
@@ -59,10 +47,15 @@ class PassThrough:
         timeouts = settings.timeouts
         self._max_body_bytes = settings.limits.max_passthrough_body_bytes
         deadlines = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        self._deadlines = deadlines
         self._operations = {
-            endpoint.name: Operation(gateway, endpoint, deadlines, self._max_body_bytes)
+            endpoint.name: self.make_operation(endpoint, PassThroughDialect())
             for endpoint in gateway.registry.endpoints()
         }
+
+    def make_operation(self, endpoint: Endpoint, dialect: PassThroughDialect) -> Operation:
+        """Make an operation of an endpoint with a dialect of its own."""
+        return Operation(self._gateway, endpoint, dialect, self._deadlines, self._max_body_bytes)
 
     def invoke(
         self,
@@ -72,11 +65,12 @@ class PassThrough:
         *,
         path: bytes | None = None,
         variant: bytes | None = None,
-        kind: type[PassThroughInvocation] | None = None,
-    ) -> PassThroughInvocation | Reply:
+        operation: Operation | None = None,
+        model: str | None = None,
+    ) -> Invocation | Reply:
         """Send the request to `path` of an instance of the endpoint, or to its model; sticky by the session header.
 
-        kind: what to make of it; None for what its header fields say.
+        operation, model: instead of the endpoint's own, and of what the header names.
         """
         try:
             check_members(request.layout)
@@ -86,14 +80,12 @@ class PassThrough:
                 return container_error(body_too_large(self._max_body_bytes), request_id, status=TOO_LARGE_STATUS)
         except ApiError as error:
             return container_error(error, request_id)
-        if kind is None:
-            is_for_model = is_for_target_model(request, endpoint)
-            kind = ModelPassThroughInvocation if is_for_model else PassThroughInvocation
-        return kind(
-            self._operations[endpoint.name],
+        return Invocation(
+            operation or self._operations[endpoint.name],
             request,
             request_id=request_id,
             dispatcher=dispatcher,
             session=session,
             path=path,
+            model=model or find_target_model(request, endpoint),
         )

@@ -9,7 +9,7 @@ GET  /endpoints/{EndpointName}                       (torchmoor.proxy.api.descri
 from __future__ import annotations
 
 import json
-from time import monotonic
+from functools import partial
 
 from torchmoor.async_inference.service import AsyncInference
 from torchmoor.errors import (
@@ -23,11 +23,11 @@ from torchmoor.errors import (
 )
 from torchmoor.proxy.api.async_runtime import AsyncOperation
 from torchmoor.proxy.api.describe import LOOKING, describe_endpoint
-from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, REFUSED_FOR_NOW, TORCHSERVE_BUSY, Invocation
-from torchmoor.proxy.api.operation import Operation, body_too_large
+from torchmoor.proxy.api.dialect import Answering, ApiDialect
+from torchmoor.proxy.api.invocation import ERROR_HEADER, NEW_SESSION_ID, TORCHSERVE_BUSY, Invocation
+from torchmoor.proxy.api.operation import Operation, body_too_large, find_target_model
 from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.proxy.api.streaming import PartEncoder, TextPartEncoder, TextPassEncoder
-from torchmoor.proxy.api.target_model import ForTargetModel
 from torchmoor.proxy.api.validation import (
     ENDPOINT_NAME,
     NOT_THERE,
@@ -42,7 +42,7 @@ from torchmoor.proxy.api.validation import (
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http import eventstream
 from torchmoor.proxy.http.answer import Answer
-from torchmoor.proxy.http.call import Deadlines
+from torchmoor.proxy.http.call import Deadlines, ReadRefusal
 from torchmoor.proxy.http.message import AnswerHead, Reply, Request, status_line
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import error_codes
@@ -80,15 +80,15 @@ class RuntimeApi:
         max_body_bytes = gateway.settings.limits.max_body_bytes
         whole = Deadlines(timeouts.model_timeout_s, timeouts.model_timeout_s)
         streamed = Deadlines(timeouts.model_timeout_s, timeouts.stream_total_timeout_s, timeouts.stream_idle_timeout_s)
+        account_id = gateway.settings.account_id
         self._operations: dict[bytes, RuntimeOperation | AsyncOperation] = {}
         for endpoint in gateway.registry.endpoints():
             path = b"%b%b/" % (PREFIX, endpoint.name.encode())
-            has_many = endpoint.settings.multi_model is not None
             self._operations[path + _WHOLE] = RuntimeOperation(
-                gateway, endpoint, whole, max_body_bytes, ModelInvocation if has_many else RuntimeInvocation
+                gateway, endpoint, RuntimeDialect(account_id), whole, max_body_bytes
             )
             self._operations[path + _STREAMED] = RuntimeOperation(
-                gateway, endpoint, streamed, max_body_bytes, ModelStreamInvocation if has_many else StreamInvocation
+                gateway, endpoint, StreamDialect(account_id), streamed, max_body_bytes
             )
             if service is not None and endpoint.name in service.endpoints:
                 self._operations[path + _ASYNC] = AsyncOperation(gateway, endpoint, service)
@@ -98,7 +98,7 @@ class RuntimeApi:
         operation = self._operations.get(path)
         if operation is None and method in LOOKING and b"/" not in path[len(PREFIX) :]:
             return self._describe
-        return self._refuse if operation is None or method != b"POST" else operation.invoke
+        return self._refuse_request if operation is None or method != b"POST" else operation.invoke
 
     def _describe(self, request: Request, request_id: bytes) -> Reply:
         """How an endpoint does."""
@@ -109,7 +109,7 @@ class RuntimeApi:
         except ApiError as error:
             return runtime_error(error, request_id)
 
-    def _refuse(self, request: Request, request_id: bytes) -> Reply:
+    def _refuse_request(self, request: Request, request_id: bytes) -> Reply:
         """Why a path or a method has no operation."""
         name, _, operation = request.path[len(PREFIX) :].partition(b"/")
         error: ApiError
@@ -134,19 +134,7 @@ class RuntimeApi:
 class RuntimeOperation(Operation):
     """One operation of one endpoint: reads its requests, and makes their invocations."""
 
-    __slots__ = ("_kind", "_has_many")
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        endpoint: Endpoint,
-        deadlines: Deadlines,
-        max_body_bytes: int,
-        kind: type[RuntimeInvocation],
-    ) -> None:
-        super().__init__(gateway, endpoint, deadlines, max_body_bytes)
-        self._kind = kind
-        self._has_many = endpoint.settings.multi_model is not None
+    __slots__ = ()
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """The invocation for a request, or why there is none."""
@@ -158,8 +146,9 @@ class RuntimeOperation(Operation):
                 raise body_too_large(self.max_body_bytes)
             if not NOT_THERE.keys().isdisjoint(places):
                 raise not_there(endpoint.name, places)
-            if (TARGET_MODEL in places) is not self._has_many:
-                if self._has_many:
+            has_many = endpoint.settings.multi_model is not None
+            if (TARGET_MODEL in places) is not has_many:
+                if has_many:
                     raise MissingTargetModel(endpoint.name, request_id.decode())
                 raise UnexpectedTargetModel(endpoint.name)
             session = gateway.get_session(endpoint, request.principal, request.find(SESSION_ID))
@@ -168,7 +157,8 @@ class RuntimeOperation(Operation):
         except ApiError as error:
             self.count_refusal(error)
             return runtime_error(error, request_id)
-        return self._kind(self, request, request_id=request_id, dispatcher=dispatcher, session=session)
+        model = find_target_model(request, endpoint) if has_many else None
+        return Invocation(self, request, request_id=request_id, dispatcher=dispatcher, session=session, model=model)
 
     def count_refusal(self, error: ApiError) -> None:
         """Count a request that has no invocation."""
@@ -177,104 +167,76 @@ class RuntimeOperation(Operation):
         metrics.count_status(error.status)
 
 
-class RuntimeInvocation(Invocation):
-    """InvokeEndpoint: the answer passes through, an error is told in the API's terms."""
+class RuntimeDialect(ApiDialect):
+    """InvokeEndpoint: a success passes through, an error is rendered in the API's terms."""
 
     operation_name = "InvokeEndpoint"
-    _refused_status = 0
-    _refused_code = ""
-    _retry_after = b""
+    too_large_status = ValidationError.status
 
-    def error(self, error: ApiError) -> Reply:
-        """The API's error form."""
+    def __init__(self, account_id: str) -> None:
+        self._account_id = account_id
+
+    def error(self, error: ApiError, request_id: bytes, endpoint: Endpoint) -> Reply:
+        """Render the API's error form."""
         if isinstance(error, ModelError):
-            account = self.gateway.settings.account_id
-            error.log_stream_arn = f"arn:aws:logs:local:{account}:log-group:/torchmoor/endpoints/{self.endpoint.name}"
-        return runtime_error(error, self.request_id)
-
-    def answer(self, head: AnswerHead) -> Answer | None:
-        """A success with the API's headers; None for the rest."""
-        if head.status >= 300:
-            self._refused_status = head.status
-            self._refused_code = (head.find(ERROR_HEADER) or b"").decode("latin-1")
-            self._retry_after = head.find(b"retry-after") or b""
-            return None
-        is_text_stream = head.layout.length is None and _is_text(head)
-        return Answer(self._lines(head.line.told, head, _UNTOLD), TextPassEncoder() if is_text_stream else None)
-
-    def _lines(self, status_line: bytes, head: AnswerHead, untold: frozenset[bytes]) -> tuple[bytes, ...]:
-        """The answer's head as this API has it; untold: what does not pass."""
-        assert self.choice is not None
-        places = head.layout.places
-        session_line = b""
-        if NEW_SESSION_ID in places or SESSION_ID in places:
-            session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
-            session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
-        return (
-            status_line,
-            head.lines(untold),
-            session_line,
-            b"x-amzn-requestid: ",
-            self.request_id,
-            self.choice.runtime_lines,
-        )
-
-    def on_refusal(self, body: bytes) -> Reply:
-        """The error that an instance's refusal is for the client: by the handler's code, never by status alone."""
-        status, code = self._refused_status, self._refused_code
-        text = body.decode("utf-8", "replace")
-        error: ApiError
-        if code in _CLIENT_CODES:
-            error = ValidationError(_message(text))
-        elif code == error_codes.MODEL_LOADING:
-            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 5
-            error = ModelNotReady(_message(text), retry_after_s=retry_after_s)
-        elif code.encode() in REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
-            retry_after_s = int(self._retry_after) if self._retry_after.isdigit() else 1
-            error = ServiceUnavailable(_message(text), retry_after_s=retry_after_s)
-        elif not code and status == 413:
-            error = ValidationError("The request body is longer than the model's limit.")
-        else:
-            whose = "client" if status < 500 else "server"
-            error = ModelError(
-                f'Received {whose} error ({status}) from primary with message "{text}"',
-                original_status=status,
-                original_message=text,
+            error.log_stream_arn = (
+                f"arn:aws:logs:local:{self._account_id}:log-group:/torchmoor/endpoints/{endpoint.name}"
             )
-        return self.fail(error)
+        return runtime_error(error, request_id)
+
+    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+        """Render a success with the API's headers."""
+        if head.status >= 300:
+            return ReadRefusal(partial(_refuse, invocation, head))
+        is_text_stream = head.layout.length is None and _is_text(head)
+        lines = _answer_lines(head.line.told, invocation, head, _UNTOLD)
+        return Answer(lines, TextPassEncoder() if is_text_stream else None)
 
 
-class StreamInvocation(RuntimeInvocation):
+class StreamDialect(RuntimeDialect):
     """InvokeEndpointWithResponseStream: the answer's pieces become event-stream frames.
 
-    Its Accept names the event stream, so what the model is to answer with travels under another name.
+    The request's Accept names the event stream, so the type that the model is to answer with has another name.
     """
 
     operation_name = "InvokeEndpointWithResponseStream"
     held_back = frozenset((b"accept", SAGEMAKER_ACCEPT))
 
-    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
-        """With the model's own Accept."""
-        accept = self.request.find(SAGEMAKER_ACCEPT)
-        lines = framing if accept is None else b"%baccept: %b\r\n" % (framing, accept)
-        return super().request_head(lines, time_left_s)
+    def added_lines(self, request: Request) -> bytes:
+        """Render the model's own Accept."""
+        accept = request.find(SAGEMAKER_ACCEPT)
+        return b"" if accept is None else b"accept: %b\r\n" % accept
 
-    def answer(self, head: AnswerHead) -> Answer | None:
-        """A success as an event stream, whether the instance streams or not; None for the rest."""
+    def answer(self, invocation: Answering, head: AnswerHead) -> Answer | ReadRefusal:
+        """Render a success as an event stream, whether the instance streams or not."""
         if head.status >= 300:
-            return super().answer(head)
+            return ReadRefusal(partial(_refuse, invocation, head))
         content_type = head.find(_CONTENT_TYPE) or b"application/octet-stream"
         lines = (
-            *self._lines(_OK, head, _UNTOLD_OF_STREAM),
+            *_answer_lines(_OK, invocation, head, _UNTOLD_OF_STREAM),
             b"%b%b: %b\r\n" % (_STREAM_TYPE_LINE, SAGEMAKER_CONTENT_TYPE, content_type),
         )
-        return Answer(lines, TextPartEncoder() if _is_text(head) else PartEncoder(), self._on_body)
+        encoder = TextPartEncoder() if _is_text(head) else PartEncoder()
+        return Answer(lines, encoder, invocation.note_first_chunk)
 
-    def _on_body(self) -> None:
-        """The time to the first chunk is this operation's own metric."""
-        now = monotonic()
-        model_s = now - self.sent_at
-        self.metrics.observe_first_chunk(model_s, now - self.request.received_at - model_s)
+
+def _answer_lines(
+    status_line: bytes, invocation: Answering, head: AnswerHead, untold: frozenset[bytes]
+) -> tuple[bytes, ...]:
+    """Render the answer's head in this API's form. untold: names of fields that do not pass."""
+    places = head.layout.places
+    session_line = b""
+    if NEW_SESSION_ID in places or SESSION_ID in places:
+        session = head.find(NEW_SESSION_ID) or head.find(SESSION_ID) or b""
+        session_line = b"%b: %b\r\n" % (NEW_SESSION_ID, session)
+    return (
+        status_line,
+        head.lines(untold),
+        session_line,
+        b"x-amzn-requestid: ",
+        invocation.request_id,
+        invocation.chosen.runtime_lines,
+    )
 
 
 def _is_text(head: AnswerHead) -> bool:
@@ -282,12 +244,29 @@ def _is_text(head: AnswerHead) -> bool:
     return (head.find(_CONTENT_TYPE) or b"").lower().startswith(b"text/plain")
 
 
-class ModelInvocation(ForTargetModel, RuntimeInvocation):
-    """InvokeEndpoint with TargetModel."""
-
-
-class ModelStreamInvocation(ForTargetModel, StreamInvocation):
-    """The stream operation with TargetModel, which AWS's does not have."""
+def _refuse(invocation: Answering, head: AnswerHead, body: bytes) -> Reply:
+    """Translate an instance's refusal by the handler's code; by status only for TorchServe's own refusals."""
+    status, code = head.status, (head.find(ERROR_HEADER) or b"").decode("latin-1")
+    retry_after = head.find(b"retry-after") or b""
+    retry_after_s = int(retry_after) if retry_after.isdigit() else None
+    text = body.decode("utf-8", "replace")
+    error: ApiError
+    if code in _CLIENT_CODES:
+        error = ValidationError(_message(text))
+    elif code == error_codes.MODEL_LOADING:
+        error = ModelNotReady(_message(text), retry_after_s=5 if retry_after_s is None else retry_after_s)
+    elif code in error_codes.REFUSED_FOR_NOW or (not code and status in TORCHSERVE_BUSY):
+        error = ServiceUnavailable(_message(text), retry_after_s=1 if retry_after_s is None else retry_after_s)
+    elif not code and status == 413:
+        error = ValidationError("The request body is longer than the model's limit.")
+    else:
+        whose = "client" if status < 500 else "server"
+        error = ModelError(
+            f'Received {whose} error ({status}) from primary with message "{text}"',
+            original_status=status,
+            original_message=text,
+        )
+    return invocation.fail(error)
 
 
 def _message(text: str) -> str:

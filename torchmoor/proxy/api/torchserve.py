@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from urllib.parse import unquote
 
-from torchmoor.proxy.api.passthrough import PassThrough, PassThroughInvocation
+from torchmoor.proxy.api.invocation import Invocation
+from torchmoor.proxy.api.passthrough import PassThrough
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.http.message import Reply, Request
 
@@ -19,7 +20,7 @@ class TorchServeApi:
         self._registry = gateway.registry
         self._pass_through = pass_through
 
-    def invoke(self, request: Request, request_id: bytes) -> PassThroughInvocation | Reply:
+    def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:
         """Pass the request on with its path and query as they are."""
         segments = unquote(request.path[len(PREFIX) :].decode("latin-1")).split("/")
         variant = self._registry.find_variant_by_model(segments[0])

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchmoor.errors import ApiError, ValidationError
-from torchmoor.proxy.api.untargeted import Untargeted
-from torchmoor.proxy.http.call import Deadlines, Outcome, Waiter
+from torchmoor.proxy.http.call import WHOLE_BODY, Deadlines, Outcome, Waiter
 from torchmoor.proxy.http.message import BodyCheck, Reply, Request
 
 _DEADLINES = Deadlines(60.0, 60.0)  # of an answer that is there at once
 
 
-class CheckedReply(Untargeted):
+class VerifiedReply:
     """A Call (see torchmoor.proxy.http.call) that takes the body, checks it, and goes to no target."""
 
     __slots__ = (
         "max_body_bytes",
-        "num_prefix_bytes",
+        "body_need",
         "deadlines",
         "wait_ends_at",
         "_check",
@@ -37,7 +36,7 @@ class CheckedReply(Untargeted):
     ) -> None:
         """say: how an error is told. tell: called with what was answered, if anything was."""
         self.max_body_bytes = check.max_body_bytes
-        self.num_prefix_bytes = check.max_body_bytes + 1
+        self.body_need = WHOLE_BODY
         self.deadlines = _DEADLINES
         self.wait_ends_at = 0.0
         self._check = check
@@ -46,10 +45,10 @@ class CheckedReply(Untargeted):
         self._tell = tell
         self._is_head = request.method == b"HEAD"
 
-    def route(self, prefix: bytes, waiter: Waiter) -> Reply:
+    def route(self, body: bytes, waiter: Waiter) -> Reply:
         """The reply, or why its reader is not to have it."""
         try:
-            self._check.verify(prefix)
+            self._check.verify(body)
             reply = self._reply
         except ApiError as error:
             reply = self._say(error)

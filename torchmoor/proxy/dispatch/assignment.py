@@ -1,134 +1,160 @@
-"""The instance of one request: chosen and leased, waited for, given up for another.
+"""The assignment of one request: the instance that is chosen and leased for it, waited for, and replaced.
 
-Holds one lease of the chosen instance, or one place in the queue, or neither; `let_go` gives back what is held.
+An assignment has a lease of the chosen instance, or a place in the queue, or neither; `release` gives both back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from time import monotonic
 
-from torchmoor.errors import ApiError, ServiceUnavailable
-from torchmoor.metrics.invocations import InvocationMetrics
-from torchmoor.proxy.api.validation import INVOCATION_ID
+from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
+from torchmoor.proxy.dispatch.model_use import ModelUse
 from torchmoor.proxy.dispatch.routing_request import RoutingRequest
-from torchmoor.proxy.http.call import WAITING, Waiter, Waiting
 from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
-from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.instances.instance import Instance, Lease
+from torchmoor.proxy.http.message import Request
+from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest
 from torchmoor.proxy.routing.waiting import Ticket
+from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
 
-RETRY = "retry"  # why an instance was chosen after another
+RETRY = "retry"  # the reason of a choice after another instance
+_INVOCATION_ID = headers.INVOCATION_ID.encode()
+
+Resume = Callable[[ServiceUnavailable | None], None]
+"""Called when a wait has changed: the request is assigned, waits again, or (with an error) cannot be assigned."""
 
 
 class Assignment:
-    """What an Invocation is made from; not a part of it, because another object a request costs more than a choice.
+    """An RoutingRequest (see routing_request.py) with what it was given.
 
-    expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: it has failed the request.
-    waited_s: until an instance was free. num_retries: after the first.
+    expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
+    failed the request. waited_s: until an instance was free. num_retries: choices after the first.
+    A plain class without slots: attributes that most requests never change are not set.
     """
 
-    gateway: Gateway
-    request: Request
-    dispatcher: Dispatcher
-    session: SessionId | None
-    metrics: InvocationMetrics
     opens_session = False
-    target_model: str | None = None
     route_request: RouteRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
     has_failed = False
     waited_s = 0.0
     num_retries = 0
-    _waiter: Waiter | None = None
+    _resume: Resume | None = None
     _ticket: Ticket[RoutingRequest] | None = None
     _lease: Lease | None = None
 
-    def fail(self, error: ApiError) -> Reply:
-        """The error's reply, counted."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: Request,
+        dispatcher: Dispatcher,
+        session: SessionId | None,
+        model: ModelUse | None,
+    ) -> None:
+        """model: the one that is used, of an endpoint with many."""
+        self.dispatcher = dispatcher
+        self.session = session
+        self.model = model
+        self.target_model = None if model is None else model.name
+        self.metrics = dispatcher.metrics
+        self._gateway = gateway
+        self._request = request
 
     # Choosing
 
     def exclude(self, instances: frozenset[str]) -> None:
-        """Never send the request to these."""
+        """Never send the request to these instances."""
         self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
 
-    def assign(self, waiter: Waiter) -> Instance | Reply | Waiting:
-        """Choose and lease an instance; or wait for one, which the waiter will be told of."""
-        self._waiter = waiter
+    def look_at(self, prefix: bytes, prefix_id: bytes) -> None:
+        """Let the strategy see the body's beginning, and the client's id for it."""
+        self.route_request = RouteRequest(self.route_request.excluded, prefix, prefix_id)
+
+    def join(self, session: SessionId, dispatcher: Dispatcher) -> None:
+        """Assign the request as a turn of a session. It stays counted with the variant that was drawn before."""
+        self.session = session
+        self.dispatcher = dispatcher
+
+    def assign(self, resume: Resume) -> None:
+        """Choose and lease an instance, or wait for one. Raises ServiceUnavailable if neither is possible."""
         choice = self.dispatcher.choose(self)
-        if choice is not None:
-            self._take(choice)
-            return choice.instance
-        try:
+        if choice is None:
             self._ticket = self.dispatcher.wait(self)
-        except ServiceUnavailable as error:
-            return self.fail(error)
-        return WAITING
+            self._resume = resume
+        else:
+            self._take(choice)
 
-    def find_other(self, *, is_counted: bool) -> Instance | Waiting | None:
-        """Lease another instance instead of the chosen one, or wait for it; None if there is none: nothing changes.
+    @property
+    def is_waiting(self) -> bool:
+        """True while the request is in the queue."""
+        return self._ticket is not None
 
-        is_counted: the chosen one may have worked on the request, so the budget for that is asked.
+    def try_reassign(self, resume: Resume, *, is_counted: bool) -> bool:
+        """Lease another instance instead of the chosen one, or wait for it. False if there is none: nothing changes.
+
+        is_counted: the retry counts against the budget, because the chosen instance may have worked on the request.
         """
         assert self.choice is not None
         if is_counted and not self.dispatcher.retries.try_take(self.metrics.invocations):
             self.metrics.retries_refused += 1
-            return None
-        request = self.route_request
-        self.route_request = replace(request, excluded=request.excluded | {self.choice.instance.name})
+            return False
+        before = self.route_request
+        self.exclude(frozenset((self.choice.instance.name,)))
         choice = self.dispatcher.choose(self)
         if choice is not None:
-            is_turn = self.session is not None
-            self._note_retry()
-            self._take(choice if is_turn else self.dispatcher.choice_of(choice.instance, RETRY))
-            return choice.instance
+            self._count_retry()
+            self._take(choice if self.session is not None else self.dispatcher.choice_of(choice.instance, RETRY))
+            return True
         try:
             self._ticket = self.dispatcher.wait(self)
         except ServiceUnavailable:
-            self.route_request = request
-            return None
-        self._note_retry()
-        before, self._lease = self._lease, None
-        if before is not None:
-            self._release(before)
-        return WAITING
+            self.route_request = before
+            return False
+        self._resume = resume
+        self._count_retry()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._return(lease)
+        return True
 
-    def _note_retry(self) -> None:
+    def _count_retry(self) -> None:
         self.has_failed = False
         self.num_retries += 1
         self.metrics.retries += 1
 
     def _take(self, choice: Choice) -> None:
+        if self.model is not None:
+            self.model.begin(choice.instance.name)
         before, self._lease = self._lease, choice.instance.lease()
         self.choice = choice
         choice.tally.count += 1
         if before is not None:
-            self._release(before)
+            self._return(before)
         if self.session is None:
             self.expected = self.dispatcher.on_sent(self, choice.instance)
 
-    def let_go(self) -> None:
-        """Give back what is held. May be called again."""
-        self._waiter = None  # else the exchange and its call are a cycle, which only the collector could free
+    def release(self) -> None:
+        """Give back the lease or the place in the queue. May be called again."""
+        self._resume = None  # it refers to the invocation, which refers to this: a cycle for the garbage collector
         if self._ticket is not None:
             self.dispatcher.leave(self._ticket)
             self._ticket = None
         lease, self._lease = self._lease, None
         if lease is not None:
-            self._release(lease)
+            self._return(lease)
 
-    def _release(self, lease: Lease) -> None:
-        """Give a lease back; what waits may go on."""
+    def _return(self, lease: Lease) -> None:
+        """Give a lease back; a waiting request may then be served."""
+        if self.model is not None:
+            self.model.end(lease.instance.name)
         lease.release()
         if self.dispatcher.queue is not None:
             self.dispatcher.on_free(lease.instance)
@@ -137,69 +163,82 @@ class Assignment:
 
     @property
     def is_repeatable(self) -> bool:
-        """True if sending the request a second time, elsewhere, cannot do its work twice.
+        """True if sending the request again, elsewhere, cannot do its work twice.
 
         A turn is recorded under its invocation id, so an instance that shares the journal answers from there.
         """
         session = self.session
-        return session is None or (self.gateway.settings.sessions.are_journaled and not session.is_foreign)
+        return session is None or (self._gateway.settings.sessions.are_journaled and not session.is_foreign)
 
     def note_failure(self, *, is_dead: bool) -> None:
-        """The chosen instance has failed this request. is_dead: perhaps it has no worker any more, or is gone."""
+        """Count a failure of the chosen instance. is_dead: it may be gone or without a worker, so it is probed."""
         assert self.choice is not None
         instance = self.choice.instance
         self.has_failed = True
-        self.gateway.recovery.on_failed(instance)
+        self._gateway.recovery.on_failed(instance)
         if is_dead:
-            self.gateway.suspect(instance)
+            self._gateway.suspect(instance)
 
-    # RoutingRequest: what its dispatcher asks and says while it waits
+    def note_answer(self) -> None:
+        """End the chosen instance's row of failures, unless it has failed this request."""
+        choice = self.choice
+        if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
+            self._gateway.recovery.on_answered(choice.instance)
+
+    # RoutingRequest: read and called by the dispatcher
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait for an instance has been too long; of one that has begun as it was then.
+        """When a wait for an instance ends without success; fixed when it begins.
 
-        A request that is held stays so when an instance becomes ready and takes others first.
+        It stays so when an instance becomes ready and takes others first.
         """
         if self._ticket is not None:
             return self._ticket.deadline
-        return self.request.received_at + self.dispatcher.max_wait_s
+        return self._request.received_at + self.dispatcher.max_wait_s
 
     @property
     def principal(self) -> bytes:
-        """Who asks, as far as it is known; for taking turns while waiting."""
-        if self.request.principal:
-            return self.request.principal.encode()
-        credential = self.request.find(b"authorization") or b""
+        """The caller, as far as it is known; callers take turns in the queue."""
+        if self._request.principal:
+            return self._request.principal.encode()
+        credential = self._request.find(b"authorization") or b""
         return credential.partition(b"Credential=")[2].partition(b"/")[0] or blake2b(credential, digest_size=8).digest()
 
     @property
     def opening(self) -> bytes:
-        """The client's invocation id, as its own."""
-        invocation_id = self.request.find(INVOCATION_ID)
-        return b"%b %b" % (self.request.principal.encode(), invocation_id) if invocation_id else b""
+        """The caller's invocation id; b"" without one."""
+        invocation_id = self._request.find(_INVOCATION_ID)
+        return b"%b %b" % (self._request.principal.encode(), invocation_id) if invocation_id else b""
 
     @property
     def body_bytes(self) -> int:
         """The declared length, 0 if there is none."""
-        return self.request.content_length or 0
+        return self._request.content_length or 0
 
     @property
     def num_waiting_bytes(self) -> int:
-        """The declared length; a body without one is taken up to a limit only while it waits."""
-        return MAX_WAITING_CHUNKED_BYTES if self.request.is_chunked else self.body_bytes
+        """The declared length; without one, the limit of what is received while the request waits."""
+        return MAX_WAITING_CHUNKED_BYTES if self._request.is_chunked else self.body_bytes
 
     def go(self, choice: Choice) -> None:
-        """An instance is free: take it."""
-        assert self._waiter is not None
-        self._ticket = None
-        self.waited_s = monotonic() - self.request.received_at
+        """Take the instance that has become free."""
+        resume = self._resume
+        assert resume is not None
+        self._ticket = self._resume = None
+        self.waited_s = monotonic() - self._request.received_at
         self.metrics.queue_latency.observe(self.waited_s)
         self._take(choice)
-        self._waiter.resume(choice.instance)
+        resume(None)
 
     def route_again(self) -> None:
-        """The instance that was waited for is gone: another, or another wait."""
-        assert self._waiter is not None
-        self._ticket = None
-        self._waiter.resume(self.assign(self._waiter))
+        """Assign the request again: the instance that it waited for is gone."""
+        resume = self._resume
+        assert resume is not None
+        self._ticket = self._resume = None
+        try:
+            self.assign(resume)
+        except ServiceUnavailable as error:
+            resume(error)
+        else:
+            resume(None)

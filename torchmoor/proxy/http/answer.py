@@ -7,7 +7,7 @@ from enum import Enum
 from time import monotonic
 from typing import Protocol
 
-from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.proxy.http.message import AnswerHead, Reply
 
 
 class Loss(Enum):
@@ -108,6 +108,28 @@ class Answer:
     def _behind_head(self, piece: bytes) -> bytes:
         lines, self._lines = self._lines, ()
         return b"".join((*lines, piece))
+
+
+class CollectedRefusal:
+    """Collects the body of an instance's refusal, up to a limit, and makes a Reply of it."""
+
+    __slots__ = ("_pieces", "_num_left", "_explain")
+
+    def __init__(self, explain: Callable[[bytes], Reply], max_bytes: int) -> None:
+        self._pieces: list[bytes] = []
+        self._num_left = max_bytes
+        self._explain = explain
+
+    def try_add(self, piece: bytes) -> bool:
+        """Add a piece. False if it exceeds the limit."""
+        self._pieces.append(piece[: self._num_left])
+        is_within = len(piece) <= self._num_left
+        self._num_left -= len(self._pieces[-1])
+        return is_within
+
+    def reply(self) -> Reply:
+        """Explain what was collected."""
+        return self._explain(b"".join(self._pieces))
 
 
 class WatchedAnswer(Answer):

@@ -1,15 +1,16 @@
-"""What the data plane asks the application: the seam between HTTP and everything that has an opinion.
+"""The seam between HTTP and the application: calls, what they need of a body, and their verdicts.
 
-For each request head the application gives a Reply (answered at once) or a Call. A Call chooses the target,
-writes the head of the forwarded request, judges the answer's head, and is told once how it ended. None of its
-methods may block; all run on the event loop's thread.
+For each request head the application returns a Reply, or a Call that decides about the request. A Call places the
+request; if it goes to a target, its Forwarding writes the head that the target gets and judges the answer. The Call is
+told once how the request ended. No method may block; all run on the event loop's thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from torchmoor.proxy.http.answer import Answer, Loss
 from torchmoor.proxy.http.fields import Note
@@ -30,22 +31,70 @@ class Outcome(Enum):
 
     ANSWERED = "answered"  # the instance's answer, or a Reply in its place, was written to its end
     BROKEN = "broken"  # the answer had begun and could not be finished
-    CLIENT_GONE = "client gone"  # it left, or broke the rules when it was too late to tell it so
+    CLIENT_GONE = "client gone"  # the client left, or broke the rules when it was too late to answer with an error
 
 
-class Waiting(Enum):
-    """A call's verdict that no target can take the request yet."""
+@dataclass(frozen=True, slots=True)
+class BodyNeed:
+    """How much of a request's body must be there before the request is placed: this many bytes, or all of it."""
 
-    WAITING = "waiting"  # the call will use its Waiter, or be told on_wait_over
+    num_bytes: float
 
 
-WAITING: Final = Waiting.WAITING
+NOTHING = BodyNeed(0)
+WHOLE_BODY = BodyNeed(float("inf"))
+
+
+# Verdicts
+
+
+class Send:
+    """Send the request to a target; `forwarding` handles the rest."""
+
+    __slots__ = ("target", "forwarding")
+
+    def __init__(self, target: Target, forwarding: Forwarding) -> None:
+        self.target = target
+        self.forwarding = forwarding
+
+
+class Wait:
+    """Keep the request until the call resumes the exchange, or until `wait_ends_at`."""
+
+    __slots__ = ()
+
+
+class Deliver:
+    """Pass the answer on to the client."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+
+class ReadRefusal:
+    """Read the answer's body, up to the limit for error bodies, and send the client what `explain` makes of it."""
+
+    __slots__ = ("explain",)
+
+    def __init__(self, explain: Callable[[bytes], Reply]) -> None:
+        self.explain = explain
+
+
+WAIT = Wait()
+
+Placement = Send | Reply | Wait
+"""What becomes of a request: it is sent, answered, or kept."""
+
+Judgement = Deliver | ReadRefusal | Send | Wait
+"""What becomes of an answer: it is delivered, explained, or replaced by another target's."""
 
 
 class Waiter(Protocol):
     """The exchange, as its call uses it.
 
-    status_replied and num_bytes_replied: of a Reply that was written in the answer's place, 0 if none was.
+    status_replied and num_bytes_replied: of a Reply that was written in the answer's place, 0 without one.
     """
 
     status_replied: int
@@ -53,11 +102,11 @@ class Waiter(Protocol):
 
     @property
     def num_bytes_in(self) -> int:
-        """Of the request's body."""
+        """Return how much of the request's body was received."""
         ...
 
-    def resume(self, verdict: Target | Reply | Waiting) -> None:
-        """The wait is over; once, and not after the call was told the end."""
+    def resume(self, placement: Placement) -> None:
+        """End the wait. Not to be called again, or after the call's end."""
         ...
 
 
@@ -74,61 +123,57 @@ class Deadlines:
 
 
 class Call(Protocol):
-    """One request that is forwarded.
+    """Decides about one request.
 
-    num_prefix_bytes: how much of the body's beginning `route` wants; 0 to be asked at the request's head.
-    wait_ends_at: when on_wait_over is due, in monotonic seconds; read whenever a verdict is WAITING.
+    wait_ends_at: when on_wait_over is due, in monotonic seconds; read whenever the verdict is to wait.
     """
 
     max_body_bytes: int
     deadlines: Deadlines
-    num_prefix_bytes: int
+    body_need: BodyNeed
 
     @property
     def wait_ends_at(self) -> float:
-        """When a wait has been too long."""
+        """When a wait ends without success."""
         ...
 
-    def route(self, prefix: bytes, waiter: Waiter) -> Target | Reply | Waiting:
-        """Choose where the request goes. prefix: num_prefix_bytes of the body or more, or all of it."""
+    def route(self, body: bytes, waiter: Waiter) -> Placement:
+        """Place the request. body: as much as `body_need` says, or more; b"" if that is nothing."""
         ...
 
     def on_wait_over(self) -> Reply:
-        """The request has waited too long for a target."""
+        """Answer a request whose wait was too long."""
         ...
 
-    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
-        """The forwarded request's whole head for the chosen target; `framing` is its length header's line.
+    def on_body_too_large(self) -> Reply:
+        """Answer a request whose body is longer than max_body_bytes."""
+        ...
 
-        time_left_s: the target's answer is given up after that; None for the whole of what `deadlines` gives.
+    def finish(self, outcome: Outcome) -> None:
+        """Release everything. Called exactly once, whatever happened."""
+        ...
+
+
+class Forwarding(Protocol):
+    """Handles a request's way to its target, and the answer."""
+
+    def request_head(self, framing: bytes, time_left_s: float | None) -> bytes:
+        """Render the head for the chosen target; `framing` is its length header's line.
+
+        time_left_s: how long the target's answer is awaited; None for as long as `deadlines` allows.
         """
         ...
 
     def on_abandoned(self) -> None:
-        """The chosen target has the whole request and may be working on it, but no answer is awaited any more."""
+        """Stop the target, which has the whole request and may be working on it: its answer is not awaited."""
         ...
 
-    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Answer | Target | Waiting | None:
-        """Judge the answer's head: pass it on, send the request to another target, or None: read the body first.
-
-        A Target or WAITING may be returned only if can_replay.
-        """
+    def on_answer(self, head: AnswerHead, *, can_replay: bool) -> Judgement:
+        """Judge the answer's head. Send and Wait are allowed only if can_replay."""
         ...
 
-    def on_refusal(self, body: bytes) -> Reply:
-        """The body asked for by None above, cut at the limit for error bodies."""
-        ...
-
-    def on_lost(self, loss: Loss, *, can_replay: bool) -> Target | Reply | Waiting:
-        """No answer will come. A Target or WAITING may be returned only if can_replay."""
-        ...
-
-    def on_body_too_large(self) -> Reply:
-        """The request's body turned out longer than max_body_bytes."""
-        ...
-
-    def finish(self, outcome: Outcome) -> None:
-        """The end, told exactly once, whatever happened."""
+    def on_lost(self, loss: Loss, *, can_replay: bool) -> Placement:
+        """Place a request again that its target will not answer. Send and Wait are allowed only if can_replay."""
         ...
 
 
@@ -136,17 +181,17 @@ class Application(Protocol):
     """Decides what each request is."""
 
     def note(self, name: bytes) -> Note:
-        """What becomes of fields of that name; asked once for a name that many requests have."""
+        """Say what becomes of fields of that name; asked once for a name that many requests have."""
         ...
 
     def find_handler(self, method: bytes, path: bytes) -> Any:
-        """Who serves such requests, for `handle`; asked once for a line that many requests have."""
+        """Find what serves such requests, for `handle`; asked once for a line that many requests have."""
         ...
 
     def handle(self, request: Request) -> Call | Reply:
-        """A request's head is complete."""
+        """Handle a request whose head is complete."""
         ...
 
     def refuse(self, status: int, message: str) -> Reply:
-        """The answer to something that is not a servable HTTP request."""
+        """Answer bytes that are not a servable HTTP request."""
         ...

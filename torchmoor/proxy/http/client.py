@@ -13,8 +13,7 @@ from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.proxy.http.call import Application
-from torchmoor.proxy.http.delivery import ExchangeMeans
-from torchmoor.proxy.http.exchange import Exchange
+from torchmoor.proxy.http.exchange import Exchange, ExchangeMeans
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.http.reader import Known, RequestReader

@@ -1,45 +1,120 @@
-"""One forwarded request: from the choice of a target to the last byte of its answer.
+"""The exchange: one call, from the choice of a target to the last byte of its answer.
 
-The life of an exchange:
+The states of an exchange:
 
-    ROUTING    the call wants to see the beginning of the body first, or waits until a target is free; what is
-               received meanwhile is held
-    SENDING    the request's head and body go to the target, which may be being connected to
+    ROUTING    the call needs to see the beginning of the body first, or waits until a target is free; what is
+               received meanwhile is kept
+    SENDING    the request's head and body go to the target; the connection may still be opening
     ANSWERED   the answer's head was judged; its body passes, or is collected if it explains a refusal
-    over       `call.finish` was told the outcome; both connections were released
+    over       `call.finish` was called with the outcome; both connections were released
 
-ROUTING or SENDING may begin again, with another target, as long as nothing was told to the client and the body
-was kept.
+ROUTING or SENDING may begin again with another target, as long as nothing was sent to the client and the body is kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic
+from typing import Protocol
 
-from torchmoor.proxy.http.answer import Answer, Loss
-from torchmoor.proxy.http.call import WAITING, Outcome, Target, Waiting
-from torchmoor.proxy.http.delivery import Delivery
-from torchmoor.proxy.http.message import AnswerHead, Reply
+from torchmoor.proxy.http.answer import Answer, CollectedRefusal, Loss
+from torchmoor.proxy.http.call import NOTHING, Call, Deliver, Outcome, Placement, ReadRefusal, Send, Target, Wait
+from torchmoor.proxy.http.delivery import Delivery, DeliveryClient
+from torchmoor.proxy.http.message import AnswerHead, Reply, Request
+from torchmoor.proxy.http.outgoing import OutgoingRequest, ReplayBudget, WholeRequest
+from torchmoor.proxy.http.upstream import Connector
 
-# Of a body without a declared length that is taken while its request waits for a target: nobody has counted more.
+# The limit of a body without a declared length while its request waits for a target: the queue does not count it.
 MAX_WAITING_CHUNKED_BYTES = 65_536
-# Looking a member up in its Enum takes longer than many a step here.
+# Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN, _CLIENT_GONE = Outcome.ANSWERED, Outcome.BROKEN, Outcome.CLIENT_GONE
 
 
-class Exchange(Delivery):
-    """Joins a client's connection, a call and an upstream connection until the answer has ended."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeMeans:
+    """What all exchanges share."""
+
+    connector: Connector
+    budget: ReplayBudget
+    body_timeout_s: float
+    max_error_body_bytes: int
+
+
+class ExchangeClient(DeliveryClient, Protocol):
+    """The client's connection, as its exchange uses it."""
+
+    deadline: float
+    keep_alive: bool
+    is_http10: bool
+
+    def write(self, data: bytes) -> None: ...
+    def abort(self) -> None: ...
+    def exchange_over(self, *, is_request_complete: bool) -> None: ...
+
+
+class Exchange:
+    """Joins a client's connection, a call and a delivery until the answer has ended.
+
+    A plain class without slots: attributes that most exchanges never change are not set.
+    """
 
     is_over = False
-    _is_waiting = False
-    _is_gathering = False  # the beginning of the body, which the call wants to see
-    _answer: Answer | None = None
-    _num_collected = 0
-    _progress_at = 0.0  # when something of the answer's body was last passed on
+    is_answered = False
     status_replied = num_bytes_replied = 0
+    _is_waiting = False
+    _is_gathering = False  # the part of the body that the call needs
+    _has_waited = False
+    _sending: Send | None = None  # the last verdict that named a target
+    _answer: Answer | None = None
+    _refusal: CollectedRefusal | None = None
+    _progress_at = 0.0  # when something of the answer's body was last passed on
+    _complete_at = 0.0  # when the request was complete; the instance's time counts from then on
+
+    def __init__(
+        self,
+        client: ExchangeClient,
+        request: Request,
+        call: Call,
+        means: ExchangeMeans,
+        piece: bytes,
+        is_complete: bool,
+    ) -> None:
+        """piece: what was received of the request's body; is_complete: that is all of it."""
+        self.client = client
+        self.request = request
+        self.call = call
+        self._means = means
+        self._outgoing: WholeRequest | OutgoingRequest = (
+            WholeRequest(means.budget, piece) if is_complete else OutgoingRequest(request, means.budget, piece)
+        )
+        self._delivery = Delivery(client, means.connector, self._outgoing)
+
+    @property
+    def is_request_complete(self) -> bool:
+        """True once the client has sent its whole request."""
+        return self._outgoing.is_complete
+
+    @property
+    def num_bytes_in(self) -> int:
+        """Return how much of the request's body was received."""
+        return self._outgoing.num_body_bytes
+
+    @property
+    def _can_replay(self) -> bool:
+        return not self.is_answered and self._outgoing.can_repeat
+
+    @property
+    def _answer_by(self) -> float:
+        """When the answer must have begun."""
+        return self._complete_at + self.call.deadlines.first_byte_s
+
+    @property
+    def _ends_at(self) -> float:
+        """When the answer must have ended."""
+        return self._complete_at + self.call.deadlines.total_s
 
     def start(self) -> None:
-        """Choose a target and begin to send, unless the call wants to see some of the body first."""
+        """Place the request, unless the call needs to see some of the body first."""
         request, call, outgoing = self.request, self.call, self._outgoing
         if outgoing.is_complete:
             self._complete_at = request.received_at
@@ -48,37 +123,51 @@ class Exchange(Delivery):
             self.client.deadline = request.received_at + self._means.body_timeout_s
         if outgoing.num_body_bytes > call.max_body_bytes:
             self._reply(call.on_body_too_large())
-        elif call.num_prefix_bytes and not outgoing.is_complete:
-            self._is_gathering = True
-            self._flush_request()
+        elif call.body_need is NOTHING:
+            self._follow(call.route(b"", self))
         else:
-            self._follow(call.route(outgoing.gathered() if call.num_prefix_bytes else b"", self))
+            self._is_gathering = True
+            self._gather()
 
-    def _follow(self, verdict: Target | Reply | Waiting) -> None:
-        """Send the request, answer it, or hold it."""
-        if isinstance(verdict, Reply):
-            self._reply(verdict)
-        elif verdict is WAITING:
+    def _gather(self) -> None:
+        """Place the request once its body is there as far as the call needs it."""
+        outgoing = self._outgoing
+        if outgoing.is_complete or outgoing.num_body_bytes >= self.call.body_need.num_bytes:
+            self._is_gathering = False
+            self._follow(self.call.route(outgoing.gathered(), self))
+
+    def _follow(self, placement: Placement) -> None:
+        """Send the request, answer it, or keep it."""
+        if isinstance(placement, Send):
+            self._send(placement)
+        elif isinstance(placement, Wait):
             self._is_waiting = True
             self.client.deadline = min(self.client.deadline, self.call.wait_ends_at)
-            self._flush_request()
+            self._limit_waiting_body()
         else:
-            self._send_to(verdict)
+            self._reply(placement)
 
-    def resume(self, verdict: Target | Reply | Waiting) -> None:
-        """The call has waited, and now there is a target, or never will be."""
+    def _send(self, sending: Send, *, fresh: bool = False) -> None:
+        is_late = self._outgoing.is_complete and (self._has_waited or self._sending is not None)
+        time_left_s = self._ends_at - monotonic() if is_late else None
+        self._sending = sending
+        head = sending.forwarding.request_head(self.request.framing_line, time_left_s)
+        self._delivery.send(self, sending.target, head, fresh=fresh)
+
+    def resume(self, placement: Placement) -> None:
+        """End the call's wait."""
         self._is_waiting = False
         self._has_waited = True
         request = self.request
         is_complete = self.is_request_complete
         self.client.deadline = self._answer_by if is_complete else request.received_at + self._means.body_timeout_s
         self.client.resume_reading()
-        self._follow(verdict)
+        self._follow(placement)
 
     # The request
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """More of the request's body was received. is_complete: that was the last of it."""
+        """Receive more of the request's body. is_complete: this is the last of it."""
         if self.is_over:
             return
         outgoing = self._outgoing
@@ -100,49 +189,44 @@ class Exchange(Delivery):
                 self.client.deadline = self._due
             elif self._is_waiting:
                 self.client.deadline = min(self._answer_by, self.call.wait_ends_at)
-        self._flush_request()
-
-    def _flush_request(self) -> None:
-        """Send on what was received, or see whether more may be."""
-        upstream, outgoing = self._upstream, self._outgoing
-        if upstream is not None:
-            self._write_request(upstream)
-        elif self._connecting is not None:
-            if not outgoing.is_complete:
-                self.client.pause_reading()
+        if self._delivery.is_active:
+            self._delivery.flush()
         elif self._is_gathering:
-            if outgoing.is_complete or outgoing.num_body_bytes >= self.call.num_prefix_bytes:
-                self._is_gathering = False
-                self._has_waited = True
-                self._follow(self.call.route(outgoing.gathered(), self))
-        elif (
-            self._is_waiting
-            and not outgoing.is_complete
-            # A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
-            and self.request.is_chunked
-            and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
-        ):
+            self._has_waited = True
+            self._gather()
+        elif self._is_waiting:
+            self._limit_waiting_body()
+
+    def _limit_waiting_body(self) -> None:
+        """Stop reading a long body of undeclared length while its request waits.
+
+        A body of declared length is counted by the queue, and read on so that a client that leaves is noticed.
+        """
+        outgoing = self._outgoing
+        is_long = self.request.is_chunked and outgoing.num_body_bytes >= MAX_WAITING_CHUNKED_BYTES
+        if is_long and not outgoing.is_complete:
             self.client.pause_reading()
 
     # The answer
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
-        """Let the call judge, then pass on what came, collect the body, or begin again elsewhere."""
-        self._is_awaited = False
-        can_replay = head.status >= 400 and self.can_replay  # nothing else is sent again
-        verdict = self.call.on_answer(head, can_replay=can_replay)
-        if isinstance(verdict, Answer):
-            self._begin_answer(verdict, head, is_whole=is_complete)
+        """Let the call judge; then deliver the answer, collect its body, or begin again elsewhere."""
+        assert self._sending is not None
+        self._delivery.has_answer = True
+        can_replay = head.status >= 400 and self._can_replay  # a success is never replaced
+        judgement = self._sending.forwarding.on_answer(head, can_replay=can_replay)
+        if isinstance(judgement, Deliver):
+            self._begin_answer(judgement.answer, head, is_whole=is_complete)
             self.on_answer_piece(piece, is_complete=is_complete)
-        elif verdict is None:
-            self._collected = []
-            self._collect(self._collected, piece, is_complete)
+        elif isinstance(judgement, ReadRefusal):
+            self._refusal = CollectedRefusal(judgement.explain, self._means.max_error_body_bytes)
+            self.on_answer_piece(piece, is_complete=is_complete)
         else:
             self._detach()
-            self._follow(verdict)
+            self._follow(judgement)
 
     def _begin_answer(self, answer: Answer, head: AnswerHead, *, is_whole: bool) -> None:
-        """Nothing is kept from now on, and time counts otherwise; is_whole: no need, because this is the end, too."""
+        """Drop the kept body and count the answer's time. is_whole: the answer ends here, so neither matters."""
         client, outgoing = self.client, self._outgoing
         self.is_answered = True
         self._answer = answer
@@ -156,11 +240,11 @@ class Exchange(Delivery):
                 client.deadline = self._due
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Pass a piece of the body on, through the encoder if there is one; end with the answer's end."""
+        """Pass a piece of the body on, through the encoder if there is one; finish with the answer's end."""
         answer = self._answer
         if answer is None:
-            if self._collected is not None:
-                self._collect(self._collected, piece, is_complete)
+            if self._refusal is not None:
+                self._collect(self._refusal, piece, is_complete)
             return
         if answer.on_body is not None and piece:
             on_body, answer.on_body = answer.on_body, None
@@ -180,23 +264,17 @@ class Exchange(Delivery):
 
     @property
     def _due(self) -> float:
-        """When an answer that has begun has gone on for too long, or been silent for too long."""
+        """When an answer that has begun times out: in total, or by its silence."""
         idle_s = self.call.deadlines.idle_s
         return self._ends_at if idle_s is None else min(self._ends_at, self._progress_at + idle_s)
 
-    def _collect(self, collected: list[bytes], piece: bytes, is_complete: bool) -> None:
-        """Keep a piece of a refusal's body, up to the limit."""
-        self._num_collected += len(piece)
-        collected.append(piece)
-        if is_complete:
-            self._end_collected()
-        elif self._num_collected > self._means.max_error_body_bytes:
+    def _collect(self, refusal: CollectedRefusal, piece: bytes, is_complete: bool) -> None:
+        """Keep a piece of a refusal's body; reply at its end, or at the limit."""
+        is_within = refusal.try_add(piece)
+        if not is_within and not is_complete:
             self._detach()
-            self._end_collected()
-
-    def _end_collected(self) -> None:
-        body = b"".join(self._collected or ())
-        self._reply(self.call.on_refusal(body[: self._means.max_error_body_bytes]))
+        if is_complete or not is_within:
+            self._reply(refusal.reply())
 
     def _reply(self, reply: Reply) -> None:
         """Answer in the instance's place."""
@@ -212,9 +290,13 @@ class Exchange(Delivery):
     # When things go wrong
 
     def on_lost(self, loss: Loss) -> None:
-        """The instance's connection ended too early, and is closed."""
-        upstream, self._upstream = self._upstream, None
-        if not self.is_over and not (upstream is not None and self._try_fresh(upstream)):
+        """Send once more on a fresh connection if the pooled one was stale; else fail."""
+        is_stale = self._delivery.lose_connection()
+        if self.is_over:
+            return
+        if is_stale and self._sending is not None:
+            self._send(self._sending, fresh=True)
+        else:
             self._fail(loss)
 
     def _fail(self, loss: Loss) -> None:
@@ -222,14 +304,20 @@ class Exchange(Delivery):
         self._detach()
         if self._answer is not None:
             self._break(self._answer, loss)
-        elif self._collected is not None:
-            self._end_collected()
+        elif self._refusal is not None:
+            self._reply(self._refusal.reply())
         else:
-            verdict = self.call.on_lost(loss, can_replay=self.can_replay and loss is not Loss.TIMEOUT)
-            self._follow(verdict)
+            assert self._sending is not None
+            can_replay = self._can_replay and loss is not Loss.TIMEOUT
+            self._follow(self._sending.forwarding.on_lost(loss, can_replay=can_replay))
+
+    def _detach(self) -> None:
+        """Leave the target in the middle of the exchange, and stop its work if it has the whole request."""
+        if self._delivery.detach() and self._sending is not None:
+            self._sending.forwarding.on_abandoned()
 
     def _break(self, answer: Answer, loss: Loss) -> None:
-        """The answer had begun: say so if its form can, else end without the end that would make it look whole."""
+        """Report the failure within the answer if its form allows it; else leave the answer visibly incomplete."""
         tail = answer.render_failure(loss)
         if tail is None:
             self._abort(_BROKEN)
@@ -242,9 +330,9 @@ class Exchange(Delivery):
         self.client.abort()
 
     def expire(self, refusal: Reply) -> None:
-        """The client's deadline has passed. refusal: the answer if it was the client who was too slow."""
+        """Handle a passed deadline. refusal: the answer if the client was too slow."""
         if self._answer is not None and self.is_request_complete and self._due > monotonic():
-            self.client.deadline = self._due  # there was progress, which moves no deadline itself
+            self.client.deadline = self._due  # progress itself does not move the deadline
         elif self._is_waiting and (self.is_request_complete or monotonic() >= self.call.wait_ends_at):
             self._reply(self.call.on_wait_over())
         elif not self.is_request_complete or self.client.is_write_paused:
@@ -258,12 +346,13 @@ class Exchange(Delivery):
             self._fail(Loss.TIMEOUT)
 
     def on_target_down(self, target: Target) -> None:
-        """The target was found dead: what it has not answered is not waited for."""
-        if self._target is target and (self._upstream is not None or self._connecting is not None):
-            self._fail(Loss.UNREACHABLE if self._upstream is None else Loss.RESET)
+        """Fail if the request is on its way to this target, which was found down."""
+        loss = self._delivery.find_loss(target)
+        if loss is not None:
+            self._fail(loss)
 
     def fault(self, refusal: Reply) -> None:
-        """The rest of the request cannot be understood, or we failed: answer so, or abort if it is too late."""
+        """Answer a malformed request or a fault of the proxy; abort if the answer has begun."""
         self._detach()
         if self.is_answered:
             self._abort(_CLIENT_GONE)
@@ -271,15 +360,22 @@ class Exchange(Delivery):
             self._reply(refusal)
 
     def on_client_gone(self) -> None:
-        """Nobody waits for the answer: the instance's work ends with its connection, or by the call's word."""
+        """Stop the instance's work, by its connection or by the call."""
         self._detach()
         self._finish(_CLIENT_GONE)
 
     def on_client_write_paused(self, is_paused: bool) -> None:
-        """Hold the instance back while the client does not take more, and its silence does not count."""
-        super().on_client_write_paused(is_paused)
+        """Pause the instance while the client does not take more; its silence then does not count."""
+        self._delivery.pause_answer(is_paused)
         if not is_paused:
             self._progress_at = monotonic()
+
+    def on_upstream_write_paused(self, is_paused: bool) -> None:
+        """Pause the client while the instance does not take more."""
+        if is_paused:
+            self.client.pause_reading()
+        else:
+            self.client.resume_reading()
 
     # The end
 
@@ -289,13 +385,7 @@ class Exchange(Delivery):
         self.is_over = True
         is_complete = self._outgoing.is_complete
         self._outgoing.forget_kept()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        upstream = self._upstream
-        if upstream is not None:
-            self._upstream = None
-            upstream.release(can_reuse=is_complete)
+        self._delivery.end(can_reuse=is_complete)
         self.call.finish(outcome)
         if outcome is not _CLIENT_GONE:
             self.client.exchange_over(is_request_complete=is_complete)
@@ -304,4 +394,4 @@ class Exchange(Delivery):
         state = (
             "over" if self.is_over else "answered" if self.is_answered else "waiting" if self._is_waiting else "sending"
         )
-        return f"<Exchange {state} {self.request!r} to {self._target!r}>"
+        return f"<Exchange {state} {self.request!r} {self._delivery!r}>"

@@ -7,7 +7,7 @@ import ssl
 
 from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.client import LINGER_S, ClientConnection, ClientLimits
-from torchmoor.proxy.http.delivery import ExchangeMeans
+from torchmoor.proxy.http.exchange import ExchangeMeans
 from torchmoor.proxy.http.reader import Known
 from torchmoor.proxy.http.timeouts import Sweeper
 

@@ -1,0 +1,76 @@
+"""The use of one of an endpoint's many models by one request.
+
+Instances are chosen by the models that they hold (torchmoor.proxy.routing.models), so that bookkeeping learns where
+each request is sent and what its answer says of the model.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from torchmoor.errors import ModelNotReady
+from torchmoor.metrics.invocations import InvocationMetrics
+from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.http.message import AnswerHead
+from torchmoor.wire import error_codes, headers
+
+_CACHE = headers.MODEL_CACHE.encode()  # where the handler had the model when the request came
+_LOAD_MS = headers.MODEL_LOAD_MS.encode()  # how long the request waited for its model
+_ERROR = headers.ERROR.encode()
+_IN_MEMORY = frozenset((b"hit", b"host"))
+_NOT_LOADED = frozenset(
+    code.encode()
+    for code in (
+        error_codes.MODEL_UNKNOWN,
+        error_codes.MODEL_BROKEN,
+        error_codes.LOAD_TIMED_OUT,
+        error_codes.OUT_OF_MEMORY,
+        error_codes.OUT_OF_DISK,
+    )
+)
+
+
+class ModelUse:
+    """Keeps the bookkeeping of models and the metrics of hits for one request."""
+
+    def __init__(self, dispatcher: Dispatcher, name: str) -> None:
+        """name: the model's, as instances know it."""
+        models = dispatcher.variant.models
+        assert models is not None  # the dialect has checked it
+        self.name = name
+        self._models = models
+        self._metrics: InvocationMetrics = dispatcher.metrics
+        self._was_held = False  # in the chosen instance's memory, as far as the proxy knew
+        self._metrics.model_invocations += 1
+
+    def begin(self, instance: str) -> None:
+        """Count the request at an instance."""
+        self._was_held = self._models.is_held(self.name, instance)
+        self._models.begin(self.name, instance)
+
+    def end(self, instance: str) -> None:
+        """Count the request out of an instance."""
+        self._models.end(self.name, instance)
+
+    def on_answer(self, head: AnswerHead, instance: str, sent_at: float) -> None:
+        """Learn from an answer whether the instance has the model."""
+        if head.status < 300:
+            self._count(head, sent_at)
+            self._models.loaded(self.name, instance)
+        elif head.find(_ERROR) in _NOT_LOADED:
+            self._models.failed(self.name, instance)
+
+    def _count(self, head: AnswerHead, sent_at: float) -> None:
+        """Count a hit or the wait for the model: as the handler reports it, else as the proxy saw it."""
+        found, load_ms = head.find(_CACHE), head.find(_LOAD_MS) or b""
+        if self._was_held if found is None else found in _IN_MEMORY:
+            self._metrics.model_hits += 1
+        else:
+            waited_s = int(load_ms) / 1000 if load_ms.isdigit() else monotonic() - sent_at
+            self._metrics.model_loading_wait.observe(waited_s)
+
+    def find_timeout_error(self, instance: str) -> ModelNotReady | None:
+        """Explain a time-out by the model's loading; None if the instance has the model."""
+        if self._models.is_held(self.name, instance):
+            return None
+        return ModelNotReady(f"Model {self.name} is not ready for inference yet: it is being loaded. Try again later.")
