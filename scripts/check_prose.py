@@ -28,11 +28,8 @@ EXEMPT = ("docs/decisions/", "docs/benchmarks/", "docs/modules.md", "scripts/che
 PENDING = (
     "benchmarks/",
     "deploy/",
-    "docs/access.md",
-    "docs/architecture.md",
     "docs/benchmarks.md",
     "docs/chat-page.md",
-    "docs/checkpoints.md",
     "docs/configuration.md",
     "docs/container.md",
     "docs/kubernetes.md",
@@ -43,9 +40,7 @@ PENDING = (
     "docs/sagemaker.md",
     "docs/security.md",
     "handlers/compatibility.py",
-    "handlers/configs/",
     "handlers/engine/",
-    "handlers/journal/",
     "handlers/many/",
     "handlers/metrics.py",
     "handlers/models/",
@@ -57,10 +52,8 @@ PENDING = (
     "torchmoor/proxy/api/",
     "torchmoor/proxy/dispatch/",
     "torchmoor/proxy/http/",
-    "torchmoor/proxy/instances/",
     "torchmoor/proxy/observe/",
     "torchmoor/proxy/routing/",
-    "torchmoor/run/",
 )
 ALLOW = "prose: allow"
 UNITS = "second|minute|hour|day|request|token|turn|step|session"

@@ -30,7 +30,7 @@ SHARED_NAMES = {
     "Reply",
     "Sample",
 }
-LONG_MODULES = {}
+LONG_MODULES: set[str] = set()
 
 
 def modules(*folders: str) -> list[Path]:
