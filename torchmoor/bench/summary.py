@@ -20,7 +20,7 @@ METRICS = {
 
 
 def summarize(outcome: Outcome, settings: LoadSettings) -> dict[str, Any]:
-    """Return the results as one flat object; a value that was not measured is None."""
+    """Return the results as one flat object, with None for values that were not measured."""
     done = [sample for sample in outcome.samples if sample.error is None]
     failed = [sample for sample in outcome.samples if sample.error is not None]
     duration = max(outcome.ended - outcome.began, 1e-9)

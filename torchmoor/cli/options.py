@@ -134,40 +134,36 @@ def read_file(keys_file: Path | None) -> Credentials:
     return read_credentials({}, keys_file)
 
 
+SAMPLING = {
+    "max_new_tokens": click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer."),
+    "temperature": click.option(
+        "--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it."
+    ),
+    "top_k": click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only."),
+    "top_p": click.option(
+        "--top-p", type=Number(min=0, max=1), help="Sample among the tokens that make up this probability."
+    ),
+    "repetition_penalty": click.option(
+        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
+    ),
+    "seed": click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample."),
+    "stop": click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable."),
+}
+
+
 def generation_options(command: F) -> F:
     """Give the command the options that were given as one mapping, `parameters`, by the runtime API's names."""
 
-    @click.option("--max-new-tokens", type=click.IntRange(min=1), help="The longest answer.")
-    @click.option("--temperature", type=Number(min=0), help="Sample at this temperature; greedy without it.")
-    @click.option("--top-k", type=click.IntRange(min=1), help="Sample among the likeliest tokens only.")
-    @click.option("--top-p", type=Number(min=0, max=1), help="Sample among the tokens that make up this probability.")
-    @click.option(
-        "--repetition-penalty", type=Number(min=0, min_open=True), help="Above 1, repetition becomes less likely."
-    )
-    @click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same sample.")
-    @click.option("--stop", multiple=True, metavar="TEXT", help="The answer ends before this. Repeatable.")
     @functools.wraps(command)
-    def with_parameters(
-        max_new_tokens: int | None,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        repetition_penalty: float | None,
-        seed: int | None,
-        stop: tuple[str, ...],
-        **arguments: Any,
-    ) -> Any:
-        given = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed,
-            "stop": list(stop) or None,
-        }
-        return command(parameters={name: value for name, value in given.items() if value is not None}, **arguments)
+    def with_parameters(**arguments: Any) -> Any:
+        values = {name: arguments.pop(name) for name in SAMPLING}
+        given = {name: value for name, value in values.items() if value not in (None, ())}
+        if "stop" in given:
+            given["stop"] = list(given["stop"])
+        return command(parameters=given, **arguments)
 
+    for option in reversed(SAMPLING.values()):
+        with_parameters = option(with_parameters)
     return with_parameters  # type: ignore[return-value]
 
 

@@ -242,4 +242,4 @@ def fail_exhausted(request: AsyncRequest, attempts: int, reason: str) -> AsyncOu
     """Return the failure of a request that has used up its attempts."""
     # The reason is not logged: it may quote the model's answer.
     logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
-    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")
+    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")  # prose: allow
