@@ -22,13 +22,10 @@ ONLY = {
 }
 # Exceptions, each to be removed with its cause.
 SHARED_NAMES = {
-    "Asker",
     "Assignment",
     "Caller",
     "ConfigError",
     "Event",
-    "Front",
-    "Member",
     "Outcome",
     "Reply",
     "Sample",
