@@ -182,7 +182,7 @@ class MetricsPublisher:
 
     def start(self) -> None:
         """Start publishing; the first time every metric, zeros included."""
-        _enable_metric_lines()
+        enable_metric_lines()
         self._thread.start()
 
     def stop(self) -> None:
@@ -231,7 +231,7 @@ def _find(numbers: Mapping[str, Any], path: Sequence[str]) -> int:
     return int(found)
 
 
-def _enable_metric_lines() -> None:
+def enable_metric_lines() -> None:
     """Let TorchServe's logger write our metrics, but not its own per-step ones, which cost more than a step.
 
     The entry file has set the root logger to WARNING.
