@@ -73,7 +73,7 @@ class Account:
         return sum(not path.exists() for path in self.results.values())
 
     def duplicated(self) -> int:
-        """Return the number of requests with both a result and a failure, of changed results, and of unknown objects."""
+        """Return the number of requests with a result and a failure, of changed results, and of unknown objects."""
         both = sum(self.results[name].exists() and self.failures[name].exists() for name in self.results)
         changed = sum(
             hashlib.sha256(path.read_bytes()).digest() != self.seen.get(name)
