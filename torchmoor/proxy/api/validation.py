@@ -1,4 +1,4 @@
-"""The runtime API's lengths and patterns, as botocore's service model has them. boto3 itself checks none of them."""
+"""The runtime API's lengths and patterns, as in botocore's service model; boto3 does not check them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
-_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, even without an end in the pattern
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
-_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of directories that the proxy is told of
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of configured directories
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
 _SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
@@ -33,7 +33,7 @@ class Member:
     told: str
 
     def find_problem(self, value: bytes) -> str | None:
-        """Why the value is none for this member, in the words that the service uses."""
+        """Return why the value is invalid for this member, in the words of the service; None if it is valid."""
         problem = None
         if len(value) > self.max_length:
             problem = f"have length less than or equal to {self.max_length}"
@@ -50,7 +50,7 @@ class Member:
         )
 
     def check(self, value: bytes) -> None:
-        """Raise ValidationError if there is a problem."""
+        """Raise ValidationError if the value is invalid."""
         problem = self.find_problem(value)
         if problem is not None:
             raise ValidationError(problem)
@@ -65,7 +65,6 @@ class NumberMember:
     most: int
 
     def find_problem(self, value: bytes) -> str | None:
-        """As of a `Member`."""
         if not re.fullmatch(rb"[0-9]{1,9}", value):
             shown = value[:64].decode("latin-1")
             return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
@@ -114,14 +113,14 @@ FILENAME = headers.FILENAME.encode()
 REQUEST_TTL = headers.REQUEST_TTL_S.encode()
 INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
 
-# What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
+# Features of SageMaker's endpoints that are not supported; ignoring them would answer a different question.
 NOT_THERE = {
     _CONTAINER: "has one container; leave TargetContainerHostname out.",
     _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
     _COMPONENT: "has no inference components; leave InferenceComponentName out.",
 }
 
-# Checked where it is verified, which is once for each id and not once for each request.
+# Checked where it is verified: once for each id, not for each request.
 SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
 
 MEMBERS: dict[bytes, Member | NumberMember] = {
@@ -147,7 +146,7 @@ MEMBERS: dict[bytes, Member | NumberMember] = {
 
 
 def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
-    """The refusal of a request with one of NOT_THERE."""
+    """Refuse a request with one of NOT_THERE."""
     [problem, *_] = [problem for name, problem in NOT_THERE.items() if name in members]
     return ValidationError(f"Endpoint {endpoint} {problem}")
 
@@ -159,7 +158,7 @@ INVOCATION_ID = headers.INVOCATION_ID.encode()  # the same when a client sends a
 
 
 def make_note(name: bytes) -> Note:
-    """What becomes of a request's fields of that name."""
+    """Say how a request's fields of that name are treated."""
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
@@ -169,14 +168,14 @@ def make_note(name: bytes) -> Note:
 
 
 def _find_problem_of_session_id(value: bytes) -> str | None:
-    """Its pattern is checked where it is verified."""
+    """Check only the length; the pattern is checked where the id is verified."""
     if len(value) <= SESSION_ID_MEMBER.max_length and value.isascii():
         return None
     return SESSION_ID_MEMBER.find_problem(value)
 
 
 def check_members(layout: Layout) -> None:
-    """Raise ValidationError if a request's members are not as the API has them; session ids are checked later."""
+    """Raise ValidationError if a request's members do not fit the API; session ids are checked later."""
     if layout.is_sound:
         return
     if layout.problem is not None:
