@@ -64,7 +64,7 @@ def translated(store: str) -> Iterator[None]:
 def make_client(
     setting: str, connect_timeout_s: float, read_timeout_s: float, *, attempts: int = ATTEMPTS, connections: int = 10
 ) -> Any:
-    """Make a client, without a request. Raises SettingsError, which names the setting, if the AWS settings are wrong."""
+    """Make a client without a request. Raises SettingsError, which names the setting, on wrong AWS settings."""
     try:
         return boto3.session.Session().client(
             "s3",
