@@ -1,4 +1,4 @@
-"""An instance for benchmarks/async_inference.py: reads a body of any length and answers with as many bytes as told.
+"""Instance for benchmarks/async_inference.py: reads a body of any length and answers with a given number of bytes.
 
 python benchmarks/async_instance.py NUM_BYTES      prints its port
 """

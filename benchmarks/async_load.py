@@ -69,11 +69,11 @@ class Account:
         return len(self.seen) + sum(path.exists() for path in list(self.failures.values()))
 
     def missing(self) -> int:
-        """Accepted requests without a result; a failure is none."""
+        """Return the number of accepted requests without a result; failures count."""
         return sum(not path.exists() for path in self.results.values())
 
     def duplicated(self) -> int:
-        """Requests with a result and a failure, results that have changed, and objects of nobody's request."""
+        """Return the number of requests with a result and a failure, of changed results, and of unknown objects."""
         both = sum(self.results[name].exists() and self.failures[name].exists() for name in self.results)
         changed = sum(
             hashlib.sha256(path.read_bytes()).digest() != self.seen.get(name)

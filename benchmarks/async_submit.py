@@ -3,7 +3,7 @@
 Arms, interleaved, on the same disk, a folder each: one INSERT of the same bytes into a table with a primary key, by
 sqlite3 itself in the calling thread, in a write-ahead log with synchronous=FULL; and `submit` of the queue, which asks
 for an earlier call of the same client and for room, keeps its indexes and counts, and does it off the event loop.
-Both one after the other, with so many requests waiting that a scan would show.
+Both run sequentially, with enough waiting requests to reveal a scan.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ from proxy_server import ENDPOINT, registry_of, settings_of  # noqa: E402
 from report import median, parse_options, print_report  # noqa: E402
 
 from torchmoor.proxy.http.client import ClientConnection  # noqa: E402
-from torchmoor.proxy.http.upstream import KnownAnswers, UpstreamConnection  # noqa: E402
+from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection  # noqa: E402
 from torchmoor.run.app import Proxy  # noqa: E402
 
 NUM_CLIENTS = 16
@@ -85,7 +85,7 @@ class Stage:
         proxy = Proxy(settings, registry)
         self._clients = [ClientConnection(proxy.data.server) for _ in range(NUM_CLIENTS)]
         self._upstreams: list[UpstreamConnection] = []
-        known = KnownAnswers()
+        known = AnswerCaches()
         for instance in registry.instances():
             for _ in range(NUM_CLIENTS):
                 made = UpstreamConnection(

@@ -236,3 +236,16 @@ class QueueFull(ServiceUnavailable):
 
 class QueueUnavailable(ServiceUnavailable):
     """The queue of asynchronous requests cannot be reached, read or written now; the message says why."""
+
+
+def invocation_timed_out() -> ModelError:
+    """Make the error for a model that did not answer in time, in the words of the service."""
+    message = (
+        "Your invocation timed out while waiting for a response from container primary. "
+        "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
+    )
+    return ModelError(
+        f'Received server error (0) from primary with message "{message}"',
+        original_status=0,
+        original_message=message,
+    )

@@ -13,7 +13,7 @@ from tests.fuzz.llhttp import CUT, Answers
 from torchmoor.proxy.http.call import Loss
 from torchmoor.proxy.http.message import AnswerHead
 from torchmoor.proxy.http.timeouts import Sweeper
-from torchmoor.proxy.http.upstream import KnownAnswers, UpstreamConnection
+from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 
 
 class Target:
@@ -74,7 +74,7 @@ def check(data: bytes) -> None:
     """Any bytes in any pieces, then the end of the connection."""
     pieces = data.split(CUT)
     data = b"".join(pieces)
-    connection = UpstreamConnection(Target(), Sweeper(1.0), KnownAnswers(), max_header_bytes=2_000, idle_timeout_s=1.0)
+    connection = UpstreamConnection(Target(), Sweeper(1.0), AnswerCaches(), max_header_bytes=2_000, idle_timeout_s=1.0)
     transport = Transport()
     connection.connection_made(transport)
     receiver = Receiver(connection)

@@ -216,7 +216,7 @@ class Stage:
         """No lease, connection, task or kept byte."""
         assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
         assert self.proxy.data.budget.used_bytes == 0
-        assert self.proxy.data.errands.num_running == 0
+        assert self.proxy.data.subrequests.num_running == 0
         assert not self.proxy.data.server.connections
         self.proxy.data.gateway.dispatchers()[0].variant.pool.check_integrity()
 
@@ -285,7 +285,7 @@ async def play(data: bytes) -> None:
     for transport in (client, other):
         transport.lose()
     await turn(12)  # what the client no longer waits for is cancelled
-    await stage.proxy.data.errands.stop(grace_s=0)
+    await stage.proxy.data.subrequests.stop(grace_s=0)
     for end in stage.ends:
         end.lose()
     await turn()

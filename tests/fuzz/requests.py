@@ -9,7 +9,7 @@ import httptools
 from tests.fuzz.llhttp import CUT, Requests
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Request
-from torchmoor.proxy.http.reader import Known, RequestReader
+from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 
 MAX_HEADER_BYTES = 2_000
 
@@ -21,7 +21,7 @@ class Listener:
         self.heads: list[tuple[bytes, bytes, list[tuple[bytes, bytes]]]] = []
         self.bodies: list[bytes] = []
         self.num_complete = 0
-        self.reader = RequestReader(self, Known(), MAX_HEADER_BYTES)
+        self.reader = RequestReader(self, RequestCaches(), MAX_HEADER_BYTES)
 
     def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
         url = request.path + (b"?" + request.query if request.query else b"")

@@ -101,7 +101,7 @@ def test_filename_and_extension_name_the_result(stage: Stage) -> None:
 
 
 def test_model_error_becomes_a_failure_object(stage: Stage) -> None:
-    """The words are those that a real-time client would have been told."""
+    """The reason is worded as for a real-time client."""
     stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no question")
 
     answer = submit(stage, Body=b"{}")

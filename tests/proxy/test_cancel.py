@@ -65,7 +65,7 @@ def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Sta
     (cancel,) = stage.a.cancels
     assert (cancel.method, cancel.path) == ("POST", "/predictions/llava")
     stage.until(lambda: stage.outstanding() == 0, "the lease released")
-    stage.until(lambda: stage.proxy.data.errands.num_running == 0, "the operation's end")
+    stage.until(lambda: stage.proxy.data.subrequests.num_running == 0, "the operation's end")
     assert stage.b.cancels == []
 
 
@@ -83,9 +83,9 @@ def test_cancellation_holds_no_lease(stage: Stage) -> None:
 
     stage.until(lambda: stage.outstanding() == 0, "the lease released")
 
-    assert stage.proxy.data.errands.num_running == 1
+    assert stage.proxy.data.subrequests.num_running == 1
     gate.open()
-    stage.until(lambda: stage.proxy.data.errands.num_running == 0, "the operation's end")
+    stage.until(lambda: stage.proxy.data.subrequests.num_running == 0, "the operation's end")
 
 
 def test_operations_use_the_pooled_connections(stage: Stage) -> None:
@@ -212,7 +212,7 @@ def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
         read_answer(sock)
     sock.close()
 
-    stage.until(lambda: stage.proxy.data.errands.num_running == 0, "the operation's end")
+    stage.until(lambda: stage.proxy.data.subrequests.num_running == 0, "the operation's end")
     assert stage.a.cancels == []
 
 
@@ -228,7 +228,7 @@ def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., S
     second.close()
 
     stage.until(lambda: stage.a.cancelled == ids(stage.a), "both cancellations")
-    stage.until(lambda: stage.proxy.data.errands.num_running == 0, "both operations' end")
+    stage.until(lambda: stage.proxy.data.subrequests.num_running == 0, "both operations' end")
 
 
 def test_client_cannot_cancel_through_the_proxy(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Requests that find no instance where instances are started when needed: held, served, or told when to return."""
+"""Requests that find no instance where instances start on demand: they wait, are served, or get a Retry-After."""
 
 from __future__ import annotations
 

@@ -22,42 +22,14 @@ ONLY = {
 }
 # Exceptions, each to be removed with its cause.
 SHARED_NAMES = {
-    "Asker",
     "Assignment",
-    "AsyncEndpoint",
     "Caller",
-    "ConfigError",
-    "Counters",
-    "Entry",
     "Event",
-    "Front",
-    "Known",
-    "Lease",
-    "Line",
-    "Member",
     "Outcome",
-    "Patience",
-    "Plan",
-    "Progress",
-    "Record",
     "Reply",
     "Sample",
-    "Slots",
-    "State",
-    "Target",
-    "Ticket",
-    "Tier",
-    "Traffic",
-    "Waiter",
-    "Work",
-    "_Body",
-    "_Counted",
-    "_File",
-    "_Progress",
 }
-LONG_MODULES = {
-    "torchmoor/async_inference/objects/s3_store.py",
-}
+LONG_MODULES: set[str] = set()
 
 
 def modules(*folders: str) -> list[Path]:

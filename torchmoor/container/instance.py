@@ -21,7 +21,6 @@ from torchmoor.container.probe_port import ProbePort
 from torchmoor.container.runtime_directory import RuntimeDirectory, container_launcher_settings
 from torchmoor.container.serve import endpoint_name
 from torchmoor.fleet.health import HealthChecker
-from torchmoor.fleet.instance_names import Asker
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.instances.operations import Operations
@@ -73,7 +72,7 @@ async def run(variables: ContainerEnvironment, report: Callable[[str], None]) ->
 
 
 async def drain(
-    registry: Registry, variables: ContainerEnvironment, operations: Asker, is_running: Callable[[str], bool]
+    registry: Registry, variables: ContainerEnvironment, operations: Operations, is_running: Callable[[str], bool]
 ) -> None:
     """Wait until no request has run for a moment after the settling time, or until the time is over.
 
@@ -94,7 +93,7 @@ async def drain(
         await asyncio.sleep(POLL_S)
 
 
-async def is_idle(instance: Instance, operations: Asker) -> bool:
+async def is_idle(instance: Instance, operations: Operations) -> bool:
     """Return True if the handler says that no request runs. A foreign handler cannot say so and gets the full time."""
     answer = await operations.ask(instance, IN_FLIGHT, {}, timeout_s=ASK_TIMEOUT_S)
     try:

@@ -1,1 +1,4 @@
-"""The instances behind the proxy: what is known of each, who starts them, and how their health is learnt."""
+"""The fleet of instances: launches, probes, discovers, scales and drains them.
+
+May import proxy/instances, metrics, async_inference and below; run and the admin plane use it.
+"""

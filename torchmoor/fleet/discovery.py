@@ -1,6 +1,6 @@
-"""Instances by DNS: asks for each entry's name again and again, and does what follows from the answers.
+"""Service discovery by DNS: queries each entry's name repeatedly, and applies the answers to the registry.
 
-What follows is decided in `discovery_plan`. As long as there is no answer, the instances that are known stay.
+discovery_plan.py decides what an answer changes. Without an answer the known instances stay.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torchmoor.proxy.instances.registry import Registry
 
 logger = logging.getLogger(__name__)
 
-JITTER = 0.1  # of an interval: proxies that were started together do not ask together for ever
+JITTER = 0.1  # of an interval, so that proxies that start together do not stay in step
 MAX_NOTES = 10
 
 Ask = Callable[[DiscoverySettings], Awaitable[DnsAnswer]]
 
 
 class DiscoveryEntry:
-    """One DNS name: what it is to bring, and what it has brought so far."""
+    """One DNS name, and the state of its discovery."""
 
     def __init__(self, settings: DiscoverySettings, source: DnsSource, names: InstanceNames) -> None:
         self.settings = settings
@@ -45,9 +45,9 @@ class DiscoveryEntry:
 
 
 class Discovery:
-    """For as long as the context lasts. are_journaled: other instances can go on with the sessions of one that leaves.
+    """Runs discovery within its context.
 
-    Without that, one that leaves serves its sessions until it is down.
+    are_journaled: other instances can continue a session; otherwise a drained instance stays until it is down.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Discovery:
         await self._operations.__aexit__(kind, error, trace)
 
     def take(self, entries: Iterable[DiscoverySettings]) -> None:
-        """Ask for these names from now on. What one has brought that is not among them leaves."""
+        """Replace the entries. Instances from a removed name are drained."""
         wanted = {settings.dns_name: settings for settings in entries}
         for dns_name, entry in list(self.entries.items()):
             if wanted.get(dns_name) == entry.settings:
@@ -106,7 +106,7 @@ class Discovery:
         entry.task = asyncio.create_task(self._run(entry))
 
     def _end(self, entry: DiscoveryEntry, successor: DiscoverySettings | None) -> None:
-        """Another entry of that name may take over what this one has brought."""
+        """Stop an entry. An entry of the same name, if given, takes over its instances."""
         dns_name = entry.settings.dns_name
         assert entry.task is not None
         entry.task.cancel()
@@ -115,19 +115,19 @@ class Discovery:
             if successor is None:
                 self._drainer.drain(name, is_for_good=True)
             elif _common(successor) != _common(entry.settings):
-                self._drainer.drain(name, self._make(successor, name, known.successor or known.place))
+                self._drainer.drain(name, self._make(successor, name, known.successor or known.address))
 
     async def _run(self, entry: DiscoveryEntry) -> None:
         while True:
             try:
                 wait_s = await self.look(entry)
-            except Exception:  # the next look may succeed, and without looks nothing ever changes
+            except Exception:  # the next look may succeed; without looks nothing ever changes
                 logger.exception("discovery failed dns_name=%s", entry.settings.dns_name)
                 wait_s = entry.settings.interval_s
             await asyncio.sleep(wait_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
     async def look(self, entry: DiscoveryEntry) -> float:
-        """Ask once, and act on the answer. Returns the seconds until the next question."""
+        """Query once and apply the answer. Returns the seconds until the next query."""
         settings, source = entry.settings, entry.source
         try:
             answer = await self._ask(settings)
@@ -136,10 +136,10 @@ class Discovery:
         targets, hosts = answer.targets, answer.hosts[: settings.max_instances]
         if settings.record != "SRV":
             known = self._known(settings.dns_name).values()
-            doubtful = {each.place.host for each in known if not each.is_serving}
+            doubtful = {each.address.host for each in known if not each.is_serving}
             targets = await entry.names.find_targets(hosts, settings.port, doubtful=doubtful)
         if source.error:
-            logger.warning("discovery answers again dns_name=%s", settings.dns_name)
+            logger.warning("discovery recovered dns_name=%s", settings.dns_name)
         source.answered_at, source.error = self._clock(), ""
         source.num_listed = len(answer.targets or answer.hosts)
         entry.backoff_s = settings.min_interval_s
@@ -147,15 +147,15 @@ class Discovery:
         entry.absences = plan.absences
         self._apply(settings, plan)
         if len(hosts) < len(answer.hosts):
-            plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are named")
+            plan.notes.append(f"more than max_instances ({settings.max_instances}) addresses are listed")
         if settings.record != "SRV":
-            plan.notes += [_tell_shared(target) for target in targets if len(target.hosts) > 1]
+            plan.notes += [_describe_shared(target) for target in targets if len(target.hosts) > 1]
         num_unnamed = len(set(hosts) - {host for target in targets for host in target.hosts})
         if num_unnamed:
-            plan.notes.append(f"{num_unnamed} addresses have not said yet which instance is there")
+            plan.notes.append(f"{num_unnamed} addresses have not reported their instance name yet")
         self._note(source, plan.notes)
         ttl_s = settings.interval_s if answer.ttl_s is None else answer.ttl_s
-        if num_unnamed or not plan.is_sure:
+        if num_unnamed or not plan.is_settled:
             ttl_s = 0.0
         return max(settings.min_interval_s, min(ttl_s, settings.interval_s))
 
@@ -163,23 +163,23 @@ class Discovery:
         source = entry.source
         source.num_failures += 1
         if not source.error:
-            logger.warning("discovery has no answer, what is known stays error=%s", error)
+            logger.warning("discovery failed, known instances stay error=%s", error)
         source.error = error
         wait_s, entry.backoff_s = entry.backoff_s, min(2 * entry.backoff_s, entry.settings.interval_s)
         return wait_s
 
     @staticmethod
     def _note(source: DnsSource, notes: Sequence[str]) -> None:
-        told = tuple(notes[:MAX_NOTES])
-        for note in told:
+        shown = tuple(notes[:MAX_NOTES])
+        for note in shown:
             if note not in source.notes:
                 logger.warning("discovery dns_name=%s %s", source.dns_name, note)
-        source.notes = told
+        source.notes = shown
 
     # The registry
 
     def _known(self, dns_name: str) -> dict[str, KnownInstance]:
-        """What a name has brought, but for whom somebody else has made room for another."""
+        """Return the instances from a name, except those that another source replaces."""
         found: dict[str, KnownInstance] = {}
         for instance in self._registry.instances():
             successor = self._drainer.find_successor(instance.name)
@@ -209,8 +209,8 @@ class Discovery:
         for name in plan.keep:
             self._drainer.keep(name)
         for name in plan.drain:
-            logger.info("instance leaves instance=%s dns_name=%s", name, settings.dns_name)
-            # A StatefulSet's instance comes back under its name, and stays drained if an operator wants that.
+            logger.info("instance drained instance=%s dns_name=%s", name, settings.dns_name)
+            # A StatefulSet's instance returns under its name, and stays drained if an operator drained it.
             is_for_good = settings.record != "SRV"
             self._drainer.drain(name, is_until_down=not self._are_journaled, is_for_good=is_for_good)
 
@@ -232,22 +232,22 @@ class Discovery:
 
 
 def _common(settings: DiscoverySettings) -> tuple[object, ...]:
-    """What an entry says of each of its instances."""
+    """Return the settings that an entry gives each of its instances."""
     each = settings
     return each.endpoint, each.variant, each.management_port, each.metrics_port, each.capacity
 
 
-def _tell_shared(target: DnsTarget) -> str:
-    """One host with several addresses, or several instances that nobody has given names of their own."""
+def _describe_shared(target: DnsTarget) -> str:
+    """Describe a name at several addresses: one host, or instances that lack names of their own."""
     hosts = ", ".join(target.hosts[:MAX_NOTES])
     return (
-        f"{len(target.hosts)} addresses ({hosts}) say that they are {target.name}: one is used; if they are different "
+        f"{len(target.hosts)} addresses ({hosts}) report the name {target.name}: one is used; if they are different "
         "instances, give each its own TORCHMOOR_INSTANCE"
     )
 
 
 def try_once(entries: Iterable[DiscoverySettings], warn: Callable[[str], None]) -> dict[str, list[str]]:
-    """What each name's answer would bring now: names of instances, or addresses. warn: told of those without one."""
+    """Query each name once; returns its instance names or addresses. warn: called for each name without an answer."""
 
     async def ask(settings: DiscoverySettings) -> list[str]:
         try:

@@ -1,8 +1,7 @@
-"""Asking DNS: what of an answer says which instances there are. All I/O of discovery that is DNS.
+"""DNS queries of service discovery.
 
-Names are absolute: no search domain of the system is tried, so that one question is one answer. A truncated answer is
-asked for again over TCP, CNAMEs are followed, answers are checked for being answers, and servers are tried in turn, all
-by dnspython and within one time-out.
+Names are absolute: the system's search domains are not tried, so that one question has one answer. dnspython repeats a
+truncated query over TCP, follows CNAMEs, validates answers and tries the servers in turn, all within one time-out.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from torchmoor.fleet.discovery_plan import DnsTarget
 
 logger = logging.getLogger(__name__)
 
-UDP_BYTES = 1232  # of an answer, as DNS flag day 2020 has it: more goes over TCP
+UDP_BYTES = 1232  # recommended by DNS flag day 2020; larger answers use TCP
 MAX_ERROR_CHARS = 500
-MAX_QUESTIONS = 16  # at a time, for addresses of targets that an answer does not have
+MAX_QUESTIONS = 16  # at a time, for addresses that an answer lacks
 
 _ADDRESS_RECORDS = (dns.rdatatype.A, dns.rdatatype.AAAA)
 Hosts = dict[str, tuple[str, ...]]
@@ -38,7 +37,7 @@ Hosts = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """targets of an SRV record, or hosts of an address record; ttl_s: for how long it is true, None if nobody said."""
+    """A DNS answer: targets of SRV records, or hosts of address records. ttl_s: None if unknown."""
 
     targets: tuple[DnsTarget, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -46,9 +45,9 @@ class DnsAnswer:
 
 
 async def ask(settings: DiscoverySettings) -> DnsAnswer:
-    """One question, and what follows from its answer. That a name has no such record is an answer, too.
+    """Query a name, and the addresses of its targets. A name without such records has an empty answer.
 
-    Raises DiscoveryError if there is no answer, or none that can be read.
+    Raises DiscoveryError if there is no valid answer.
     """
     try:
         resolver = make_resolver(settings)
@@ -57,13 +56,13 @@ async def ask(settings: DiscoverySettings) -> DnsAnswer:
     except dns.resolver.NXDOMAIN:
         return DnsAnswer()
     except (dns.exception.DNSException, OSError) as error:
-        raise DiscoveryError(f"{settings.dns_name}: {_say(error)}") from error
+        raise DiscoveryError(f"{settings.dns_name}: {_describe(error)}") from error
     if answer.rrset is None:
         return DnsAnswer()
     ttl_s = float(answer.rrset.ttl)
     if settings.record != "SRV":
         return DnsAnswer(hosts=tuple(sorted(record.address for record in answer.rrset)), ttl_s=ttl_s)
-    records = [record for record in answer.rrset if record.target != dns.name.root]  # the root: decidedly nobody
+    records = [record for record in answer.rrset if record.target != dns.name.root]  # the root means: no such service
     hosts = _read_additional(answer.response)
     missing = {record.target for record in records if record.target.to_text().lower() not in hosts}
     hosts |= await _find_hosts(resolver, missing, settings.timeout_s)
@@ -75,7 +74,7 @@ async def ask(settings: DiscoverySettings) -> DnsAnswer:
 
 
 def make_resolver(settings: DiscoverySettings) -> dns.asyncresolver.Resolver:
-    """The system's servers, read anew as they may have changed, or the settings' own. Raises DNSException."""
+    """Make a resolver with the settings' servers, or else the system's current ones. Raises DNSException."""
     resolver = dns.asyncresolver.Resolver(configure=not settings.nameservers)
     if settings.nameservers:
         resolver.nameservers = [dns.nameserver.Do53Nameserver(*parse_nameserver(each)) for each in settings.nameservers]
@@ -86,7 +85,7 @@ def make_resolver(settings: DiscoverySettings) -> dns.asyncresolver.Resolver:
 
 
 def _read_additional(message: dns.message.Message) -> Hosts:
-    """IPv4 addresses that a server has sent along."""
+    """Return the IPv4 addresses in an answer's additional section."""
     return {
         rrset.name.to_text().lower(): tuple(sorted(record.address for record in rrset))
         for rrset in message.additional
@@ -95,7 +94,7 @@ def _read_additional(message: dns.message.Message) -> Hosts:
 
 
 async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.name.Name], timeout_s: float) -> Hosts:
-    """Addresses of targets, as many as can be found in the time; in an order of chance, so that each has its turn."""
+    """Resolve targets until the time is over, in random order, so that each is resolved eventually."""
     limit = asyncio.Semaphore(MAX_QUESTIONS)
     found: Hosts = {}
 
@@ -105,7 +104,7 @@ async def _find_hosts(resolver: dns.asyncresolver.Resolver, names: Iterable[dns.
                 try:
                     answer = await resolver.resolve(name, kind, raise_on_no_answer=False)
                 except (dns.exception.DNSException, OSError) as error:
-                    logger.debug("no address name=%s error=%s", name, _say(error))
+                    logger.debug("no address name=%s error=%s", name, _describe(error))
                     return
                 if answer.rrset is not None:
                     found[name.to_text().lower()] = tuple(sorted(record.address for record in answer.rrset))
@@ -129,9 +128,9 @@ def _first_label(name: dns.name.Name) -> str:
 
 
 def name_of_address(host: str) -> str:
-    """An instance's name where it has none of its own: ip-10-0-0-5."""
+    """Return the name of an instance that reports none, such as ip-10-0-0-5."""
     return "ip-" + ip_address(host).exploded.replace(".", "-").replace(":", "-")
 
 
-def _say(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARS] or type(error).__name__

@@ -1,14 +1,14 @@
-"""What an answer of DNS changes, decided without I/O.
+"""Decides without I/O what a DNS answer changes.
 
-    named, unknown                     joins
-    named, known at a listed address   stays; if it was on its way out, it is called back
-    named, known at another address    is replaced: the old process ends what it does, then the new one joins
-    not named by one answer            stays: servers behind one address may know of a change one after the other
-    not named by two in a row          leaves: ends what it does and is forgotten
-    nobody is named at all             those that serve stay, the others leave: there is nobody else for the work
+    listed, unknown                    joins
+    listed, at its known address       stays; if it is draining, it is kept
+    listed, at another address         is replaced: the old process is drained, then the new one joins
+    missing from one answer            stays: DNS servers may learn of a change one after the other
+    missing from two answers in a row  is drained and removed
+    empty answer                       serving instances stay, as nothing could replace them; the others are drained
 
-A target whose addresses could not be found is named: it stays as it is known. An instance with several addresses has
-its first, or the one that it is known at, unless it does not serve there: then the next.
+A target whose addresses could not be resolved counts as listed and stays. Of several addresses an instance uses the
+first, or the known one; if it does not serve there, the next.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 from torchmoor.config.instances import INSTANCE_NAME
 
-ABSENCES_BEFORE_LEAVING = 2
+ABSENCES_BEFORE_DRAINING = 2
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceAddress:
-    """Where an instance listens for invocations."""
+    """Address at which an instance listens for invocations."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class InstanceAddress:
 
 @dataclass(frozen=True, slots=True)
 class DnsTarget:
-    """An instance as an answer names it. hosts: its addresses, the first preferred; none if they are not known."""
+    """An instance in a DNS answer. hosts: its addresses, the first preferred; empty if unknown."""
 
     name: str
     port: int
@@ -40,12 +40,12 @@ class DnsTarget:
 
 @dataclass(frozen=True, slots=True)
 class KnownInstance:
-    """An instance that this name has brought.
+    """A registered instance from this DNS name.
 
-    is_serving: its probes are good. successor: where the one is that comes in its place, if one does.
+    is_serving: its probes succeed. successor: address of the instance that will replace it, if any.
     """
 
-    place: InstanceAddress
+    address: InstanceAddress
     is_serving: bool = True
     is_draining: bool = False
     successor: InstanceAddress | None = None
@@ -53,7 +53,7 @@ class KnownInstance:
 
 @dataclass(slots=True)
 class DiscoveryPlan:
-    """What is to be done. notes: what could not be used, and why. absences: to be given back with the next answer."""
+    """Changes to make. notes: what was ignored, and why. absences: input for the next answer's plan."""
 
     join: dict[str, InstanceAddress] = field(default_factory=dict)
     replace: dict[str, InstanceAddress] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class DiscoveryPlan:
     absences: dict[str, int] = field(default_factory=dict)
 
     @property
-    def is_sure(self) -> bool:
-        """False while an instance is missed that was not missed before: ask again soon."""
-        return all(count >= ABSENCES_BEFORE_LEAVING for count in self.absences.values())
+    def is_settled(self) -> bool:
+        """Return whether no instance is missing for the first time; if one is, the next question must come soon."""
+        return all(count >= ABSENCES_BEFORE_DRAINING for count in self.absences.values())
 
 
 def make_plan(
@@ -76,19 +76,19 @@ def make_plan(
     is_taken: Callable[[str], bool],
     max_instances: int,
 ) -> DiscoveryPlan:
-    """Compare an answer with what is known. is_taken: whether a name is another's, who was here first."""
+    """Compare an answer with the known instances. is_taken: whether another source already uses a name."""
     plan = DiscoveryPlan()
     named = _select(targets, known, is_taken, max_instances, plan.notes)
     for target in named.values():
-        _place(target, known.get(target.name), plan)
+        _plan_target(target, known.get(target.name), plan)
     for name, instance in known.items():
         if name not in named:
-            count = plan.absences[name] = min(absences.get(name, 0) + 1, ABSENCES_BEFORE_LEAVING)
-            is_gone = count == ABSENCES_BEFORE_LEAVING and (bool(targets) or not instance.is_serving)
+            count = plan.absences[name] = min(absences.get(name, 0) + 1, ABSENCES_BEFORE_DRAINING)
+            is_gone = count == ABSENCES_BEFORE_DRAINING and (bool(targets) or not instance.is_serving)
             if is_gone and (not instance.is_draining or instance.successor is not None):
                 plan.drain.append(name)
     if not targets and known:
-        plan.notes.append("the answer names nobody: instances that answer stay")
+        plan.notes.append("the answer is empty: serving instances stay")
     return plan
 
 
@@ -99,27 +99,27 @@ def _select(
     max_instances: int,
     notes: list[str],
 ) -> dict[str, DnsTarget]:
-    """Those that can be instances, by name; at most so many, those that are known first."""
+    """Return the targets that can be instances, by name; at most max_instances, known ones first."""
     found: dict[str, DnsTarget] = {}
     for target in sorted(targets, key=lambda each: (each.name not in known, each.name, each.port, each.hosts)):
         if len(target.name) > 63 or not INSTANCE_NAME.fullmatch(target.name):
             notes.append(f"{target.name!r} cannot be an instance's name")
         elif target.name in found:
-            notes.append(f"{target.name} is named twice")
+            notes.append(f"{target.name} is listed twice")
         elif not 0 < target.port < 65_536:
             notes.append(f"{target.name} has port {target.port}")
         elif is_taken(target.name):
-            notes.append(f"{target.name} is an instance already, and not by this name")
+            notes.append(f"{target.name} is already an instance from another source")
         elif len(found) == max_instances:
-            notes.append(f"more than max_instances ({max_instances}) are named")
+            notes.append(f"more than max_instances ({max_instances}) are listed")
             break
         else:
             found[target.name] = target
     return found
 
 
-def _place(target: DnsTarget, known: KnownInstance | None, plan: DiscoveryPlan) -> None:
-    """What one that is named calls for."""
+def _plan_target(target: DnsTarget, known: KnownInstance | None, plan: DiscoveryPlan) -> None:
+    """Add to the plan what a listed target requires."""
     if not target.hosts:
         if known is None:
             plan.notes.append(f"{target.name} has no address")
@@ -129,18 +129,18 @@ def _place(target: DnsTarget, known: KnownInstance | None, plan: DiscoveryPlan) 
     if known is None:
         plan.join[target.name] = InstanceAddress(target.hosts[0], target.port)
     elif known.successor is not None and _is_at(target, known.successor):
-        return  # it may be at the same place, too, with other settings
-    elif _is_at(target, known.place) and (known.is_serving or len(target.hosts) == 1):
+        return  # possibly at the same address, with other settings
+    elif _is_at(target, known.address) and (known.is_serving or len(target.hosts) == 1):
         if known.is_draining:
             plan.keep.append(target.name)
     else:
-        plan.replace[target.name] = InstanceAddress(_next_host(target.hosts, known.place.host), target.port)
+        plan.replace[target.name] = InstanceAddress(_next_host(target.hosts, known.address.host), target.port)
 
 
-def _is_at(target: DnsTarget, place: InstanceAddress) -> bool:
-    return place.port == target.port and place.host in target.hosts
+def _is_at(target: DnsTarget, address: InstanceAddress) -> bool:
+    return address.port == target.port and address.host in target.hosts
 
 
 def _next_host(hosts: Sequence[str], host: str) -> str:
-    """The one after it; the first if it is not among them."""
+    """Return the host after this one, or the first."""
     return hosts[(hosts.index(host) + 1) % len(hosts)] if host in hosts else hosts[0]

@@ -1,32 +1,23 @@
-"""Instances on their way out: they are sent nothing new, end what they do, and are forgotten or replaced.
-
-Who takes an instance out of the configuration file, or finds that DNS names it no more, hands it over here.
-"""
+"""Draining of instances that left the configuration file or DNS: they finish their requests, then are removed."""
 
 from __future__ import annotations
 
 from asyncio import TimerHandle, get_running_loop
 from collections import Counter
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Registry
 
-CHECK_INTERVAL_S = 0.1  # how often an instance that is to leave is looked at
-
-
-class Front(Protocol):
-    """The running proxy."""
-
-    def is_idle(self, instance: Instance) -> bool:
-        """True if an instance that drains has nothing to do any more."""
-        ...
+CHECK_INTERVAL_S = 0.1
 
 
 class DrainOrder(NamedTuple):
-    """successor: who comes in its place. is_until_down: it goes only when it is down: its sessions live nowhere else.
+    """How an instance is drained.
 
-    is_for_good: another one of its name is not drained, whatever an operator has said of this one.
+    successor: replaces it. is_until_down: it stays until it is down, because its sessions exist nowhere else.
+    is_for_good: its name's drained state, which an operator may have set, is forgotten.
     """
 
     successor: Instance | None
@@ -35,69 +26,70 @@ class DrainOrder(NamedTuple):
 
 
 class Drainer:
-    """Of all instances of a proxy."""
+    """Drains the instances of a proxy. is_instance_idle: whether a draining instance has nothing left to do."""
 
-    def __init__(self, registry: Registry, front: Front) -> None:
+    def __init__(self, registry: Registry, is_instance_idle: Callable[[Instance], bool]) -> None:
         self._registry = registry
-        self._front = front
+        self._is_instance_idle = is_instance_idle
         self._orders: dict[str, DrainOrder] = {}
         self._timer: TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        """True if no instance is on its way out."""
+        """Return whether no instance is draining."""
         return not self._orders
 
     def is_draining(self, name: str) -> bool:
-        """True if an instance of that name is on its way out."""
+        """Return whether an instance of that name is draining."""
         return name in self._orders
 
     def find_successor(self, name: str) -> Instance | None:
-        """Who comes in the place of an instance that leaves, if anybody does."""
+        """Return the instance that will replace a draining one, if any."""
         order = self._orders.get(name)
         return None if order is None else order.successor
 
     def drain(
         self, name: str, successor: Instance | None = None, *, is_until_down: bool = False, is_for_good: bool = False
     ) -> None:
-        """Have an instance leave; of several orders the last counts. One that nobody knows makes room at once."""
+        """Drain an instance; the last of several orders counts. An unknown one is replaced at once."""
         if self._registry.find(name) is not None:
             self._registry.send_off(name)
         self._orders[name] = DrainOrder(successor, is_until_down, is_for_good)
-        self._check_soon()
+        if self._timer is None:
+            self._timer = get_running_loop().call_later(0, self.check)
 
     def keep(self, name: str) -> None:
-        """Have it stay."""
+        """Cancel an instance's order, so that it serves again."""
         if self._orders.pop(name, None) is not None and self._registry.find(name) is not None:
             self._registry.call_back(name)
 
     def stop(self) -> None:
-        """Look after those that leave no longer."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self) -> None:
-        """Let go of those that have nothing to do any more, and look again while there are others."""
+        """Remove the instances that are idle, and check again while others are draining."""
         self.stop()
-        at: Counter[tuple[str, int]] = Counter()
+        num_at: Counter[tuple[str, int]] = Counter()
         if any(order.is_until_down for order in self._orders.values()):
-            at.update((each.host, each.port) for each in self._registry.instances())
+            num_at.update((each.host, each.port) for each in self._registry.instances())
         for name, order in list(self._orders.items()):
             instance = self._registry.find(name)
-            if instance is None or self._may_go(instance, order, at):
-                self._let_go(name, instance, order)
+            if instance is None or self._can_remove(instance, order, num_at):
+                self._remove(name, instance, order)
         if self._orders:
             self._timer = get_running_loop().call_later(CHECK_INTERVAL_S, self.check)
 
-    def _may_go(self, instance: Instance, order: DrainOrder, at: Counter[tuple[str, int]]) -> bool:
-        """at: how many instances are said to be at a place. Where there are two it is down: another has its address."""
-        if instance.state not in SERVING:  # what it was doing has been given up
+    def _can_remove(self, instance: Instance, order: DrainOrder, num_at: Counter[tuple[str, int]]) -> bool:
+        """num_at: number of instances at each address. If there are two, this one is down: the other uses it."""
+        if instance.state not in SERVING:  # its requests have failed
             return True
-        is_bound = order.is_until_down and at[instance.host, instance.port] < 2
-        return not is_bound and self._front.is_idle(instance)
+        must_stay = order.is_until_down and num_at[instance.host, instance.port] < 2
+        return not must_stay and self._is_instance_idle(instance)
 
-    def _let_go(self, name: str, instance: Instance | None, order: DrainOrder) -> None:
+    def _remove(self, name: str, instance: Instance | None, order: DrainOrder) -> None:
         del self._orders[name]
         if instance is not None:
             if order.is_for_good:
@@ -106,7 +98,3 @@ class Drainer:
                 self._registry.remove(name)
         if order.successor is not None:
             self._registry.add(order.successor)
-
-    def _check_soon(self) -> None:
-        if self._timer is None:
-            self._timer = get_running_loop().call_later(0, self.check)

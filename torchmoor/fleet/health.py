@@ -1,12 +1,12 @@
-"""Whether instances are ready, by asking them.
+"""Health checks: probes that decide whether an instance is ready.
 
-TorchServe's /ping says yes before the model is loaded and for minutes after a crash, so readiness is a READY worker
-in `GET /models/{model}` on the management port. An instance without one is asked /ping. A "no" counts at once, and so
-does a refused connection, behind which there is no process any more; no answer counts when it has come several times
-in a row, because moving an instance's sessions costs.
+TorchServe's /ping succeeds before the model is loaded and for minutes after a crash. So an instance is ready if `GET
+/models/{model}` on its management port lists a READY worker; only an instance without a management port is probed by
+/ping. A negative answer or a refused connection takes the instance down at once. Missing answers take it down after
+`unanswered_before_down` in a row (HealthSettings), because moving an instance's sessions is expensive.
 
-TorchServe goes on calling a worker READY that hangs. So an instance whose handler is one of ours is asked for its
-status too, by an operation that the worker answers beside its work (`worker_status`).
+TorchServe keeps listing a worker that hangs as READY. So an instance with our handler is also asked for its status,
+which the worker answers beside its work (worker_status.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _UP = frozenset((InstanceState.READY, InstanceState.DRAINING))
 
 
 class HealthChecker:
-    """Probes every registered instance, often while it is not ready or not answering and seldom while it is.
+    """Probes every registered instance: often while it is not ready or does not answer, otherwise seldom.
 
-    on_tick: called as often as instances are looked at.
+    on_tick: called in every round.
     """
 
     def __init__(self, registry: Registry, settings: HealthSettings, on_tick: Callable[[], None]) -> None:
@@ -48,8 +48,8 @@ class HealthChecker:
 
     async def __aenter__(self) -> HealthChecker:
         timeout = aiohttp.ClientTimeout(total=self._settings.probe_timeout_s)
-        # Each probe on its own connection: a kept one would report the process that was there before. There is one
-        # probe of an instance at a time and no other limit: behind a hundred silent ones nobody else would be asked.
+        # Each probe uses its own connection, because a kept one would reach the previous process. There is one probe
+        # per instance and no other limit: otherwise silent instances would delay the probes of the others.
         self._client = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True, limit=0))
         self._loop_task = asyncio.create_task(self._run())
         return self
@@ -67,11 +67,11 @@ class HealthChecker:
 
     @property
     def is_probing(self) -> bool:
-        """True while an answer to a probe is awaited."""
+        """Return whether a probe is in flight."""
         return bool(self._probing)
 
     def has_asked_all(self) -> bool:
-        """True if every instance has been probed at least once."""
+        """Return whether every instance has been probed at least once."""
         return all(instance.name in self._unanswered for instance in self._registry.instances())
 
     async def _run(self) -> None:
@@ -82,7 +82,7 @@ class HealthChecker:
             await asyncio.sleep(self._settings.starting_interval_s)
 
     def start_due_probes(self, now: float) -> None:
-        """Begin a probe of each instance whose turn it is and that has none running."""
+        """Start a probe of each instance that is due and has none in flight."""
         instances = self._registry.instances()
         names = {instance.name for instance in instances}
         for gone in [name for name in self._next_probe if name not in names]:
@@ -100,7 +100,7 @@ class HealthChecker:
                 self._start_probe(instance)
 
     def suspect(self, instance: Instance) -> None:
-        """Something speaks against an instance: ask it now."""
+        """Probe an instance now, because a request to it failed."""
         if instance.state in _UP and self._client is not None:
             self._start_probe(instance)
 
@@ -129,7 +129,7 @@ class HealthChecker:
             self._registry.set_state(instance.name, InstanceState.DOWN)
 
     async def ask(self, instance: Instance) -> bool | None:
-        """Ask once whether the instance is ready; None if it gave no answer."""
+        """Probe once; returns whether the instance is ready, None without an answer."""
         assert self._client is not None
         try:
             if instance.management_port is None:
@@ -146,7 +146,7 @@ class HealthChecker:
             return False
 
     async def _ask_worker(self, instance: Instance) -> bool | None:
-        """True unless the worker of a handler of ours does not answer; None if it does not."""
+        """Return None if the worker of our handler does not answer, otherwise True."""
         assert self._client is not None
         worker = self._workers.get(instance.name)
         if worker is None or worker.instance is not instance:
@@ -155,7 +155,7 @@ class HealthChecker:
 
 
 def _has_ready_worker(description: object) -> bool:
-    """True if a description of a model, as the management API gives it, names a READY worker."""
+    """Return whether the management API's description of a model lists a READY worker."""
     if not isinstance(description, list):
         return False
     return any(

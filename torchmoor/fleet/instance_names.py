@@ -1,55 +1,44 @@
-"""What instances call themselves that DNS knows by their addresses only: the name that their session ids carry.
+"""Names of instances that DNS lists only by address: the names that their session ids contain.
 
-A handler of ours says it in its status (docs/runtime-api.md). What serves and says something else has none, and is
-called by its address. What does not serve yet is asked again, and is sent nothing before its name is known: a session
-that it opens under one name could not be found under another.
+Our handlers report their name in the status operation (docs/runtime-api.md). A serving instance that reports no name is
+named after its address. One that does not serve yet is asked again, and receives nothing before its name is known:
+a session that was opened under one name could not be found under another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Protocol
+from collections.abc import Callable, Iterable, Set
 
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.fleet.discovery_dns import name_of_address
 from torchmoor.fleet.discovery_plan import DnsTarget
 from torchmoor.proxy.instances.instance import Instance
-from torchmoor.proxy.instances.operations import OperationAnswer
+from torchmoor.proxy.instances.operations import Operations
 from torchmoor.wire import operations
 
-MAX_TRIES = 3  # of one that says something else
-MAX_QUESTIONS = 64  # at a time
+MAX_TRIES = 3  # of an instance that reports no name
+MAX_QUESTIONS = 64  # in flight
 TIMEOUT_S = 2.0
 
-# TorchServe's own words while there is no model, or no worker of it
+# TorchServe's own errors while it has no model or worker
 _NOT_YET = frozenset(("ServiceUnavailableException", "ModelNotFoundException", "ModelVersionNotFoundException"))
 
 
-class Asker(Protocol):
-    """Asks instances; fleet/operations."""
-
-    async def ask(
-        self, instance: Instance, operation: str, body: Mapping[str, object], *, timeout_s: float
-    ) -> OperationAnswer | None:
-        """Have an operation done; None if there is no answer."""
-        ...
-
-
 class InstanceNames:
-    """Of the addresses that one DNS name gives. make: an instance at an address, to be asked."""
+    """Finds the names at one DNS name's addresses. make: makes an instance to ask at an address."""
 
-    def __init__(self, operations: Asker, make: Callable[[str], Instance]) -> None:
+    def __init__(self, operations: Operations, make: Callable[[str], Instance]) -> None:
         self._operations = operations
         self._make = make
         self._names: dict[str, str] = {}
         self._tries: dict[str, int] = {}
 
     async def find_targets(self, hosts: Iterable[str], port: int, *, doubtful: Set[str]) -> tuple[DnsTarget, ...]:
-        """Those whose names are known by now; one that has several addresses is one.
+        """Return the named instances, each with all its addresses.
 
-        doubtful: hosts where somebody else may be by now; they are asked again, and keep their names if nobody answers.
+        doubtful: hosts that may have another instance now. They are asked again, and keep their name without an answer.
         """
         listed = list(hosts)
         for gone in (self._names.keys() | self._tries.keys()) - set(listed):
@@ -72,11 +61,11 @@ class InstanceNames:
         answer = await self._operations.ask(self._make(host), operations.STATUS, {}, timeout_s=TIMEOUT_S)
         if answer is None:
             return
-        said = _read(answer.body)
-        name = said.get("instance")
+        status = _read(answer.body)
+        name = status.get("instance")
         if answer.status == 200 and isinstance(name, str) and len(name) <= 63 and INSTANCE_NAME.fullmatch(name):
             self._names[host] = name
-        elif host not in self._names and said.get("type") not in _NOT_YET:
+        elif host not in self._names and status.get("type") not in _NOT_YET:
             self._tries[host] = self._tries.get(host, 0) + 1
             if self._tries[host] >= MAX_TRIES:
                 self._names[host] = name_of_address(host)

@@ -1,7 +1,7 @@
-"""Starts TorchServe instances on this host, restarts those that die, and stops one or all of them.
+"""Launcher that starts TorchServe instances on this host, restarts those that die, and stops them.
 
-An instance keeps its name through restarts, so that session ids go on pointing to it. The registry learns of each
-instance here; whether it is ready is the health checker's to say.
+An instance keeps its name through restarts, so that session ids stay valid. The launcher adds each instance to the
+registry; the health checker decides whether it is ready.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 PROGRESS_INTERVAL_S = 5.0
 NUM_LOG_LINES = 15
-LOCK_GRACE_S = 10.0  # of an earlier fleet in the same directory, beyond what its supervisors give their instances
-NUM_REMOVERS = 8  # threads that delete what an instance leaves
+LOCK_GRACE_S = 10.0  # for an earlier fleet in the same directory to end, beyond its instances' stop_grace_s
+NUM_REMOVERS = 8  # threads that delete an instance's folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
-    """How instances are started, watched and stopped."""
+    """Settings for starting, watching and stopping instances."""
 
     torchserve: TorchServeSettings
-    run_dir: Path  # where the instances' folders go, and the journal that they share
-    start_timeout_s: float = 180.0  # from the start of an instance to its model being ready
-    down_timeout_s: float = 90.0  # an instance that is down for longer is restarted as a whole
+    run_dir: Path  # parent of the instances' folders and of their shared journal
+    start_timeout_s: float = 180.0  # until the model is ready
+    down_timeout_s: float = 90.0  # an instance that is down for longer is restarted
     stop_grace_s: float = 10.0
-    capacity: int = DEFAULT_CAPACITY  # requests that the proxy sends to an instance at a time
-    min_backoff_s: float = 1.0  # before a dead instance is started again; doubled each time
+    capacity: int = DEFAULT_CAPACITY  # requests in flight at an instance
+    min_backoff_s: float = 1.0  # before a restart; doubled each time
     max_backoff_s: float = 30.0
-    stable_after_s: float = 300.0  # an instance that ran for so long starts with the shortest back-off again
-    max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at a time: a start is bound by the CPU
-    ports: range = USUAL  # that instances may have
+    stable_after_s: float = 300.0  # an instance that ran for longer restarts after min_backoff_s
+    max_starting: int = max(1, (os.cpu_count() or 1) // 2)  # at once: a start is bound by the CPU
+    ports: range = USUAL  # for instances
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One instance that shall run."""
+    """An instance to run."""
 
     name: str
     endpoint: str
@@ -80,10 +80,7 @@ class Launch:
 
 
 class Launcher:
-    """The instances of this host, for as long as the context lasts.
-
-    report: told of each change an operator would want to see, in a few words.
-    """
+    """Runs this host's instances within its context. report: shows a message to the operator."""
 
     def __init__(
         self,
@@ -99,7 +96,7 @@ class Launcher:
         self._starting = asyncio.Semaphore(settings.max_starting)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._is_stopping = False
-        self._supervisors: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock = RunLock(settings.run_dir, timeout_s=settings.stop_grace_s + LOCK_GRACE_S)
 
     async def __aenter__(self) -> Launcher:
@@ -111,67 +108,66 @@ class Launcher:
         await self.stop()
 
     async def start(self, launches: Sequence[Launch]) -> None:
-        """Start all and wait until each is ready. Raises LaunchError at the first that does not come up."""
+        """Start instances and wait until all are ready. Raises LaunchError if one fails."""
         self.check(launches)
         await asyncio.gather(*[self.begin(launch) for launch in launches])
 
     def check(self, launches: Sequence[Launch]) -> None:
-        """Raise LaunchError unless there is an archive for each."""
+        """Raise LaunchError if an archive is missing."""
         check_archives(self._settings.torchserve.model_store, launches)
 
     def is_running(self, name: str) -> bool:
-        """True while there is a TorchServe of that name, whatever state it is in; not between two of its lives."""
+        """Return whether the instance has a process, ready or not. False between two restarts."""
         process = self._processes.get(name)
         return process is not None and process.returncode is None
 
     def begin(self, launch: Launch) -> asyncio.Future[None]:
-        """Have an instance run from now on, until `end`; its name is one that does not run.
+        """Start an instance, and restart it until `end`. It must not run already.
 
-        The future is done when the instance is ready for the first time; or it raises LaunchError, and then nothing
-        runs, though the instance is known until `end`.
+        The future is done when the instance is first ready. If it raises LaunchError, no process runs, but the instance
+        stays registered until `end`.
         """
-        assert launch.name not in self._supervisors
+        assert launch.name not in self._tasks
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        supervisor = asyncio.create_task(self._supervise(launch, first))
-        supervisor.add_done_callback(lambda _: first.cancel())
-        self._supervisors[launch.name] = supervisor
+        task = self._tasks[launch.name] = asyncio.create_task(self._keep_running(launch, first))
+        task.add_done_callback(lambda _: first.cancel())
         return first
 
     async def end(self, name: str) -> None:
-        """Stop an instance for good; nothing is sent there from now on, and nothing of it is left afterwards."""
-        supervisor = self._supervisors[name]
-        supervisor.cancel()
+        """Stop an instance: remove it from routing, end its processes and delete its folder."""
+        task = self._tasks[name]
+        task.cancel()
         if self._registry.find(name) is not None:
             self._registry.dismiss(name)
-        await asyncio.gather(supervisor, return_exceptions=True)
-        if self._registry.find(name) is not None:  # it was just being added
+        await asyncio.gather(task, return_exceptions=True)
+        if self._registry.find(name) is not None:  # added meanwhile
             self._registry.dismiss(name)
         await self._stop(name)
         await asyncio.to_thread(_remove, self._folder(name))
-        del self._supervisors[name]
+        del self._tasks[name]
 
     async def stop(self) -> None:
-        """Stop every instance and wait until nothing of it is left."""
+        """Stop every instance and delete its folder."""
         self._is_stopping = True
-        for task in self._supervisors.values():
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._supervisors.values(), return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await asyncio.gather(*(self._stop(name) for name in list(self._processes)))
-        for name in [*self._supervisors, supervisor.JOURNAL_FOLDER]:
+        for name in [*self._tasks, supervisor.JOURNAL_FOLDER]:
             await asyncio.to_thread(_remove, self._folder(name))
         self._lock.release()
         with suppress(OSError):
             self._settings.run_dir.rmdir()
 
     def kill(self) -> None:
-        """Stop at once, with SIGKILL; nothing is started again."""
+        """Kill every instance with SIGKILL, and restart none."""
         self._is_stopping = True
         for process in self._processes.values():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    async def _supervise(self, launch: Launch, first: asyncio.Future[None]) -> None:
-        """Keep one instance running. The first start's outcome goes to `first`; later failures are tried again."""
+    async def _keep_running(self, launch: Launch, first: asyncio.Future[None]) -> None:
+        """Keep one instance running. `first` gets the result of its first start; later failures are retried."""
         spec = self._plan(launch)
         fixed = spec.ports
         backoff_s = self._settings.min_backoff_s
@@ -218,7 +214,7 @@ class Launcher:
         )
 
     def _with_free_ports(self, spec: InstanceSpec, fixed: tuple[int, ...]) -> InstanceSpec:
-        """The same ports as before if they are free, so that nothing else has to learn new ones."""
+        """Choose free ports; the previous ones if they are free, so that other parts need not learn new ones."""
         if len(spec.ports) == PORTS_PER_INSTANCE and all(is_free(port) for port in spec.ports):
             return spec
         free = find_free_ports(PORTS_PER_INSTANCE - len(fixed), among=self._settings.ports)
@@ -226,7 +222,7 @@ class Launcher:
 
     async def _start(self, spec: InstanceSpec) -> None:
         lock = await self._lock.take(self._report)
-        if spec.log_file.is_file():  # a new one for this start; the last one's stays to be read
+        if spec.log_file.is_file():  # keeps the previous start's log
             spec.log_file.replace(spec.log_file.with_suffix(".previous.log"))
         settings = self._settings.torchserve
         command = prepare(spec, settings)
@@ -236,7 +232,7 @@ class Launcher:
                 *(sys.executable, "-I", supervisor.__file__, str(spec.folder), str(spec.pid_file)),
                 *(str(self._settings.stop_grace_s), *command),
                 stdin=asyncio.subprocess.PIPE,
-                stdout=console,  # None: our own
+                stdout=console,  # None: inherit ours
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=spec.folder / "work",
                 env=environment(spec, settings),
@@ -258,7 +254,7 @@ class Launcher:
         )
 
     async def _until_ready(self, spec: InstanceSpec) -> None:
-        """Raises LaunchError, with the end of the log, if the instance dies or takes too long."""
+        """Wait until the instance is ready. Raises LaunchError, with the log's end, if it dies or is too slow."""
         variant = self._registry.get_endpoint(spec.endpoint).find_variant(spec.variant)
         assert variant is not None  # the instance was added to it
         last_s = variant.last_start_s
@@ -281,11 +277,11 @@ class Launcher:
                 self._report(f"{spec.name} loading its model, {now - began:.0f} s{usual}")
         variant.last_start_s = loop.time() - began
         if (instance := self._registry.find(spec.name)) is not None:
-            self._registry.refresh(instance)  # so that other processes hear of it
+            self._registry.refresh(instance)  # so that other processes learn it
         self._report(f"{spec.name} ready after {variant.last_start_s:.1f} s")
 
     async def _until_broken(self, spec: InstanceSpec) -> None:
-        """Returns when the process has ended, or has been down for so long that it will not mend itself."""
+        """Wait until the process has ended or was down for longer than down_timeout_s."""
         loop = asyncio.get_running_loop()
         last_up = loop.time()
         while self._processes[spec.name].returncode is None:
@@ -297,20 +293,19 @@ class Launcher:
                 return
         process = self._processes.pop(spec.name)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # the supervisor has seen to that, unless it was killed itself
+            os.killpg(process.pid, signal.SIGKILL)  # in case the supervisor was killed
 
     def _state(self, name: str) -> InstanceState | None:
         instance = self._registry.find(name)
         return None if instance is None else instance.state
 
     async def _stop(self, name: str) -> None:
-        """Close the supervisor's pipe and wait for it; SIGKILL if even that does not help. Whoever is cancelled in this
-        leaves it to be done again."""
+        """Close the supervisor's pipe and wait; SIGKILL if that does not help. Safe to repeat after a cancellation."""
         process = self._processes.get(name)
         if process is None:
             return
         assert process.stdin is not None
-        with suppress(OSError, RuntimeError):  # uvloop: the pipe of a supervisor that is dead already
+        with suppress(OSError, RuntimeError):  # uvloop: the supervisor is dead
             process.stdin.write(b"s")
         process.stdin.close()
         try:
@@ -324,22 +319,22 @@ class Launcher:
 
 
 def _console(spec: InstanceSpec, settings: TorchServeSettings) -> AbstractContextManager[BinaryIO | None]:
-    """Where what TorchServe writes before and beside its log goes; None: to our own standard output."""
+    """Open the file for TorchServe's output outside its log; None: inherit our standard output."""
     return nullcontext() if settings.logs_to_console else (spec.folder / "console.log").open("ab")
 
 
 def check_archives(model_store: Path, launches: Sequence[Launch]) -> None:
-    """Raise LaunchError unless there is an archive for each."""
+    """Raise LaunchError if an archive is missing."""
     for launch in launches:
         if not (model_store / launch.archive).exists():
             raise LaunchError(f"there is no {launch.archive} in {model_store}; build it with make archives")
 
 
 def _remove(folder: Path) -> None:
-    """A folder with all that is in it, or as much of it as can be removed.
+    """Remove a folder as far as possible.
 
-    What lies in it goes several at a time: the disk lets each deletion of a file that was made durable wait, so that
-    the journals of a thousand sessions took ten seconds one after the other.
+    Several threads remove its contents, because deleting a synced file waits for the disk: one thread took ten seconds
+    for the journals of a thousand sessions.
     """
     with suppress(OSError), ThreadPoolExecutor(NUM_REMOVERS) as removers:
         for path in folder.iterdir():
@@ -348,7 +343,7 @@ def _remove(folder: Path) -> None:
 
 
 def _log_tail(spec: InstanceSpec) -> str:
-    """The last lines of what the instance wrote, for an error's message."""
+    """Return the end of the instance's log, for an error message."""
     for path in (spec.log_file, spec.folder / "console.log"):
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         if lines:

@@ -1,4 +1,4 @@
-"""Free TCP ports on this host, below the range from which the kernel gives ports to outgoing connections."""
+"""Free TCP ports of this host, below the kernel's range for outgoing connections."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ USUAL = range(12_000, 30_000)
 
 
 def find_free_ports(number: int, rng: random.Random | None = None, *, among: range = USUAL) -> list[int]:
-    """Ports of loopback that nobody listens on now. Raises LaunchError if there are not enough.
+    """Find loopback ports that are free now. Raises LaunchError if there are not enough.
 
-    The start is random, so that two launchers at the same time seldom look at the same ports; one that loses the
-    race sees its instance fail to bind.
+    The search starts at a random port, so that two launchers seldom choose the same ports. If they do, one instance
+    fails to bind.
     """
     start = (rng or random.Random()).randrange(len(among))
     found: list[int] = []
@@ -28,7 +28,7 @@ def find_free_ports(number: int, rng: random.Random | None = None, *, among: ran
 
 
 def is_free(port: int) -> bool:
-    """True if a server could bind the port on loopback now."""
+    """Return whether a server could bind the port on loopback now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -15,17 +15,17 @@ POLL_S = 0.05
 
 
 class RunLock:
-    """A lock on the directory, held by whoever has its descriptor: the launcher and every supervisor that it starts."""
+    """Locks a run directory for a launcher and its supervisors, which inherit the descriptor and clean up after it."""
 
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
-        """timeout_s: how long an earlier fleet may take to end."""
+        """timeout_s: how long to wait for an earlier fleet to end."""
         self._path = folder / LOCK_FILE
         self._timeout_s = timeout_s
         self._taking = asyncio.Lock()
         self._descriptor: int | None = None
 
     async def take(self, report: Callable[[str], None]) -> int:
-        """Its descriptor, once nobody else has the lock; the same one later. Raises LaunchError."""
+        """Lock the directory, and return the descriptor. Later calls return the same one. Raises LaunchError."""
         async with self._taking:
             if self._descriptor is None:
                 self._descriptor = await self._wait(report)
@@ -41,7 +41,7 @@ class RunLock:
             if loop.time() > deadline:
                 raise LaunchError(f"another fleet runs in {self._path.parent}; give this one a --run-dir of its own")
             if not has_reported:
-                report(f"waiting until the fleet before in {self._path.parent} has ended")
+                report(f"waiting for the earlier fleet to end in {self._path.parent}")
                 has_reported = True
             await asyncio.sleep(POLL_S)
 
@@ -50,7 +50,7 @@ class RunLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_ino == os.stat(self._path).st_ino:  # else it was removed by who had it
+            if os.fstat(descriptor).st_ino == os.stat(self._path).st_ino:  # otherwise the previous holder removed it
                 return descriptor
         except (BlockingIOError, FileNotFoundError):
             pass
@@ -58,7 +58,7 @@ class RunLock:
         return None
 
     def release(self) -> None:
-        """Remove the lock and let go."""
+        """Remove the lock file and release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             self._path.unlink(missing_ok=True)

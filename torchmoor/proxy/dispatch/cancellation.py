@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 
-from torchmoor.proxy.http.subrequest import Errands
+from torchmoor.proxy.http.subrequest import Subrequests
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.wire import headers, operations
 
@@ -27,8 +27,8 @@ class Cancellations:
     A thousand clients that leave at once cost an instance a few small requests, and never its last rows.
     """
 
-    def __init__(self, errands: Errands) -> None:
-        self._errands = errands
+    def __init__(self, subrequests: Subrequests) -> None:
+        self._subrequests = subrequests
         self._waiting: dict[tuple[str, bytes], list[str]] = {}  # by instance and path, where one is under way
 
     def cancel(self, instance: Instance, path: bytes, request_id: bytes) -> None:
@@ -58,4 +58,4 @@ class Cancellations:
         head = (
             b"POST %b HTTP/1.1\r\nhost: %b:%d\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n"
         ) % (path, instance.host.encode(), instance.port, _OPERATION_LINE, len(body))
-        self._errands.send(instance, head + body, lambda: self._send_next(instance, path))
+        self._subrequests.send(instance, head + body, lambda: self._send_next(instance, path))

@@ -1,4 +1,5 @@
-"""The data plane's HTTP/1.1, read strictly: callbacks, no task or timer a request.
+"""The data plane's HTTP/1.1: messages, connections, exchanges and event-stream frames.
 
-Knows nothing of routing, instances or dialects: an `Application` decides, see `call.py`.
+Requests are read strictly and handled by callbacks, without a task or timer per request. An `Application` decides about
+them (`call.py`). This package imports only `torchmoor.wire`.
 """

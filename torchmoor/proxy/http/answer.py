@@ -1,4 +1,4 @@
-"""An instance's answer on its way to the client: its head, how its body is framed, and who rewrites it."""
+"""An instance's answer on its way to the client: its head, the framing of its body, and its encoder."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ class Loss(Enum):
     """How an instance failed a request."""
 
     UNREACHABLE = "unreachable"  # no connection: the request was never sent
-    UNANSWERED = "unanswered"  # no connection in time: neither, but one lost packet is enough for it
-    RESET = "reset"  # the connection ended, or what came was not HTTP
+    UNANSWERED = "unanswered"  # no connection in time, so not sent either; one lost packet is enough for it
+    RESET = "reset"  # the connection ended, or its bytes were not HTTP
     TIMEOUT = "timeout"
 
 
 class Encoder(Protocol):
-    """Rewrites an answer's body as it passes. Every method may return b"" for "nothing to send"."""
+    """Rewrites an answer's body as it passes. Each method may return b"", which sends nothing."""
 
     def encode(self, piece: bytes) -> bytes:
-        """One received piece."""
+        """Rewrite one received piece."""
         ...
 
     def finish(self) -> bytes | None:
-        """What is still to be sent after the last piece; None if that said that the answer failed."""
+        """Return what follows the last piece; None if that piece said that the answer failed."""
         ...
 
     def fail(self, loss: Loss) -> bytes | None:
-        """The end of an answer that broke off; None if the form has no way to say so."""
+        """Return the end of an answer that broke off; None if the form cannot express that."""
         ...
 
 
 class AnsweredConnection(Protocol):
-    """The client's connection, as far as an answer's framing depends on it."""
+    """The client's connection, as an answer's framing depends on it."""
 
     keep_alive: bool
     is_http10: bool
 
 
 class Answer:
-    """How an instance's answer is told to the client.
+    """Renders an instance's answer for the client.
 
-    lines: the status line and the header lines, but those that frame the body; each ends with its line end, several
-    may stand in one item.
+    lines: the status line and the header lines except those that frame the body, each with its line end; an item may
+    have several.
     encoder: None passes the body through as it is. on_body: called once, before the body's first bytes are written.
     """
 
@@ -57,11 +57,11 @@ class Answer:
     ) -> None:
         self.encoder = encoder
         self.on_body = on_body
-        self._lines = lines  # none once they are written
+        self._lines = lines  # empty once they are written
         self._is_chunked = False
 
     def begin(self, head: AnswerHead, client: AnsweredConnection) -> None:
-        """Finish the head, now that it is known what is answered to whom; may end the client's keep-alive."""
+        """Complete the head for this client; may end its keep-alive."""
         length = head.layout.length
         framing = b""
         if head.line.is_bodiless:
@@ -77,7 +77,7 @@ class Answer:
         self._lines = (*self._lines, framing, close)
 
     def render(self, piece: bytes) -> bytes:
-        """A piece as it goes to the client: through the encoder, framed, behind the head if that is still to come."""
+        """Encode and frame a piece for the client, behind the head if that is not written yet."""
         if self.encoder is not None and piece:
             piece = self.encoder.encode(piece)
         if self._is_chunked and piece:
@@ -85,7 +85,7 @@ class Answer:
         return self._behind_head(piece) if self._lines else piece
 
     def render_last(self, piece: bytes) -> bytes | None:
-        """The last piece of a whole answer, and its end; None if the answer is a failure and must not look whole."""
+        """Render the last piece and the end; None if the answer failed and must look incomplete."""
         encoder = self.encoder
         if encoder is not None:
             piece = encoder.encode(piece) if piece else b""
@@ -96,7 +96,7 @@ class Answer:
         return self._end(piece)
 
     def render_failure(self, loss: Loss) -> bytes | None:
-        """The end of an answer that broke off; None if its form cannot say so, and must not look whole."""
+        """Render the end of an answer that broke off; None if it must look incomplete."""
         tail = self.encoder.fail(loss) if self.encoder is not None else None
         return None if tail is None else self._end(tail)
 
@@ -133,35 +133,32 @@ class CollectedRefusal:
 
 
 class WatchedAnswer(Answer):
-    """An Answer that knows how it went; not every Answer does, because that would cost each piece a little.
+    """An Answer that measures itself; only observed answers do, because it costs time with each piece.
 
-    began_at: when its body did, in monotonic seconds, or 0.0. num_bytes: of head and body as the client gets them.
+    began_at: when the body began, in monotonic seconds, or 0.0. num_bytes: of head and body as sent.
     """
 
     __slots__ = ("began_at", "num_bytes")
 
     def __init__(self, answer: Answer) -> None:
-        """answer: in whose place this one is, before it has begun."""
+        """answer: the one that this replaces, before it begins."""
         super().__init__(answer._lines, answer.encoder, answer.on_body)
         self.began_at = 0.0
         self.num_bytes = 0
 
     def render(self, piece: bytes) -> bytes:
-        """As any Answer."""
         self._note_beginning(piece)
         data = super().render(piece)
         self.num_bytes += len(data)
         return data
 
     def render_last(self, piece: bytes) -> bytes | None:
-        """As any Answer."""
         self._note_beginning(piece)
         data = super().render_last(piece)
         self.num_bytes += len(data or b"")
         return data
 
     def render_failure(self, loss: Loss) -> bytes | None:
-        """As any Answer."""
         data = super().render_failure(loss)
         self.num_bytes += len(data or b"")
         return data

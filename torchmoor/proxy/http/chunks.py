@@ -3,7 +3,7 @@
 Extensions and trailers are dropped. The states of a body:
 
     LINE      a chunk's size is awaited
-    DATA      so many bytes of a chunk are awaited
+    DATA      the rest of a chunk's bytes is awaited
     DATA_END  the CR LF behind them is awaited
     TRAILER   the last chunk has come; lines up to an empty one are awaited
     OVER      the body has ended
@@ -16,7 +16,7 @@ from enum import Enum
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb'|"[\t\x20!#-\x5b\x5d-\x7e]*"))?)*')
-# RFC 9110 6.5.1: none that frames a message; whoever merged it with the head would read another message.
+# RFC 9110 6.5.1: not a field that frames a message; a recipient that merged it into the head would misread it.
 _FRAMING = rb"(?!(?i:transfer-encoding|content-length|host):)"
 _TRAILER = re.compile(_FRAMING + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 _CRLF = b"\r\n"
@@ -31,15 +31,15 @@ class _State(Enum):
     OVER = 4
 
 
-# Looking a member up in its Enum takes longer than all that is done with it here.
+# Local names: a member of an Enum takes long to look up.
 _AT_LINE, _AT_DATA, _AT_DATA_END, _AT_TRAILER, _OVER = _State
 
 
 class ChunkedBody:
-    """Takes the bytes of one body.
+    """Decodes the bytes of one body.
 
     After each feed: is_complete says whether the body has ended, rest what followed it, fault what is wrong with it.
-    num_unparsed: bytes since the last that were data, for whoever feeds to bound.
+    num_unparsed: bytes since the last that were data; the caller limits them.
     """
 
     __slots__ = ("rest", "fault", "num_unparsed", "is_complete", "_state", "_left", "_line")
@@ -51,10 +51,10 @@ class ChunkedBody:
         self.is_complete = False
         self._state = _AT_LINE
         self._left = 0
-        self._line = b""  # the beginning of one whose end has not come
+        self._line = b""  # the beginning of a line without its end
 
     def feed(self, data: bytes) -> bytes:
-        """What of the body's content these bytes hold."""
+        """Return the part of the body's content in these bytes."""
         if self._state is _AT_LINE and not self._line:  # most often one chunk of a stream, and all of it
             stop = data.find(_CRLF)
             size = _PLAIN_SIZES.get(data[:stop])
@@ -88,7 +88,7 @@ class ChunkedBody:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _hold(self, line: bytes) -> None:
-        """A line whose end may still come."""
+        """Keep a line whose end may still come."""
         if b"\n" in line or (self._state is _AT_DATA_END and line != b"\r"):
             self.fault = "A line of a chunked body must end with CR LF."
         self._line = line

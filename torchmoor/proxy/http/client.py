@@ -1,7 +1,7 @@
-"""Connections from clients: one request at a time, its exchange, and when the connection ends.
+"""A client's connection: one request at a time, its exchange, and the end of the connection.
 
-Whatever is wrong with a request is answered once, and the connection closes; reading on for a while after that lets
-the client see the answer instead of a reset.
+A malformed request is answered once, and the connection closes. The connection is read for a while after that, so that
+the client sees the answer instead of a reset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.exchange import Exchange, ExchangeMeans
 from torchmoor.proxy.http.fields import BadMessage
 from torchmoor.proxy.http.message import Reply, Request
-from torchmoor.proxy.http.reader import Known, RequestReader
+from torchmoor.proxy.http.reader import RequestCaches, RequestReader
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What one client's connection may cost."""
+    """Limits of one client's connection."""
 
     max_header_bytes: int
     max_connections: int
@@ -45,7 +45,7 @@ class ConnectionOwner(Protocol):
     application: Application
     means: ExchangeMeans
     limits: ClientLimits
-    known: Known
+    caches: RequestCaches
     is_stopping: bool
 
     def try_admit(self, connection: ClientConnection) -> bool: ...
@@ -53,7 +53,7 @@ class ConnectionOwner(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection: a parser, at most one exchange, one deadline."""
+    """Has a reader, at most one exchange, and one deadline."""
 
     __slots__ = (
         "transport",
@@ -79,12 +79,12 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
-        self._reader = RequestReader(self, server.known, server.limits.max_header_bytes)
+        self._reader = RequestReader(self, server.caches, server.limits.max_header_bytes)
         self.exchange: Exchange | None = None
         self.keep_alive = True
         self.is_http10 = self.is_write_paused = False
-        self._has_begun = False  # part of a head has come
-        self._reply: Reply | None = None  # waits for the end of its request
+        self._has_begun = False  # part of a head was received
+        self._reply: Reply | None = None  # sent at the end of its request
         self._reply_to_head = False
         self._is_reading_paused = self._is_deaf = self._is_lingering = False
         self._num_ignored = 0
@@ -133,14 +133,14 @@ class ClientConnection(asyncio.Protocol):
     def _on_bad_request(self, error: BadMessage) -> None:
         exchange = self.exchange
         if exchange is not None and exchange.is_request_complete:
-            # What follows the request is not to be served, pipelined or garbage: answer and close.
+            # Bytes that follow the request are not served, pipelined or malformed: answer and close.
             self.keep_alive = False
             self._is_deaf = True
         elif not (self._is_deaf or self.transport.is_closing()):
             self._refuse(error.status, error.message)
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may still read, unless TLS ends both ways at once: see _probe."""
+        """Find out whether a client that sends no more still reads; TLS ends both ways at once."""
         exchange = self.exchange
         can_be_half_closed = self.transport.can_write_eof() and not self.is_http10
         if exchange is None or not exchange.is_request_complete or not can_be_half_closed:
@@ -150,9 +150,9 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def _probe(self) -> None:
-        """Find out whether a half-closed client still reads, by an interim answer that it must ignore.
+        """Send a half-closed client interim answers, which it must ignore.
 
-        A client that has closed altogether answers the first with a reset, which the second runs into.
+        A fully closed client answers the first with a reset, so that the second fails.
         """
         exchange = self.exchange
         if exchange is not None and not exchange.is_answered:
@@ -200,13 +200,13 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(_CONTINUE)
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Hand more of the body to the exchange; the reply is due when it has ended."""
+        """Pass more of the body to the exchange; a pending reply is sent at its end."""
         if self.exchange is not None:
             self.exchange.on_request_piece(piece, is_complete=is_complete)
         elif is_complete and self._reply is not None:
             self._send_reply(close=False)
 
-    # Answers of our own
+    # Replies of the proxy
 
     def _send_reply(self, *, close: bool) -> None:
         """Send the pending reply. close: its request's body is not read to the end."""
@@ -219,7 +219,7 @@ class ClientConnection(asyncio.Protocol):
         self._end_request(is_request_complete=not close)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what is not a servable request, and close."""
+        """Answer a request that cannot be served, and close."""
         reply = self._server.application.refuse(status, message)
         self.keep_alive = False
         self._reply = None
@@ -233,29 +233,29 @@ class ClientConnection(asyncio.Protocol):
     # What an exchange uses
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client; none after it has gone."""
+        """Send bytes to the client, unless it has gone."""
         if not self.transport.is_closing():
             self.transport.write(data)
 
     def pause_reading(self) -> None:
-        """Take no more of the request's body for now."""
+        """Stop reading the request's body."""
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take more."""
+        """Read the request's body again."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
     def abort(self) -> None:
-        """Break the connection, so that nobody takes what was sent for the whole."""
+        """Break the connection, so that the client sees that the answer is incomplete."""
         self.transport.abort()
 
     def exchange_over(self, *, is_request_complete: bool) -> None:
-        """The exchange's last byte was written."""
+        """End the request: the exchange's last byte was written."""
         self.exchange = None
         self._end_request(is_request_complete=is_request_complete)
 
@@ -272,13 +272,13 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
 
     def _close(self) -> None:
-        """Close once the client has taken what was written; it has LINGER_S for that."""
+        """Close once the client has received what was written, within LINGER_S."""
         self._is_deaf = self._is_lingering = True
         self.deadline = monotonic() + LINGER_S
         self.transport.close()
 
     def _linger(self) -> None:
-        """Close, but read on for a while: a reset would cost the client the answer."""
+        """Close, but read on for a while: a reset would lose the answer."""
         self._is_deaf = self._is_lingering = True
         self.deadline = monotonic() + LINGER_S
         if not self.transport.is_closing() and self.transport.can_write_eof():
@@ -286,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write_eof()
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Handle a passed deadline."""
         exchange = self.exchange
         if self._is_lingering:
             self.transport.abort()

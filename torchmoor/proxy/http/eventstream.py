@@ -18,7 +18,7 @@ _OVERHEAD = 16  # two lengths and two checksums
 
 
 def encode_headers(headers: dict[str, str]) -> bytes:
-    """The header block of a frame."""
+    """Encode the header block of a frame."""
     block = bytearray()
     for name, value in headers.items():
         text = value.encode()
@@ -27,7 +27,7 @@ def encode_headers(headers: dict[str, str]) -> bytes:
 
 
 def encode_frame(headers: bytes, payload: bytes) -> bytes:
-    """One frame of an encoded header block and a payload."""
+    """Encode a frame of an encoded header block and a payload."""
     num_headers = len(headers)
     lengths = _LENGTHS.pack(_OVERHEAD + num_headers + len(payload), num_headers)
     frame = b"%b%b%b%b" % (lengths, _WORD.pack(crc32(lengths)), headers, payload)
@@ -40,12 +40,12 @@ _PART = encode_headers(
 
 
 def payload_part(payload: bytes) -> bytes:
-    """A PayloadPart event with these bytes."""
+    """Encode a PayloadPart event with these bytes."""
     return encode_frame(_PART, payload)
 
 
 def exception(kind: str, message: str, error_code: str | None = None) -> bytes:
-    """An exception frame. botocore drops ErrorCode, so the message must name it too."""
+    """Encode an exception frame. botocore drops ErrorCode, so the message must name it too."""
     body = {"Message": message}
     if error_code is not None:
         body["ErrorCode"] = error_code

@@ -1,14 +1,16 @@
-"""Header lines, read strictly, and remembered: most lines of a head were seen before, on any connection.
+"""Header lines, read strictly and remembered: most lines of a head were seen before, on any connection.
 
-A line is looked at with care once; after that it is found by its bytes, with all that is known of it. What differs
-in each request (dates, signatures, ids) is read each time and not kept, nor is anything that holds a secret.
+A line is checked once and then found by its bytes. Fields that differ in each request (dates, signatures, ids) and
+fields that hold a secret are read each time and not kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
+from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.wire import headers
 
 MAX_LINES = 4096  # remembered by a table, and then forgotten all at once
@@ -31,7 +33,7 @@ _NOT_KEPT = frozenset(
 
 
 class Kind(Enum):
-    """What a field is to a connection; all but PLAIN stay on it."""
+    """What a field means to a connection; all but PLAIN stay on it."""
 
     PLAIN = 0
     HOST = 1
@@ -57,12 +59,12 @@ _KINDS = {
     b"proxy-authenticate": Kind.HOP_BY_HOP,
     b"proxy-authorization": Kind.HOP_BY_HOP,
 }
-# Looking a member up in its Enum takes longer than all that is done with it here.
+# Local names: a member of an Enum takes long to look up.
 _PLAIN, _LENGTH = Kind.PLAIN, Kind.LENGTH
 
 
 class BadMessage(Exception):
-    """The bytes are no HTTP message that we take; nothing that follows them can be read."""
+    """The bytes are not an acceptable HTTP message; nothing that follows them can be read."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -71,9 +73,9 @@ class BadMessage(Exception):
 
 
 class Note:
-    """The application's word on a name: whether fields of it pass on, and whether somebody looks at their values.
+    """How the application treats a name: whether its fields pass on, and whether their values are read.
 
-    find_problem: why no request with that value can be served, or None; itself None if any value will do.
+    find_problem: returns why a request with that value cannot be served, or None; itself None if any value will do.
     """
 
     __slots__ = ("is_passed", "is_read", "find_problem")
@@ -94,9 +96,9 @@ PASSED = Note()
 
 
 class Role:
-    """What a field is to those who read its head, whatever its value: the same object for all fields of a name.
+    """What a field means, whatever its value: the same object for all fields of a name.
 
-    But a Connection field has one for the options that it names, and a field with a problem has one of its own.
+    A Connection field has a role for the options that it names, and a field with a problem has a role of its own.
     """
 
     __slots__ = ("name", "kind", "note", "options", "problem")
@@ -137,52 +139,45 @@ class Field:
 
 
 def note_nothing(name: bytes) -> Note:
-    """For tables whose fields all pass on."""
+    """Pass every field on."""
     return PASSED
 
 
-class FieldTable(dict[bytes, Field]):
-    """Fields by the bytes of their lines: `table[line]` reads those that are new. Raises BadMessage.
+def make_field_table(note: Callable[[bytes], Note] = note_nothing) -> BoundedCache[bytes, Field]:
+    """Make a cache of fields by the bytes of their lines; `table[line]` raises BadMessage.
 
     note: asked once for each name.
     """
 
-    def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
-        super().__init__()
-        self._note = note
-        self._roles: dict[bytes, Role] = {}
-
-    def __missing__(self, line: bytes) -> Field:
-        name, colon, value = line.partition(b":")
-        if not name or not colon or name.translate(None, _NAME_BYTES) or value.translate(None, _VALUE_BYTES):
-            raise BadMessage(400, "Not a valid HTTP header field.")
-        name, value = name.lower(), value.strip(b" \t")
-        role = self._roles.get(name) or self._learn(name)
-        if role.kind is not _PLAIN:
-            role, value = _judge(role, value)
-        elif role.note.find_problem is not None:
-            problem = role.note.find_problem(value)
-            if problem is not None:
-                role = Role(name, _PLAIN, role.note, problem=problem)
-        field = Field(name, value, role)
-        if len(line) <= MAX_LINE_BYTES and name not in _NOT_KEPT:
-            if len(self) >= MAX_LINES:
-                self.clear()
-            self[line] = field
-        return field
-
-    def _learn(self, name: bytes) -> Role:
+    def read_role(name: bytes) -> Role:
         kind = _KINDS.get(name, _PLAIN)
-        role = Role(name, kind, self._note(name) if kind is _PLAIN else PASSED)
-        if len(self._roles) >= MAX_NAMES:
-            self._roles.clear()
-            self.clear()
-        self._roles[name] = role
-        return role
+        return Role(name, kind, note(name) if kind is _PLAIN else PASSED)
+
+    roles = BoundedCache(read_role, MAX_NAMES)
+    return BoundedCache(partial(_read_field, roles), MAX_LINES, _may_keep)
+
+
+def _may_keep(line: bytes, field: Field) -> bool:
+    return len(line) <= MAX_LINE_BYTES and field.name not in _NOT_KEPT
+
+
+def _read_field(roles: BoundedCache[bytes, Role], line: bytes) -> Field:
+    name, colon, value = line.partition(b":")
+    if not name or not colon or name.translate(None, _NAME_BYTES) or value.translate(None, _VALUE_BYTES):
+        raise BadMessage(400, "Not a valid HTTP header field.")
+    name, value = name.lower(), value.strip(b" \t")
+    role = roles[name]
+    if role.kind is not _PLAIN:
+        role, value = _judge(role, value)
+    elif role.note.find_problem is not None:
+        problem = role.note.find_problem(value)
+        if problem is not None:
+            role = Role(name, _PLAIN, role.note, problem=problem)
+    return Field(name, value, role)
 
 
 def _judge(role: Role, value: bytes) -> tuple[Role, bytes]:
-    """A field that says where its message ends, or what its connection is to do: its role and its plainest value."""
+    """Check a field that frames its message or controls its connection; return its role and canonical value."""
     kind = role.kind
     if kind is _LENGTH:
         if not value.isdigit() or len(value) > 18:

@@ -1,37 +1,27 @@
-"""The heads of messages: what their fields say together, learnt once for each order of names.
+"""The heads of messages: what their fields mean together, found once for each order of names.
 
-Clients and instances send the same few names in the same order again and again; only values differ. So what follows
-from the names alone (where a message ends, what passes on, where to look for a field) is a `Layout`, found by the
-roles of a head's fields. Nothing of a value is in a layout, so no two clients' values can meet there.
+Clients and instances repeat the same few names in the same order; only values differ. What follows from the names
+alone (where a message ends, what passes on, where a field is) is a `Layout`, found by the roles of a head's fields. A
+layout holds no values, so the values of two clients cannot meet there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from operator import attrgetter
 
-from torchmoor.proxy.http.fields import BadMessage, Field, FieldTable, Kind, Note, Role, note_nothing
+from torchmoor.proxy.http.bounded_cache import BoundedCache
+from torchmoor.proxy.http.fields import BadMessage, Field, Kind, Note, Role, make_field_table, note_nothing
 
-MAX_LAYOUTS = 1024  # remembered by a book, and then forgotten all at once
+MAX_LAYOUTS = 1024  # remembered by a book
 MAX_FIELDS = 64  # of a layout that is remembered
+MAX_MASKS = 256  # of a layout
 
 _LINE: Callable[[Field], bytes] = attrgetter("line")
 _ROLE: Callable[[Field], Role] = attrgetter("role")
 _NOTHING: frozenset[bytes] = frozenset()
-
-
-class Masks(dict[frozenset[bytes], tuple[bool, ...]]):
-    """Which fields of a layout pass on, by the names that are held back beside those that always are."""
-
-    def __init__(self, names: Sequence[bytes | None]) -> None:
-        """names: of the fields that pass on; None in the place of one that does not."""
-        super().__init__()
-        self._names = names
-
-    def __missing__(self, held_back: frozenset[bytes]) -> tuple[bool, ...]:
-        mask = self[held_back] = tuple(name is not None and name not in held_back for name in self._names)
-        return mask
 
 
 class Layout:
@@ -78,7 +68,7 @@ class Layout:
                 self._read_special(place, role)
         if self.is_chunked and self.length is not None:
             raise BadMessage(400, "A message has a Content-Length or a Transfer-Encoding, not both.")
-        self.masks = Masks(passed)
+        self.masks = BoundedCache(partial(_mask, passed), MAX_MASKS)
         self.is_usual = self.num_hosts == 1 and not (self.options or self.is_chunked or self.is_expecting)
         self.is_sound = self.repeated is None and self.problem is None
 
@@ -109,25 +99,26 @@ class Layout:
             self.is_upgrade = True
 
 
-class HeadBook(dict[tuple[Role, ...], Layout]):
-    """All that one side has learnt of heads: its lines, and its layouts by their roles."""
+def _mask(passed: Sequence[bytes | None], held_back: frozenset[bytes]) -> tuple[bool, ...]:
+    """Say which fields pass on. passed: their names, None for one that never does. held_back: names that do not."""
+    return tuple(name is not None and name not in held_back for name in passed)
+
+
+class HeadBook:
+    """Reads heads, and remembers their lines and layouts; each side of the proxy has one."""
 
     def __init__(self, note: Callable[[bytes], Note] = note_nothing) -> None:
-        super().__init__()
-        self._read_line = FieldTable(note).__getitem__
+        self._read_line = make_field_table(note).__getitem__
+        self.layouts = BoundedCache(Layout, MAX_LAYOUTS, _may_keep)
 
     def read(self, lines: list[bytes]) -> tuple[list[Field], Layout]:
-        """The fields of a head's lines, and what they say together. Raises BadMessage."""
+        """Read the fields of a head's lines, and their layout. Raises BadMessage."""
         fields = [*map(self._read_line, lines)]
-        return fields, self[tuple(map(_ROLE, fields))]
+        return fields, self.layouts[tuple(map(_ROLE, fields))]
 
-    def __missing__(self, roles: tuple[Role, ...]) -> Layout:
-        layout = Layout(roles)
-        if layout.problem is None and len(roles) <= MAX_FIELDS:  # nobody else has the role of a problem
-            if len(self) >= MAX_LAYOUTS:
-                self.clear()
-            self[roles] = layout
-        return layout
+
+def _may_keep(roles: tuple[Role, ...], layout: Layout) -> bool:
+    return layout.problem is None and len(roles) <= MAX_FIELDS  # a field with a problem has a role of its own
 
 
 class Head:

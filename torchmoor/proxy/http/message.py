@@ -1,4 +1,4 @@
-"""Requests and replies, shared by both sides of the data plane."""
+"""Requests, answer heads and replies, shared by both sides of the data plane."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class BodyCheck(Protocol):
-    """Judges a request's body before any of it is used."""
+    """Verifies a request's body before any of it is used."""
 
     max_body_bytes: int
 
     def verify(self, body: bytes) -> None:
-        """Raises the application's error if this is not the body that the head promised. At most once."""
+        """Raise the application's error if this is not the body that the head promised. Called at most once."""
         ...
 
     def release(self) -> None:
-        """The body will not be verified; may be called after `verify`, and again."""
+        """Free what the verification needs. May be called after `verify`, and again."""
         ...
 
 
 class RequestLine:
     """A request's first line; never changed. path and query: as sent, the query without its question mark.
 
-    handler: who serves such requests, by the application's word; the lines that many requests have are remembered.
+    handler: what serves such requests, as the application says.
     """
 
     __slots__ = ("method", "path", "query", "is_http10", "handler")
@@ -47,8 +47,8 @@ class Request(Head):
 
     content_length: None when there is no body or it is chunked. received_at: monotonic seconds.
 
-    principal: who sends it, once that is known; "" where nobody is asked. body_check: the request must not be acted
-    upon before this has seen the whole body; None if nothing has to be checked.
+    principal: the caller, once it is known; "" without authentication. body_check: verifies the whole body before the
+    request has any effect; None if nothing is checked.
     """
 
     __slots__ = ("line", "method", "path", "content_length", "received_at", "principal", "body_check")
@@ -67,12 +67,12 @@ class Request(Head):
 
     @property
     def is_chunked(self) -> bool:
-        """True if the body's end shows only when it comes."""
+        """True if the body's length is not declared."""
         return self.layout.is_chunked
 
     @property
     def is_expecting(self) -> bool:
-        """True if the client waits for a word before it sends the body."""
+        """True if the client waits for `100 Continue` before it sends the body."""
         return self.layout.is_expecting and not self.line.is_http10
 
     @property
@@ -88,7 +88,7 @@ class Request(Head):
 
     @property
     def framing_line(self) -> bytes:
-        """The line that says where the body ends, as it is sent on."""
+        """The header line that frames the body, as it is sent on."""
         place = self.layout.length
         if place is not None:
             return self.fields[place].line
@@ -101,7 +101,7 @@ class Request(Head):
 
 
 class AnswerLine:
-    """An answer's first line; never changed. told: as it goes to the client.
+    """An answer's first line; never changed. told: the line as the client gets it.
 
     is_interim: another head follows. is_bodiless: no body does, whatever the fields say.
     """
@@ -117,7 +117,7 @@ class AnswerLine:
 
 
 class AnswerHead(Head):
-    """An instance's answer's head. content_length: None if the end will be told."""
+    """The head of an instance's answer. content_length: None if it is not declared."""
 
     __slots__ = ("line", "status", "content_length")
 
@@ -135,16 +135,16 @@ class AnswerHead(Head):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer that the proxy gives itself."""
+    """A whole answer of the proxy itself."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...] = ()
     body: bytes = b""
 
     def render(self, *, keep_alive: bool, without_body: bool = False) -> bytes:
-        """The bytes on the wire; without_body answers a HEAD.
+        """Render the bytes on the wire. without_body: for HEAD.
 
-        The body of a 304 is the one that the client has already: only its length is told.
+        The client has the body of a 304 already, so only its length is sent.
         """
         lines = b"".join(b"%b: %b\r\n" % pair for pair in self.headers)
         close = b"" if keep_alive else b"connection: close\r\n"
@@ -153,5 +153,5 @@ class Reply:
 
 
 def status_line(status: int, reason: bytes = b"") -> bytes:
-    """The first line of an answer, with the usual phrase if none is given."""
+    """Render the first line of an answer, with the usual phrase by default."""
     return b"HTTP/1.1 %d %b\r\n" % (status, reason or _REASONS.get(status, b"Unknown"))

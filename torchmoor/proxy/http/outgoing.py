@@ -1,4 +1,4 @@
-"""A request on its way to an instance: what waits to be written, and what is kept to write it once more."""
+"""A request on its way to an instance: what is still to be written, and what is kept to send it again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torchmoor.proxy.http.message import Request
 
 
 class ReplayBudget:
-    """Bytes of request bodies kept for a second attempt, over all requests in flight."""
+    """Limits the bytes of bodies that are kept for a second attempt, over all requests."""
 
     __slots__ = ("max_body_bytes", "max_total_bytes", "used_bytes")
 
@@ -23,19 +23,19 @@ class ReplayBudget:
         return True
 
     def give_back(self, num_bytes: int) -> None:
-        """These bytes are kept no more."""
+        """Count bytes as no longer kept."""
         self.used_bytes -= num_bytes
 
 
 class WholeRequest:
-    """A request that came whole at once, as most do; what an OutgoingRequest is for the others."""
+    """A request that was received whole at once, as most are; the others are an OutgoingRequest."""
 
     __slots__ = ("num_body_bytes", "_budget", "_head", "_body", "_is_kept", "_has_begun")
 
     is_complete = True
 
     def __init__(self, budget: ReplayBudget, body: bytes) -> None:
-        """body: as its length was declared."""
+        """body: all of it, of declared length."""
         num_bytes = len(body)
         self.num_body_bytes = num_bytes
         self._budget = budget
@@ -54,11 +54,11 @@ class WholeRequest:
         self._head = head
 
     def gathered(self) -> bytes:
-        """The body."""
+        """Return the body."""
         return self._body
 
     def take(self) -> bytes:
-        """What is to be written now, in one piece; b"" for nothing."""
+        """Return what is to be written now, in one piece; b"" for nothing."""
         head = self._head
         if not head:
             return b""
@@ -70,19 +70,17 @@ class WholeRequest:
         return data
 
     def forget_kept(self) -> None:
-        """The request will not be sent again."""
+        """Free what is kept: the request will not be sent again."""
         if self._is_kept:
             self._is_kept = False
             self._budget.give_back(self.num_body_bytes)
             self._body = b""
 
     def add(self, piece: bytes) -> None:
-        """Never told."""
-        raise AssertionError
+        raise AssertionError("the request is complete")
 
     def end(self) -> None:
-        """Never told."""
-        raise AssertionError
+        raise AssertionError("the request is complete")
 
 
 class OutgoingRequest:
@@ -105,7 +103,7 @@ class OutgoingRequest:
     )
 
     def __init__(self, request: Request, budget: ReplayBudget, piece: bytes) -> None:
-        """piece: what has come of the body with the head."""
+        """piece: what was received of the body with the head."""
         num_bytes = len(piece)
         self.is_complete = False
         self.num_body_bytes = num_bytes
@@ -114,7 +112,7 @@ class OutgoingRequest:
         self._head = b""  # until it is written
         self._pieces = [piece] if piece else []  # those that are kept, then those that wait to be written
         self._num_written = 0  # of the pieces here
-        self._has_begun = self._has_ended = False  # as far as the instance was told
+        self._has_begun = self._has_ended = False  # as the instance sees it
         # Bytes of the pieces that are counted as kept; None once the beginning is gone.
         is_small = (request.content_length or num_bytes) <= budget.max_body_bytes
         self._num_kept = num_bytes if is_small and budget.try_take(num_bytes) else None
@@ -125,13 +123,13 @@ class OutgoingRequest:
         return self._num_kept is not None or not self._has_begun
 
     def begin(self, head: bytes) -> None:
-        """Start, or start again, with this head; what was received of the body so far follows it."""
+        """Start, or start again, with this head; what was received of the body follows it."""
         self._head = head
         self._has_begun = self._has_ended = False
         self._num_written = 0
 
     def add(self, piece: bytes) -> None:
-        """The next piece of the body."""
+        """Add the next piece of the body."""
         num_bytes = len(piece)
         self.num_body_bytes += num_bytes
         self._pieces.append(piece)
@@ -143,15 +141,15 @@ class OutgoingRequest:
                 self.forget_kept()
 
     def gathered(self) -> bytes:
-        """The body as far as it has come, before any of it was written."""
+        """Return the body as far as it was received, before any of it was written."""
         return b"".join(self._pieces)
 
     def end(self) -> None:
-        """The body is whole."""
+        """Mark the body as complete."""
         self.is_complete = True
 
     def take(self) -> bytes:
-        """What is to be written now, in one piece; b"" for nothing."""
+        """Return what is to be written now, in one piece; b"" for nothing."""
         pieces = self._pieces[self._num_written :]
         if self._is_chunked:
             pieces = self._in_chunks(pieces)
@@ -173,7 +171,7 @@ class OutgoingRequest:
         return chunks
 
     def forget_kept(self) -> None:
-        """The request will not be sent again."""
+        """Free what is kept: the request will not be sent again."""
         num_kept, self._num_kept = self._num_kept, None
         if num_kept is not None:
             self._budget.give_back(num_kept)

@@ -1,17 +1,19 @@
-"""Reads requests from a client's bytes and refuses what is no servable request.
+"""Reads requests from a client's bytes and refuses everything that is not a servable request.
 
-A head is cut at its first empty line and its lines are matched whole (see `fields`), so what is not explicitly allowed
-is refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade, and a
-request that begins before the one before it has been dealt with. Trailers are dropped.
+A head ends at its first empty line and its lines are matched whole (see `fields`). What is not explicitly allowed is
+refused: bare line ends, folded lines, both lengths, a second Host, codings other than `chunked`, Upgrade, and a request
+that begins before the one before it is answered. Trailers are dropped.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
+from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.chunks import ChunkedBody
 from torchmoor.proxy.http.fields import BadMessage, Note, note_nothing
 from torchmoor.proxy.http.head import HeadBook, Layout
@@ -19,6 +21,7 @@ from torchmoor.proxy.http.message import Request, RequestLine
 
 MAX_URL_BYTES = 8_192
 MAX_KNOWN_LINES = 1024
+MAX_LINE_BYTES = 256  # of a line that is remembered
 
 _END = b"\r\n\r\n"
 _LINE_ENDS = b"\r\n"
@@ -29,44 +32,32 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 
 
 def _handle_nothing(method: bytes, path: bytes) -> None:
-    """For readers of whose requests only the bytes matter."""
+    """Find no handler, for readers that only check bytes."""
 
 
-class RequestLines(dict[bytes, RequestLine]):
-    """Request lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
-
-    def __init__(self, find_handler: Callable[[bytes, bytes], Any]) -> None:
-        super().__init__()
-        self._find_handler = find_handler
-
-    def __missing__(self, line: bytes) -> RequestLine:
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise BadMessage(400, "Not a valid HTTP request.")
-        url = match[2]
-        if not url.startswith(b"/"):
-            origin = _ORIGIN.match(url)
-            if origin is None:
-                raise BadMessage(400, "The request's target must be a path.")
-            url = b"/" + url[origin.end() :].removeprefix(b"/")
-        if len(url) > MAX_URL_BYTES:
-            raise BadMessage(414, "The request's target is too long.")
-        if not url.isascii() or b"\x7f" in url:
-            raise BadMessage(400, "The request's target must be ASCII.")
-        path, _, query = url.partition(b"?")
-        handler = self._find_handler(match[1], path)
-        read = RequestLine(match[1], path, query, is_http10=match[3] == b"0", handler=handler)
-        if len(line) <= 256:
-            if len(self) >= MAX_KNOWN_LINES:
-                self.clear()
-            self[line] = read
-        return read
+def _read_request_line(find_handler: Callable[[bytes, bytes], Any], line: bytes) -> RequestLine:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise BadMessage(400, "Not a valid HTTP request.")
+    url = match[2]
+    if not url.startswith(b"/"):
+        origin = _ORIGIN.match(url)
+        if origin is None:
+            raise BadMessage(400, "The request's target must be a path.")
+        url = b"/" + url[origin.end() :].removeprefix(b"/")
+    if len(url) > MAX_URL_BYTES:
+        raise BadMessage(414, "The request's target is too long.")
+    if not url.isascii() or b"\x7f" in url:
+        raise BadMessage(400, "The request's target must be ASCII.")
+    path, _, query = url.partition(b"?")
+    handler = find_handler(match[1], path)
+    return RequestLine(match[1], path, query, is_http10=match[3] == b"0", handler=handler)
 
 
-class Known:
-    """What all readers of a server have seen before.
+class RequestCaches:
+    """The request lines and heads that all readers of a server have seen before.
 
-    note: the application's word on a field's name; find_handler: on a method and a path.
+    note: how the application treats a field's name; find_handler: what serves a method and a path.
     """
 
     __slots__ = ("lines", "heads")
@@ -76,27 +67,28 @@ class Known:
         note: Callable[[bytes], Note] = note_nothing,
         find_handler: Callable[[bytes, bytes], Any] = _handle_nothing,
     ) -> None:
-        self.lines = RequestLines(find_handler)
+        self.lines = BoundedCache(
+            partial(_read_request_line, find_handler), MAX_KNOWN_LINES, lambda line, read: len(line) <= MAX_LINE_BYTES
+        )
         self.heads = HeadBook(note)
 
 
 class RequestListener(Protocol):
-    """Who is told of requests, in the order of their parts."""
+    """Receives requests, in the order of their parts."""
 
     def on_request(self, request: Request, piece: bytes, *, is_complete: bool) -> None:
-        """A head is complete. piece: what has come of the body with it; is_complete: that is all of it."""
+        """Receive a head. piece: what was received of the body with it; is_complete: that is all of it."""
         ...
 
     def on_request_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """More of the body."""
+        """Receive more of the body."""
         ...
 
 
 class RequestReader:
     """Cuts a client connection's bytes into requests. `expect_next` must be called before another may begin.
 
-    keep_alive: False once a request was told that has to be the connection's last; is_http10: one was of HTTP/1.0,
-    and so was the last.
+    keep_alive: False once a request must be the connection's last. is_http10: the last request has HTTP/1.0.
     """
 
     __slots__ = (
@@ -113,30 +105,30 @@ class RequestReader:
         "_is_dealt_with",
     )
 
-    def __init__(self, listener: RequestListener, known: Known, max_header_bytes: int) -> None:
+    def __init__(self, listener: RequestListener, caches: RequestCaches, max_header_bytes: int) -> None:
         self._listener = listener
-        self._lines = known.lines
-        self._heads = known.heads
+        self._lines = caches.lines
+        self._heads = caches.heads
         self._max_header_bytes = max_header_bytes
         self.keep_alive = True
         self.is_http10 = False
         self.is_in_head = True
-        self._head = b""  # the beginning of one whose end has not come
+        self._head = b""  # the beginning of a head without its end
         self._left = 0  # of a body with a declared length
         self._chunks: ChunkedBody | None = None
         self._is_dealt_with = True
 
     @property
     def has_begun(self) -> bool:
-        """True if part of a head is here."""
+        """True if part of a head was received."""
         return bool(self._head)
 
     def expect_next(self) -> None:
-        """The request has been dealt with: another may begin."""
+        """Allow the next request: the last one is answered."""
         self._is_dealt_with = True
 
     def feed(self, data: bytes) -> None:
-        """Take bytes. Raises BadMessage, after which no more may be fed."""
+        """Read bytes. Raises BadMessage, after which no more may be fed."""
         while data:
             if self.is_in_head:
                 if not self._is_dealt_with:
@@ -155,10 +147,10 @@ class RequestReader:
                 self._listener.on_request_piece(piece, is_complete=is_complete)
 
     def _read_head(self, data: bytes) -> bytes:
-        """Returns what follows the head and, if the whole body is there, what follows that."""
+        """Return what follows the head and, if the whole body is there, what follows that."""
         if self._head:
             data = self._head + data
-        if data[0] in _LINE_ENDS:  # RFC 9112 2.2: before a request they are let through
+        if data[0] in _LINE_ENDS:  # RFC 9112 2.2: ignored before a request
             data = data.lstrip(_LINE_ENDS)
         end = data.find(_END)
         if end < 0 or end > self._max_header_bytes:
@@ -193,7 +185,7 @@ class RequestReader:
         return data[stop:]
 
     def _judge(self, line: RequestLine, layout: Layout) -> None:
-        """What an unusual head means for its connection. Raises BadMessage."""
+        """Apply an unusual head to its connection. Raises BadMessage."""
         if line.is_http10:
             self.is_http10 = True
             self.keep_alive = False
@@ -207,7 +199,7 @@ class RequestReader:
             raise BadMessage(400, "Upgrade is not supported.")
 
     def _hold(self, data: bytes) -> None:
-        """Keep the beginning of a head, unless it can be seen already that it will be none."""
+        """Keep the beginning of a head, unless it is already invalid."""
         if len(data) > self._max_header_bytes:
             raise BadMessage(431, "The request's header fields are too large.")
         if data and (not _BEGINNING.match(data.partition(b"\r")[0]) or _BARE_LF.search(data)):

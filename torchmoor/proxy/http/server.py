@@ -8,12 +8,12 @@ import ssl
 from torchmoor.proxy.http.call import Application
 from torchmoor.proxy.http.client import LINGER_S, ClientConnection, ClientLimits
 from torchmoor.proxy.http.exchange import ExchangeMeans
-from torchmoor.proxy.http.reader import Known
+from torchmoor.proxy.http.reader import RequestCaches
 from torchmoor.proxy.http.timeouts import Sweeper
 
 
 class HttpServer:
-    """The data plane's listener and the connections that it has taken."""
+    """Listens, and owns the connections that it accepts."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class HttpServer:
         self.application = application
         self.means = means
         self.limits = limits
-        self.known = Known(application.note, application.find_handler)
+        self.caches = RequestCaches(application.note, application.find_handler)
         self.is_stopping = False
         self.connections: set[ClientConnection] = set()
         self._sweeper = sweeper
@@ -33,7 +33,7 @@ class HttpServer:
         self._all_gone = asyncio.Event()
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None, *, is_shared: bool = False) -> int:
-        """Listen, with TLS if there is a context for it; returns the port. is_shared: other processes listen there."""
+        """Listen, with TLS if there is a context for it; return the port. is_shared: among processes."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self),
@@ -49,7 +49,7 @@ class HttpServer:
         return bound
 
     async def stop(self, *, grace_s: float) -> None:
-        """Take no more connections, let running exchanges end within grace_s, then break them."""
+        """Accept no more connections, let running exchanges end within grace_s, then break them."""
         self.is_stopping = True
         if self._server is not None:
             self._server.close()
@@ -72,7 +72,7 @@ class HttpServer:
         return len(self.connections) <= self.limits.max_connections
 
     def forget(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self._sweeper.forget(connection)
         if self.is_stopping and not self.connections:

@@ -1,6 +1,6 @@
-"""Small requests of the proxy's own, sent beside those that it forwards: written at once, their answers forgotten.
+"""Subrequests: small requests of the proxy itself, written at once; their answers are discarded.
 
-Each uses a pooled connection, ends by its deadline, and holds no lease: it is no load that routing should see.
+Each uses a pooled connection, ends by its deadline, and has no lease, so routing does not count it as load.
 """
 
 from __future__ import annotations
@@ -22,16 +22,25 @@ logger = logging.getLogger(__name__)
 MAX_ANSWER_BYTES = 65_536
 
 
-class Errand:
-    """One such request, from its sending to its end."""
+class Subrequest:
+    """One subrequest, from its sending to its end."""
 
-    __slots__ = ("deadline", "_errands", "_target", "_data", "_on_over", "_upstream", "_connecting", "_num_received")
+    __slots__ = (
+        "deadline",
+        "_subrequests",
+        "_target",
+        "_data",
+        "_on_over",
+        "_upstream",
+        "_connecting",
+        "_num_received",
+    )
 
     def __init__(
-        self, errands: Errands, target: Target, data: bytes, deadline: float, on_over: Callable[[], None]
+        self, subrequests: Subrequests, target: Target, data: bytes, deadline: float, on_over: Callable[[], None]
     ) -> None:
         self.deadline = deadline
-        self._errands = errands
+        self._subrequests = subrequests
         self._target = target
         self._data = data
         self._on_over = on_over
@@ -51,7 +60,7 @@ class Errand:
 
     async def _connect(self) -> None:
         try:
-            upstream = await self._errands.connector.connect(self._target)
+            upstream = await self._subrequests.connector.connect(self._target)
         except OSError as error:
             self._connecting = None
             self.end(f"unreachable: {error}")
@@ -67,13 +76,13 @@ class Errand:
     # AnswerReceiver
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
-        """Of interest to whoever looks for a fault, and to nobody else."""
+        """Log a refusal; the status has no other effect."""
         if head.status >= 300:
-            logger.debug("errand refused instance=%s status=%d", self._target.name, head.status)
+            logger.debug("subrequest refused instance=%s status=%d", self._target.name, head.status)
         self.on_answer_piece(piece, is_complete=is_complete)
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """Count, so that no answer goes on for ever; its end is the end of the errand."""
+        """Limit the answer's length; end the subrequest with the answer."""
         self._num_received += len(piece)
         if is_complete:
             self.end(None)
@@ -81,7 +90,7 @@ class Errand:
             self.end("endless answer")
 
     def on_lost(self, loss: Loss) -> None:
-        """A pooled connection may have been closed at this very moment: then once more, on a fresh one."""
+        """Send once more on a fresh connection if a pooled one was closed by its peer."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None and upstream.is_reused and not self._num_received:
             self.start(fresh=True)
@@ -89,25 +98,25 @@ class Errand:
             self.end(loss.value)
 
     def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """What is sent is small and already written."""
+        """Do nothing: the subrequest is small and already written."""
 
     # The end
 
     def expire(self) -> None:
-        """No answer in time."""
+        """End without an answer in time."""
         self.end("timed out")
 
     def end(self, why_failed: str | None) -> None:
-        """Let go of the connection and tell, once."""
-        if not self._errands.forget(self):
+        """Release the connection and call on_over, once."""
+        if not self._subrequests.forget(self):
             return
         if why_failed is not None:
-            logger.debug("errand failed instance=%s why=%s", self._target.name, why_failed)
+            logger.debug("subrequest failed instance=%s why=%s", self._target.name, why_failed)
         self.let_go(can_reuse=why_failed is None)
         self._on_over()
 
     def let_go(self, *, can_reuse: bool) -> None:
-        """Give the connection back, or close it."""
+        """Return the connection to the pool, or close it."""
         connecting, self._connecting = self._connecting, None
         if connecting is not None:
             connecting.cancel()
@@ -116,44 +125,44 @@ class Errand:
             upstream.release(can_reuse=can_reuse)
 
 
-class Errands:
-    """All errands under way."""
+class Subrequests:
+    """Sends subrequests and tracks those that have not ended."""
 
     def __init__(self, connector: Connector, sweeper: Sweeper, *, timeout_s: float) -> None:
         self.connector = connector
         self._sweeper = sweeper
         self._timeout_s = timeout_s
-        self._running: set[Errand] = set()
+        self._running: set[Subrequest] = set()
         self._none_left = asyncio.Event()
 
     @property
     def num_running(self) -> int:
-        """Errands that have not ended."""
+        """Subrequests that have not ended."""
         return len(self._running)
 
     def send(self, target: Target, data: bytes, on_over: Callable[[], None]) -> None:
-        """Send a whole request; on_over is called once, however it ended, and may send the next."""
-        errand = Errand(self, target, data, monotonic() + self._timeout_s, on_over)
+        """Send a whole request; on_over is called once at its end and may send the next."""
+        subrequest = Subrequest(self, target, data, monotonic() + self._timeout_s, on_over)
         self._none_left.clear()
-        self._running.add(errand)
-        self._sweeper.watch(errand)
-        errand.start()
+        self._running.add(subrequest)
+        self._sweeper.watch(subrequest)
+        subrequest.start()
 
-    def forget(self, errand: Errand) -> bool:
-        """The errand is over; False if it was before."""
-        if errand not in self._running:
+    def forget(self, subrequest: Subrequest) -> bool:
+        """Remove an ended subrequest. False if it was removed before."""
+        if subrequest not in self._running:
             return False
-        self._running.discard(errand)
-        self._sweeper.forget(errand)
+        self._running.discard(subrequest)
+        self._sweeper.forget(subrequest)
         if not self._running:
             self._none_left.set()
         return True
 
     async def stop(self, *, grace_s: float) -> None:
-        """Let what runs end within grace_s, then break it off and tell nobody."""
+        """Let subrequests end within grace_s, then close their connections without a callback."""
         if self._running:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._none_left.wait(), grace_s)
-        for errand in list(self._running):
-            self.forget(errand)
-            errand.let_go(can_reuse=False)
+        for subrequest in list(self._running):
+            self.forget(subrequest)
+            subrequest.let_go(can_reuse=False)

@@ -1,4 +1,4 @@
-"""Deadlines of all connections, looked at together a few times a second instead of by a timer each."""
+"""The deadlines of all connections, checked together a few times per second instead of by a timer each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Expiring(Protocol):
     deadline: float
 
     def expire(self) -> None:
-        """The deadline has passed; called again at the next sweep unless it was moved."""
+        """Handle the passed deadline; called again at the next sweep unless it was moved."""
         ...
 
 
@@ -30,11 +30,11 @@ class Sweeper:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, thing: Expiring) -> None:
-        """Start looking at a thing's deadline."""
+        """Start to check a thing's deadline."""
         self._watched.add(thing)
 
     def forget(self, thing: Expiring) -> None:
-        """Stop; unknown things are no error."""
+        """Stop to check a thing's deadline; unknown things are ignored."""
         self._watched.discard(thing)
 
     def start(self) -> None:
@@ -42,7 +42,7 @@ class Sweeper:
         self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._tick)
 
     def stop(self) -> None:
-        """Sweep no more."""
+        """Stop sweeping."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

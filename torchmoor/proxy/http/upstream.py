@@ -1,8 +1,8 @@
 """Connections to instances: kept alive, one exchange at a time, the latest used first.
 
-A connection is idle (in its target's `idle` list), busy (it has an exchange), or closed. It returns to idle only
-if the answer ended where its framing said, nothing came after it, and the request was sent whole; everything else
-closes it. Taking an idle one is a synchronous `pop()`.
+A connection is idle (in its target's `idle` list), busy (it has an exchange), or closed. It returns to idle only if the
+answer ended where its framing said, nothing followed it, and the request was sent whole; everything else closes it.
+Taking an idle connection is a synchronous `pop()`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Protocol, cast
 
 from torchmoor.proxy.http.answer import Loss
+from torchmoor.proxy.http.bounded_cache import BoundedCache
 from torchmoor.proxy.http.call import Target
 from torchmoor.proxy.http.chunks import ChunkedBody
 from torchmoor.proxy.http.fields import BadMessage
@@ -29,51 +30,45 @@ _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff
 MAX_KNOWN_STATUSES = 256
 
 
-class StatusLines(dict[bytes, AnswerLine]):
-    """Status lines by their bytes: `lines[line]` reads those that are new. Raises BadMessage."""
-
-    def __missing__(self, line: bytes) -> AnswerLine:
-        match = _STATUS.fullmatch(line)
-        if match is None or match[2] == b"101":  # nobody asked for another protocol
-            raise BadMessage(502, "Not a valid HTTP answer.")
-        if len(self) >= MAX_KNOWN_STATUSES:
-            self.clear()
-        read = self[line] = AnswerLine(int(match[2]), match[3] or b"", is_http10=match[1] == b"0")
-        return read
+def _read_status_line(line: bytes) -> AnswerLine:
+    match = _STATUS.fullmatch(line)
+    if match is None or match[2] == b"101":  # the proxy does not ask for another protocol
+        raise BadMessage(502, "Not a valid HTTP answer.")
+    return AnswerLine(int(match[2]), match[3] or b"", is_http10=match[1] == b"0")
 
 
-class KnownAnswers:
-    """What all connections to instances have seen before."""
+class AnswerCaches:
+    """The status lines and heads that all connections to instances have seen before."""
 
     __slots__ = ("lines", "heads")
 
     def __init__(self) -> None:
-        self.lines = StatusLines()
+        self.lines = BoundedCache(_read_status_line, MAX_KNOWN_STATUSES)
         self.heads = HeadBook()
 
 
 class AnswerReceiver(Protocol):
-    """Who waits for the answer on a busy connection."""
+    """Receives the answer on a busy connection."""
 
     def on_answer(self, head: AnswerHead, piece: bytes, *, is_complete: bool) -> None:
-        """A final status line and its fields are there. piece: what came of the body with them; is_complete: all."""
+        """Receive a final answer's head. piece: what was received of the body with it; is_complete: that is all."""
         ...
 
     def on_answer_piece(self, piece: bytes, *, is_complete: bool) -> None:
-        """More of the body, perhaps none. is_complete: the answer has ended."""
+        """Receive more of the body, perhaps nothing. is_complete: the answer has ended."""
         ...
 
     def on_lost(self, loss: Loss) -> None:
-        """The connection ended before the answer did; it is closed and has no exchange any more."""
+        """Handle the end of the connection before the answer's end. It is closed and has no exchange."""
         ...
 
     def on_upstream_write_paused(self, is_paused: bool) -> None:
-        """The instance takes bytes more slowly than they come, or does again."""
+        """Pause, or resume: the instance reads more slowly than bytes arrive, or has caught up."""
         ...
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it just now."""
+    """One connection to one instance. is_reused: it has carried an answer, so the peer may be closing it."""
 
     __slots__ = (
         "target",
@@ -101,7 +96,7 @@ class UpstreamConnection(asyncio.Protocol):
         self,
         target: Target,
         sweeper: Sweeper,
-        known: KnownAnswers,
+        caches: AnswerCaches,
         *,
         max_header_bytes: int,
         idle_timeout_s: float,
@@ -113,10 +108,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._max_header_bytes = max_header_bytes
         self._idle_timeout_s = idle_timeout_s
         self._sweeper = sweeper
-        self._lines = known.lines
-        self._heads = known.heads
+        self._lines = caches.lines
+        self._heads = caches.heads
         self._is_reading_paused = False
-        self._head = b""  # the beginning of one whose end has not come
+        self._head = b""  # the beginning of a head without its end
         self._is_in_head = True
         self._left: int | None = 0  # of a body with a declared length; None: it ends with the connection
         self._chunks: ChunkedBody | None = None
@@ -126,7 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """False if the connection has ended without our having noticed yet."""
+        """False if the connection is closing."""
         return not self.transport.is_closing()
 
     def take(self, exchange: AnswerReceiver) -> None:
@@ -134,7 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = exchange
 
     def release(self, *, can_reuse: bool) -> None:
-        """The exchange is over: go back to idle if the answer was whole, else close."""
+        """End the exchange: return to idle if the answer was whole, else close."""
         self.exchange = None
         if not (can_reuse and self._can_reuse and self._is_complete) or self.transport.is_closing():
             self.transport.abort()
@@ -151,19 +146,19 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.abort()
 
     def pause_reading(self) -> None:
-        """The client takes bytes more slowly than they come."""
+        """Stop reading: the client does not keep up."""
         if not self._is_reading_paused:
             self._is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """The client takes bytes again."""
+        """Read again: the client has caught up."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             self.transport.resume_reading()
 
     def expire(self) -> None:
-        """Unused for too long, unless it is busy again: that its exchange watches over."""
+        """Close an unused connection; a busy one has its exchange's deadline."""
         if self.exchange is None:
             self.transport.abort()
         else:
@@ -173,13 +168,13 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        # Whoever asked for the connection may have left in this very moment: then nobody takes it.
+        # If the client has left meanwhile, the connection is never taken.
         self.deadline = monotonic() + self._idle_timeout_s
         self._sweeper.watch(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
-        if exchange is None:  # bytes that nobody asked for
+        if exchange is None:  # unrequested bytes
             self.transport.abort()
             return
         head = None
@@ -202,12 +197,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._judge_chunks(chunks)
 
     def _judge_chunks(self, chunks: ChunkedBody) -> None:
-        """Give up an answer that cannot be read on."""
+        """Fail an answer that cannot be read further."""
         if chunks.fault is not None or chunks.num_unparsed > self._max_header_bytes:
             self._lose()
 
     def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
-        """The head, if it has come whole, and what follows it. Raises BadMessage."""
+        """Return the head, if it is complete, and what follows it. Raises BadMessage."""
         if self._head:
             data, self._head = self._head + data, b""
         while True:
@@ -239,9 +234,9 @@ class UpstreamConnection(asyncio.Protocol):
         return head, data
 
     def _read_body(self, data: bytes) -> bytes:
-        """The part of the body in these bytes."""
+        """Return the part of the body in these bytes."""
         if self._is_complete:
-            self._can_reuse = False  # a second answer: nobody asked for it
+            self._can_reuse = False  # a second answer was not requested
             return b""
         chunks, left = self._chunks, self._left
         if chunks is not None:
@@ -302,20 +297,20 @@ class Connector:
         self, sweeper: Sweeper, *, connect_timeout_s: float, idle_timeout_s: float, max_header_bytes: int
     ) -> None:
         self._sweeper = sweeper
-        self._known = KnownAnswers()
+        self._caches = AnswerCaches()
         self._connect_timeout_s = connect_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._max_header_bytes = max_header_bytes
 
     async def connect(self, target: Target) -> UpstreamConnection:
-        """A fresh connection. Raises OSError (TimeoutError is one)."""
+        """Open a connection. Raises OSError (TimeoutError is one)."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await loop.create_connection(
                 lambda: UpstreamConnection(
                     target,
                     self._sweeper,
-                    self._known,
+                    self._caches,
                     max_header_bytes=self._max_header_bytes,
                     idle_timeout_s=self._idle_timeout_s,
                 ),

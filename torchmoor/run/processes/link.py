@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmoor.config.settings import ProxySettings
-from torchmoor.fleet.status import Status
+from torchmoor.fleet.status import InstanceStatus
 from torchmoor.proxy.instances.instance import Instance
 from torchmoor.proxy.routing.models import Report, Tier
 
@@ -96,7 +96,7 @@ def describe(instance: Instance) -> Message:
     return facts
 
 
-def write_status(status: Status) -> Message:
+def write_status(status: InstanceStatus) -> Message:
     """Encode an instance's status for a child."""
     report = status.report
     if report is None:
@@ -105,10 +105,10 @@ def write_status(status: Status) -> Message:
     return {"room": status.room, "models": models, "used": report.used_bytes, "max": report.max_bytes}
 
 
-def read_status(message: Message) -> Status:
+def read_status(message: Message) -> InstanceStatus:
     """Decode the result of write_status."""
     models = message["models"]
     if models is None:
-        return Status(message["room"], None)
+        return InstanceStatus(message["room"], None)
     report = Report({model: Tier(tier) for model, tier in models.items()}, message["used"], message["max"])
-    return Status(message["room"], report)
+    return InstanceStatus(message["room"], report)

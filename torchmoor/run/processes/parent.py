@@ -16,7 +16,7 @@ from typing import Any
 from torchmoor.config.access import Credentials
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import ConfigError
-from torchmoor.fleet.status import Status
+from torchmoor.fleet.status import InstanceStatus
 from torchmoor.proxy.access.tls import make_tls
 from torchmoor.proxy.dispatch.decisions import DecisionQuery, join_decisions
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
@@ -179,7 +179,7 @@ class ProcessGroup:
         """Announce a status question: its answer does not know what a child notes from now on."""
         self._send_all("asked", name=instance.name)
 
-    def on_status(self, instance: Instance, status: Status) -> None:
+    def on_status(self, instance: Instance, status: InstanceStatus) -> None:
         """Send on an instance's answer to a status question."""
         message = self._statuses[instance.name] = {"name": instance.name, **write_status(status)}
         self._send_all("status", **message)

@@ -1,4 +1,4 @@
-"""A worker when the stores fail beside it, and when it is told less than the truth: still one end for each request."""
+"""A worker while its stores fail or answer wrongly: each request still ends once."""
 
 from __future__ import annotations
 

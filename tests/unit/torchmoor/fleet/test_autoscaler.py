@@ -16,7 +16,7 @@ from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
 from torchmoor.errors import LaunchError, QueueUnavailable
 from torchmoor.fleet import autoscaler as autoscaler_module
-from torchmoor.fleet.autoscaler import Autoscaler, Group, Phase, read_open_sessions
+from torchmoor.fleet.autoscaler import Autoscaler, Phase, ScaledVariant, read_open_sessions
 from torchmoor.fleet.launcher import Launch
 from torchmoor.proxy.instances.instance import Instance, InstanceState, Lease
 from torchmoor.proxy.instances.operations import OperationAnswer
@@ -54,7 +54,7 @@ class World:
         self.variant = self.registry.get_endpoint("llava").variants[0]
         self.clients = Clients(self.variant)
         launches = [Launch(f"llava-{number}", "llava", "llava.mar") for number in range(max_capacity)]
-        self.group = Group(self.variant, scaling, launches)
+        self.group = ScaledVariant(self.variant, scaling, launches)
         self.now = 0.0
         self.reports: list[str] = []
         self.firsts: dict[str, asyncio.Future[None]] = {}
@@ -251,7 +251,7 @@ def test_an_instance_that_works_is_not_stopped() -> None:
             late = Lease(second)  # a session's turn may still come to an instance that drains
             await world.look()
             await world.look(after_s=100)
-            assert world.phase("llava-1") is not Phase.ENDING
+            assert world.phase("llava-1") is not Phase.STOPPING
             late.release()
             assert first is not second
 
@@ -300,10 +300,10 @@ def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:
             await world.look()
             await world.look(after_s=10)
             await world.look()
-            assert world.phase("llava-0") is Phase.ENDING
+            assert world.phase("llava-0") is Phase.STOPPING
             world.clients.num_waiting = 1
             await world.look()
-            assert world.phase("llava-0") is Phase.ENDING
+            assert world.phase("llava-0") is Phase.STOPPING
 
             await world.be_gone("llava-0")
 
@@ -425,7 +425,7 @@ def test_one_that_is_being_started_or_is_down_goes_at_once() -> None:
             await world.look()
             await world.look(after_s=10)
 
-            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.ENDING, Phase.ENDING]
+            assert [world.phase(name) for name in ("llava-0", "llava-1")] == [Phase.STOPPING, Phase.STOPPING]
 
     run(scenario())
 

@@ -43,7 +43,7 @@ class Rig:
         self.answer: DnsAnswer | None = DnsAnswer()
         self.registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(name="v", model="m"),))])
         self.front = Front()
-        self.drainer = Drainer(self.registry, self.front)
+        self.drainer = Drainer(self.registry, self.front.is_idle)
         self.discovery = Discovery(
             [], self.registry, self.drainer, are_journaled=are_journaled, ask=self._ask, rng=Random(1)
         )
@@ -237,9 +237,9 @@ def test_without_an_answer_everything_stays(caplog: pytest.LogCaptureFixture) ->
     rigged(body)
 
     assert [record.getMessage().split()[1:4] for record in caplog.records if record.levelname == "WARNING"] == [
-        ["has", "no", "answer,"],
-        ["answers", "again", f"dns_name={NAME}"],
-        ["has", "no", "answer,"],
+        ["failed,", "known", "instances"],
+        ["recovered", f"dns_name={NAME}"],
+        ["failed,", "known", "instances"],
     ]
 
 
@@ -255,11 +255,11 @@ def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> N
             await rig.look(a="10.0.0.1", b="10.0.0.2")
 
         assert rig.registry.find("a") is static
-        assert rig.registry.sources[NAME].notes == ("a is an instance already, and not by this name",)
+        assert rig.registry.sources[NAME].notes == ("a is already an instance from another source",)
 
     rigged(body)
 
-    assert sum("is an instance already" in record.getMessage() for record in caplog.records) == 1
+    assert sum("is already an instance" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_entries_come_change_and_go_at_a_reload() -> None:
@@ -319,7 +319,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
 
         assert sorted(rig.states()) == ["local", "mine"]
         [note] = rig.registry.sources[NAME].notes
-        assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) say that they are local: one is used")
+        assert note.startswith("2 addresses (10.0.0.1, 10.0.0.2) report the name local: one is used")
         assert note in caplog.text
 
     rigged(body)

@@ -36,7 +36,7 @@ def test_who_is_named_and_unknown_joins() -> None:
     found = plan(target("a", HERE), target("b", THERE, ELSEWHERE, port=86), known={})
 
     assert found.join == {"a": HERE, "b": InstanceAddress(THERE.host, 86)}
-    assert found.is_sure
+    assert found.is_settled
     assert [found.replace, found.drain, found.keep, found.notes] == [{}, [], [], []]
 
 
@@ -50,9 +50,9 @@ def test_who_is_missed_once_stays_and_leaves_when_missed_twice() -> None:
         target("a", HERE), known={**known, "b": KnownInstance(THERE, is_draining=True)}, absences=second.absences
     )
 
-    assert (first.drain, first.is_sure) == ([], False)
-    assert (second.drain, second.is_sure) == (["b"], True)
-    assert (third.drain, third.is_sure) == ([], True)
+    assert (first.drain, first.is_settled) == ([], False)
+    assert (second.drain, second.is_settled) == (["b"], True)
+    assert (third.drain, third.is_settled) == ([], True)
 
 
 def test_who_is_named_again_begins_anew() -> None:
@@ -82,7 +82,7 @@ def test_an_answer_that_names_nobody_takes_no_serving_instance() -> None:
     found = plan(known=known, absences={"a": 2, "b": 2})
 
     assert found.drain == ["b"]
-    assert found.notes == ["the answer names nobody: instances that answer stay"]
+    assert found.notes == ["the answer is empty: serving instances stay"]
 
 
 def test_another_address_is_a_replacement() -> None:
@@ -127,8 +127,8 @@ def test_a_target_whose_address_is_not_found_stays_as_it_is_known() -> None:
         (target("a" * 64, THERE), f"'{'a' * 64}' cannot be an instance's name"),
         (target("", THERE), "'' cannot be an instance's name"),
         (target("b", THERE, port=0), "b has port 0"),
-        (target("static", THERE), "static is an instance already, and not by this name"),
-        (target("a", THERE, port=86), "a is named twice"),
+        (target("static", THERE), "static is already an instance from another source"),
+        (target("a", THERE, port=86), "a is listed twice"),
     ],
 )
 def test_what_cannot_be_an_instance_is_left_out(bad: DnsTarget, note: str) -> None:
@@ -147,4 +147,4 @@ def test_no_more_than_so_many_instances() -> None:
 
     assert list(found.join) == ["a0", "a1"]
     assert found.drain == []
-    assert found.notes == ["more than max_instances (3) are named"]
+    assert found.notes == ["more than max_instances (3) are listed"]

@@ -24,7 +24,7 @@ def test_second_fleet_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
         with pytest.raises(LaunchError, match="--run-dir of its own"):
             await second.take(said.append)
-        assert said == [f"waiting until the fleet before in {tmp_path} has ended"]
+        assert said == [f"waiting for the earlier fleet to end in {tmp_path}"]
 
         first.release()
         await second.take(said.append)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.llhttp import Requests, cut
 from tests.fuzz.requests import compare, read
 from torchmoor.proxy.http.chunks import ChunkedBody
-from torchmoor.proxy.http.fields import MAX_LINES, MAX_NAMES, PASSED, FieldTable, Note
+from torchmoor.proxy.http.fields import MAX_LINES, MAX_NAMES, PASSED, Note, make_field_table
 from torchmoor.proxy.http.head import MAX_FIELDS, MAX_LAYOUTS, Head, HeadBook
 
 PARTS = [
@@ -120,7 +120,7 @@ def test_chunks_are_read_as_llhttp_reads_them(data: bytes, cuts: list[int]) -> N
 
 def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> None:
     """Credentials stay in no cache; ids would only push out what is worth remembering."""
-    table = FieldTable()
+    table = make_field_table()
 
     for line in (b"Authorization: Bearer x", b"Cookie: a=b", b"X-Amz-Security-Token: t", b"amz-sdk-invocation-id: 1"):
         assert table[line].value
@@ -131,7 +131,7 @@ def test_lines_that_hold_secrets_or_differ_each_time_are_not_remembered() -> Non
 
 def test_remembered_lines_are_bounded() -> None:
     """In number and in length, whatever clients send."""
-    table = FieldTable()
+    table = make_field_table()
 
     for number in range(MAX_LINES + 10):
         table[b"x: %d" % number]
@@ -149,7 +149,7 @@ def test_a_name_is_asked_for_its_note_once() -> None:
         asked.append(name)
         return PASSED
 
-    table = FieldTable(note)
+    table = make_field_table(note)
 
     for number in range(3):
         table[b"Accept: text/%d" % number]
@@ -166,8 +166,8 @@ def test_remembered_names_and_layouts_are_bounded() -> None:
         assert fields[layout.places[b"x-%d" % number]].value == b"1"
     book.read([b"y: %d" % number for number in range(MAX_FIELDS + 1)])
 
-    assert len(book) <= MAX_LAYOUTS
-    assert max(map(len, book)) <= MAX_FIELDS
+    assert len(book.layouts) <= MAX_LAYOUTS
+    assert max(map(len, book.layouts)) <= MAX_FIELDS
 
 
 def test_heads_of_one_layout_keep_their_own_values() -> None:
