@@ -41,7 +41,6 @@ PENDING = (
     "docs/security.md",
     "handlers/many/",
     "handlers/models/",
-    "scripts/",
     "tests/",
     "torchmoor/config/",
     "torchmoor/container/",
