@@ -55,12 +55,12 @@ class Plan:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What a proxy chooses for (torchmoor.proxy.dispatch.routing_request)."""
+    """What a proxy chooses for (torchmoor.proxy.dispatch.dispatch_request)."""
 
     session: SessionId | None = None
     opens_session: bool = False
     target_model: str | None = None
-    route_request = FIRST_ATTEMPT
+    strategy_request = FIRST_ATTEMPT
     wait_ends_at: float = 0.0
     principal: bytes = b""
     opening: bytes = b""

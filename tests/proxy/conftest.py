@@ -59,6 +59,15 @@ def make_session_id(
     )
 
 
+class ProxyClock:
+    """Monotonic time that a test can put ahead."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
 class Stage:
     """A running proxy with two fake instances, `a` and `b`, of endpoint and model `llava`."""
 
@@ -120,6 +129,7 @@ class Stage:
             chat_page=chat_page or ChatPageSettings(),
         )
         self._wall = wall
+        self._clock = ProxyClock()
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}
         if prepare is not None:
@@ -183,7 +193,8 @@ class Stage:
                     state=InstanceState.READY,
                 )
             )
-        async with Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall) as self.proxy:
+        proxy = Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall, clock=self._clock)
+        async with proxy as self.proxy:
             await asyncio.sleep(0)
             # The first probe, which no setting prevents.
             while self.proxy.health.is_probing and self.settings.health is NO_PROBES:  # noqa: ASYNC110
@@ -216,6 +227,20 @@ class Stage:
             return True
 
         assert self.run(watch()), f"never came: {what}"
+
+    def pass_time(self, seconds: float) -> None:
+        """Have the proxy act on each deadline and breaker that is due within `seconds`, without waiting for it.
+
+        What the proxy begins later has its full time again.
+        """
+
+        async def look_ahead() -> None:
+            self._clock.ahead_s = seconds
+            self.proxy.data.sweeper.sweep()
+            self.proxy.data.tick()
+            self._clock.ahead_s = 0.0
+
+        self.run(look_ahead())
 
     def instance(self, name: str) -> Instance:
         found = self.registry.find(name)

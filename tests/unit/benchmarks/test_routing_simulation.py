@@ -1,4 +1,4 @@
-"""The simulation behind benchmarks/routing.py: it is what the measured figures are compared with."""
+"""The simulation behind benchmarks/routing.py, to which the measured figures are compared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_service_times_have_the_mean_and_the_variation_that_are_claimed(simulation: Any) -> None:
-    """Lognormal, mean as asked for, standard deviation half of it."""
+    """Service times are lognormal with the requested mean and half of it as standard deviation."""
     rng = Random(1)
     times = [simulation.service_time(rng, 2.0) for _ in range(50_000)]
     mean = sum(times) / len(times)
@@ -31,7 +31,7 @@ def test_service_times_have_the_mean_and_the_variation_that_are_claimed(simulati
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_central_queue_beats_least_outstanding_which_beats_random(simulation: Any, slots: int) -> None:
-    """By the tail; and no arm serves more than the instances can."""
+    """The order holds for tail latency, and throughput never exceeds the instances' capacity."""
     runs = {
         arm: simulation.simulate(arm, 20 * slots, 5, slots=slots, num_requests=30_000)
         for arm in ("random", "least_outstanding", "central_queue")
@@ -51,7 +51,7 @@ def test_closed_loop_keeps_all_users_busy(simulation: Any) -> None:
 
 
 def test_every_strategy_is_timed(simulation: Any) -> None:
-    """The four of SageMaker's API."""
+    """The four strategies of SageMaker's API are simulated."""
     found = simulation.time_to_choose(10, num_choices=200)
 
     assert set(found) == {"RANDOM", "LEAST_OUTSTANDING_REQUESTS", "PREFIX_AWARE", "KV_AWARE"}
