@@ -158,7 +158,7 @@ class Rig:
             queue=self.make_queue, store=self.make_store, results=self.directory, notifier=lambda: self.listener
         )
         settings = self.settings.replace(**changes)
-        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0, remember_s=86_400.0)
+        return AsyncInference(settings, [endpoint], parts, connect_timeout_s=1.0)
 
     async def start(self, **changes: Any) -> AsyncInference:
         """A running service, until the rig ends."""
