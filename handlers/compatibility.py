@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings import PumpSettings
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def understand(
     """Return the model-config's `handler:` group, overridden by the settings of these containers.
 
     folders: searched for serving.properties; the first one found is used.
-    Raises ConfigError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
+    Raises SettingsError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
     what is not offered.
     """
     properties, options = _read_properties(folders), _read_options(environ)
@@ -140,11 +140,11 @@ def understand(
 
 
 def _agreed(foreign: Foreign, said: Sequence[_Said]) -> _Said | None:
-    """Return the value that one source gives a setting under all of its names. Raises ConfigError if they differ."""
+    """Return the value that one source gives a setting under all of its names. Raises SettingsError if they differ."""
     read = [_parse(foreign, each) for each in said]
     for other in read[1:]:
         if other.value != read[0].value:
-            raise ConfigError(f"{read[0].name} and {other.name} say different things; give one of them")
+            raise SettingsError(f"{read[0].name} and {other.name} say different things; give one of them")
     return read[0] if read else None
 
 
@@ -152,7 +152,7 @@ def _parse(foreign: Foreign, said: _Said) -> _Said:
     try:
         return _Said(said.name, foreign.parse(said.value.strip()))
     except ValueError as exc:
-        raise ConfigError(f"{said.name} is {said.value!r}: {exc}") from exc
+        raise SettingsError(f"{said.name} is {said.value!r}: {exc}") from exc
 
 
 def _read_options(environ: Mapping[str, str]) -> dict[str, _Said]:
@@ -171,14 +171,14 @@ def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
         if not path.is_file():
             continue
         if path.stat().st_size > MAX_PROPERTIES_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
+            raise SettingsError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
         found = {}
         for line in path.read_text(errors="replace").splitlines():
             if not line.strip() or line.lstrip().startswith(("#", "!")):
                 continue
             name, separator, value = line.partition("=")
             if not separator:
-                raise ConfigError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
+                raise SettingsError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
             if name.strip().startswith(_PREFIX) and value.strip():
                 option = name.strip().removeprefix(_PREFIX)
                 found[option] = _Said(f"{_PREFIX}{option} of {path}", value.strip())
@@ -189,7 +189,7 @@ def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
 def _check_lengths(settings: Mapping[str, _Said]) -> None:
     prompt, context = settings.get("engine.max_prompt_tokens"), settings.get("engine.max_context_tokens")
     if prompt and context and prompt.value >= context.value:
-        raise ConfigError(
+        raise SettingsError(
             f"{prompt.name} ({prompt.value}) must be less than {context.name} ({context.value}), which counts the "
             "answer too"
         )

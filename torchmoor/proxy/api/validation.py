@@ -7,53 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
+from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER, Member, named_member
 from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
-_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, even without an end in the pattern
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
 _LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of configured directories
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
-_SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member of the request's shape: its API name and what its value must satisfy.
-
-    told: the pattern in the words of the service model, which is Java's.
-    """
-
-    name: str
-    max_length: int
-    min_length: int
-    pattern: re.Pattern[bytes]
-    told: str
-
-    def find_problem(self, value: bytes) -> str | None:
-        """Return why the value is invalid for this member, in the words of the service; None if it is valid."""
-        problem = None
-        if len(value) > self.max_length:
-            problem = f"have length less than or equal to {self.max_length}"
-        elif len(value) < self.min_length:
-            problem = f"have length greater than or equal to {self.min_length}"
-        elif not self.pattern.fullmatch(value):
-            problem = f"satisfy regular expression pattern: {self.told}"
-        if problem is None:
-            return None
-        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
-        return (
-            f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
-            f"Member must {problem}"
-        )
-
-    def check(self, value: bytes) -> None:
-        """Raise ValidationError if the value is invalid."""
-        problem = self.find_problem(value)
-        if problem is not None:
-            raise ValidationError(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +43,6 @@ class NumberMember:
         )
 
 
-def _named(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
-    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
-
-
 def _printable(name: str, max_length: int) -> Member:
     return Member(name, max_length, 1, re.compile(rb"[\x21-\x7e][\x20-\x7e]*"), r"\A\S[\p{Print}]*\z")
 
@@ -93,7 +51,7 @@ def _ascii(name: str) -> Member:
     return Member(name, 1024, 0, re.compile(rb"[\x00-\x7f]*"), r"\p{ASCII}*")
 
 
-ENDPOINT_NAME = _named("endpointName")
+ENDPOINT_NAME = named_member("endpointName")
 SESSION_ID = headers.SESSION_ID.encode()
 INFERENCE_ID = headers.INFERENCE_ID.encode()
 TARGET_MODEL = headers.TARGET_MODEL.encode()
@@ -120,20 +78,17 @@ NOT_THERE = {
     _COMPONENT: "has no inference components; leave InferenceComponentName out.",
 }
 
-# Checked where it is verified: once for each id, not for each request.
-SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
-
 MEMBERS: dict[bytes, Member | NumberMember] = {
     b"content-type": _ascii("contentType"),
     b"accept": _ascii("accept"),
     SAGEMAKER_ACCEPT: _ascii("accept"),
     CUSTOM_ATTRIBUTES: _ascii("customAttributes"),
     TARGET_MODEL: _printable("targetModel", 1024),
-    TARGET_VARIANT: _named("targetVariant"),
-    _CONTAINER: _named("targetContainerHostname"),
+    TARGET_VARIANT: named_member("targetVariant"),
+    _CONTAINER: named_member("targetContainerHostname"),
     INFERENCE_ID: _printable("inferenceId", 64),
     _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
-    _COMPONENT: _named("inferenceComponentName", pattern=_COMPONENT_NAME),
+    _COMPONENT: named_member("inferenceComponentName", pattern=_COMPONENT_NAME),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
     SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
-
-REASON = "least-outstanding-requests"
+from torchmoor.proxy.routing.reasons import LEAST_OUTSTANDING
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 
 class LeastOutstanding:
@@ -13,7 +12,7 @@ class LeastOutstanding:
 
     num_prefix_bytes = 0
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the fewest, or None if there is none."""
         instance = pool.find_least_outstanding(request.excluded)
-        return None if instance is None else Pick(instance, REASON)
+        return None if instance is None else Pick(instance, LEAST_OUTSTANDING)

@@ -6,10 +6,9 @@ from hashlib import blake2b
 from itertools import islice
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+from torchmoor.proxy.routing.reasons import PREFIX_AWARE, PREFIX_AWARE_OVERFLOW
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
-REASON = "prefix-aware"
-OVERFLOW = "prefix-aware-overflow"
 MAX_WALKED = 16  # preferred instances that are tried before the least loaded one
 
 
@@ -24,7 +23,7 @@ class PrefixAware:
         self.num_prefix_bytes = prefix_length
         self._threshold = concurrency_threshold
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the most preferred instance below the threshold, or else the one with the fewest outstanding."""
         least = pool.find_least_outstanding(request.excluded)
         if least is None:
@@ -38,10 +37,10 @@ class PrefixAware:
                     and (instance.share == 1.0 or _place_of(key) < instance.share)
                     and instance.name not in request.excluded
                 ):
-                    return Pick(instance, REASON if number == 0 else OVERFLOW)
-        return Pick(least, OVERFLOW)
+                    return Pick(instance, PREFIX_AWARE if number == 0 else PREFIX_AWARE_OVERFLOW)
+        return Pick(least, PREFIX_AWARE_OVERFLOW)
 
-    def _key(self, request: RouteRequest) -> int:
+    def _key(self, request: StrategyRequest) -> int:
         """Return a 64-bit hash of the prefix and the client's prefix id; the id's length separates the two."""
         digest = blake2b(b"%d\n%b" % (len(request.prefix_id), request.prefix_id), digest_size=8)
         digest.update(request.prefix[: self.num_prefix_bytes])

@@ -7,9 +7,8 @@ from random import Random
 from typing import TypeVar
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
-
-REASON = "random"
+from torchmoor.proxy.routing.reasons import RANDOM
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 T = TypeVar("T")
 
@@ -22,10 +21,10 @@ class RandomChoice:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return an open instance, or None if there is none."""
         instance = pool.find_random(self._rng, request.excluded)
-        return None if instance is None else Pick(instance, REASON)
+        return None if instance is None else Pick(instance, RANDOM)
 
 
 def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) -> T | None:
