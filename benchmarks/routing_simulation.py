@@ -12,7 +12,7 @@ from torchmoor.proxy.routing.least_outstanding import LeastOutstanding
 from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.prefix_aware import PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice
-from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest
 
 CV = 0.5  # of service times: standard deviation / mean
 
@@ -121,7 +121,7 @@ def time_to_choose(instances: int, *, num_choices: int = 20_000) -> dict[str, fl
         ),
     }
     rng = Random(2)
-    prompts = [RouteRequest(prefix=rng.randbytes(2048)) for _ in range(500)]
+    prompts = [StrategyRequest(prefix=rng.randbytes(2048)) for _ in range(500)]
     found = {}
     for name, strategy in strategies.items():
         fleet = [SimulatedInstance(f"i{number}", 16) for number in range(instances)]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from routing_simulation import Run, service_time
-
+from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id import SessionIds
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.dispatch.chooser import Chooser
@@ -55,12 +54,12 @@ class Plan:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """What a proxy chooses for (torchmoor.proxy.dispatch.routing_request)."""
+    """What a proxy chooses for (torchmoor.proxy.dispatch.dispatch_request)."""
 
     session: SessionId | None = None
     opens_session: bool = False
     target_model: str | None = None
-    route_request = FIRST_ATTEMPT
+    strategy_request = FIRST_ATTEMPT
     wait_ends_at: float = 0.0
     principal: bytes = b""
     opening: bytes = b""

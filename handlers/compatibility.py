@@ -1,9 +1,9 @@
-"""What the containers of TGI and of LMI (DJL Serving) are told, as settings of ours.
+"""Settings from the variables and serving.properties of the containers of TGI and LMI (DJL Serving).
 
-An endpoint that ran one of those containers keeps its environment and its serving.properties. From weak to strong:
-the archive's model-config, a checkpoint in /opt/ml/model, the environment, serving.properties (LMI's own order), and
-TORCHMOOR_HANDLER_*, which settings.py reads. What would change answers and is not offered here is refused; what only
-tunes another engine is ignored with a line in the log.
+An endpoint that ran one of those containers keeps its environment and its serving.properties. Later sources win: the
+archive's model-config, a checkpoint in /opt/ml/model, the environment, serving.properties (LMI's own order), and
+TORCHMOOR_HANDLER_*, which settings.py reads. An unsupported setting that would change answers is refused; one that only
+tunes another engine is ignored and logged.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings import PumpSettings
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ def _whole(text: str) -> int:
 
 
 def _degree(text: str) -> int:
-    """Devices a model is spread over; SageMaker says 0 where there is no GPU."""
+    """Return the number of devices of a model; SageMaker sets 0 without a GPU."""
     if text.lower() in ("max", "all"):
         raise ValueError("say a number: this worker serves one device, and so must one of 1")
     return max(1, int(text))
 
 
 def _checkpoint(text: str) -> str:
-    """A path or an S3 URI as it is, else a name on the Hugging Face hub."""
+    """Return a path or an S3 URI unchanged, and any other name as one on the Hugging Face hub."""
     if "://" in text or text.startswith((".", "/")):
         return text
     return f"hf://{text}"
@@ -67,7 +67,7 @@ def _off(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One setting of theirs: where it is said, which of ours it is, and how it reads."""
+    """One setting of these containers: its names, the handler's setting that it becomes, and how to parse it."""
 
     setting: str | None  # group.key; None: only checked
     parse: Callable[[str], Any]
@@ -95,7 +95,7 @@ FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """A value and who said it."""
+    """A value and the variable or option that it comes from."""
 
     name: str
     value: Any
@@ -104,10 +104,10 @@ class _Said:
 def understand(
     config: Mapping[str, Any], environ: Mapping[str, str], folders: Sequence[Path]
 ) -> dict[str, dict[str, Any]]:
-    """The model-config's `handler:` group with everything that these containers would have been told.
+    """Return the model-config's `handler:` group, overridden by the settings of these containers.
 
-    folders: where a serving.properties may lie, the first that has one counts.
-    Raises ConfigError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
+    folders: searched for serving.properties; the first one found is used.
+    Raises SettingsError, naming the variable or option, on a value that is malformed, contradicts another, or asks for
     what is not offered.
     """
     properties, options = _read_properties(folders), _read_options(environ)
@@ -131,7 +131,7 @@ def understand(
         group, _, key = setting.partition(".")
         own = merged.setdefault(group, {})
         if not isinstance(own, dict):
-            continue  # settings.py has the words for that
+            continue  # load_settings reports it
         if setting == "pump.max_in_flight":
             said = _within_the_batch(said, own)
         own[key] = said.value
@@ -140,11 +140,11 @@ def understand(
 
 
 def _agreed(foreign: Foreign, said: Sequence[_Said]) -> _Said | None:
-    """What one source says of a setting, under however many names."""
+    """Return the value that one source gives a setting under all of its names. Raises SettingsError if they differ."""
     read = [_parse(foreign, each) for each in said]
     for other in read[1:]:
         if other.value != read[0].value:
-            raise ConfigError(f"{read[0].name} and {other.name} say different things; give one of them")
+            raise SettingsError(f"{read[0].name} and {other.name} say different things; give one of them")
     return read[0] if read else None
 
 
@@ -152,11 +152,11 @@ def _parse(foreign: Foreign, said: _Said) -> _Said:
     try:
         return _Said(said.name, foreign.parse(said.value.strip()))
     except ValueError as exc:
-        raise ConfigError(f"{said.name} is {said.value!r}: {exc}") from exc
+        raise SettingsError(f"{said.name} is {said.value!r}: {exc}") from exc
 
 
 def _read_options(environ: Mapping[str, str]) -> dict[str, _Said]:
-    """LMI's options of the environment, by their names without the prefix."""
+    """Return LMI's options in the environment by their names without the prefix."""
     return {
         name.removeprefix("OPTION_").lower(): _Said(name, value)
         for name, value in environ.items()
@@ -165,20 +165,20 @@ def _read_options(environ: Mapping[str, str]) -> dict[str, _Said]:
 
 
 def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
-    """The options of the first serving.properties there is; its other lines tell DJL how to run workers."""
+    """Return the options of the first serving.properties found; its other lines configure DJL's workers."""
     for folder in folders:
         path = folder / PROPERTIES
         if not path.is_file():
             continue
         if path.stat().st_size > MAX_PROPERTIES_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
+            raise SettingsError(f"{path} is larger than {MAX_PROPERTIES_BYTES} bytes")
         found = {}
         for line in path.read_text(errors="replace").splitlines():
             if not line.strip() or line.lstrip().startswith(("#", "!")):
                 continue
             name, separator, value = line.partition("=")
             if not separator:
-                raise ConfigError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
+                raise SettingsError(f"{path} has a line without an equals sign: {line.strip()[:100]!r}")
             if name.strip().startswith(_PREFIX) and value.strip():
                 option = name.strip().removeprefix(_PREFIX)
                 found[option] = _Said(f"{_PREFIX}{option} of {path}", value.strip())
@@ -189,14 +189,14 @@ def _read_properties(folders: Sequence[Path]) -> dict[str, _Said]:
 def _check_lengths(settings: Mapping[str, _Said]) -> None:
     prompt, context = settings.get("engine.max_prompt_tokens"), settings.get("engine.max_context_tokens")
     if prompt and context and prompt.value >= context.value:
-        raise ConfigError(
+        raise SettingsError(
             f"{prompt.name} ({prompt.value}) must be less than {context.name} ({context.value}), which counts the "
             "answer too"
         )
 
 
 def _within_the_batch(said: _Said, pump: Mapping[str, Any]) -> _Said:
-    """No more requests than the archive's own limit, which its batchSize was chosen for."""
+    """Limit max_in_flight to the archive's own, which suits its batchSize."""
     limit = pump.get("max_in_flight", PumpSettings().max_in_flight)
     if not isinstance(limit, int) or said.value <= limit:
         return said

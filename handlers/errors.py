@@ -59,7 +59,7 @@ class HandlerError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
-class ConfigError(RuntimeError):
+class SettingsError(RuntimeError):
     """Raised while the worker starts if a setting is wrong. TorchServe expects a RuntimeError there."""
 
 

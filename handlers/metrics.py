@@ -1,8 +1,8 @@
-"""A worker's metrics: a table for each archive, and the thread that gives them to TorchServe.
+"""A worker's metrics: a table for each kind of archive, and the thread that publishes them to TorchServe.
 
-TorchServe takes a worker's metrics from lines on its standard output, one a value, and serves them on its metrics
-port (docs/decisions/0011-cancel-and-metrics.md). So nothing is said a token or a step: once an interval, what has
-changed since the last one.
+TorchServe reads a worker's metrics from lines on its standard output, one per value, and serves them on its metrics
+port (docs/decisions/0011-cancel-and-metrics.md). Writing them per token or step would cost too much, so the thread
+writes the changed values once per interval.
 """
 
 import logging
@@ -25,8 +25,8 @@ class Metric:
     """A row of the table.
 
     name: without the prefix; a counter ends in `_total`, which TorchServe does not add.
-    unit: in TorchServe's words. source: where the number stands in the service's numbers; of a histogram, the name of
-    the times. label: its name and, of each value, the last step of the source.
+    unit: one of TorchServe's. source: path of the number in the service's status; for a histogram, the name of its
+    series. label: its name and its values, each the last part of a path.
     """
 
     name: str
@@ -140,7 +140,7 @@ MANY_METRICS = (
 
 
 class Sink(Protocol):
-    """A metric of TorchServe's, as its cache gives it."""
+    """A metric in TorchServe's cache."""
 
     def add_or_update(self, value: float, dimension_values: list[str]) -> None: ...
 
@@ -154,9 +154,9 @@ class SinkCache(Protocol):
 
 
 class MetricsPublisher:
-    """Tells TorchServe once an interval what has changed. Start it once; it ends with the process or by `stop`.
+    """Publishes changed values to TorchServe once per interval. Start it once; it ends with the process or by `stop`.
 
-    numbers: the service's numbers now. drain: the times of a name since the last call.
+    numbers: returns the service's current numbers. drain: returns a series' times since the last call.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class MetricsPublisher:
         self._numbers = numbers
         self._drain = drain
         self._sinks = {metric: self._make_sink(cache, metric) for metric in table}
-        self._told: dict[tuple[str, str], int] = {}
+        self._published: dict[tuple[str, str], int] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -181,12 +181,12 @@ class MetricsPublisher:
         return cache.add_metric_to_cache(PREFIX + metric.name, metric.unit, labels, metric.kind)
 
     def start(self) -> None:
-        """Begin, with every metric, also those that are zero."""
-        _let_speak()
+        """Start publishing; the first time every metric, zeros included."""
+        enable_metric_lines()
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the last changes and end."""
+        """Publish the last changes and end the thread."""
         self._stopping.set()
         self._thread.join()
 
@@ -202,26 +202,26 @@ class MetricsPublisher:
             is_last = self._stopping.wait(INTERVAL_S)
 
     def publish(self) -> None:
-        """Tell what has changed since the last call."""
+        """Publish the values that have changed since the last call."""
         numbers = self._numbers()
         for metric, sink in self._sinks.items():
             if metric.kind is HISTOGRAM:
                 for seconds in self._drain(metric.source[0]):
                     sink.add_or_update(round(seconds, 6), [self._model_name])
             elif metric.label is None:
-                self._tell(metric, sink, "", _find(numbers, metric.source))
+                self._publish_value(metric, sink, "", _find(numbers, metric.source))
             else:
                 for value in metric.label[1]:
-                    self._tell(metric, sink, value, _find(numbers, (*metric.source, value)))
+                    self._publish_value(metric, sink, value, _find(numbers, (*metric.source, value)))
 
-    def _tell(self, metric: Metric, sink: Sink, label: str, value: int) -> None:
-        """A gauge's value, or how much a counter has grown; nothing if that was told already."""
-        told = self._told.get((metric.name, label))
-        if value == told:
+    def _publish_value(self, metric: Metric, sink: Sink, label: str, value: int) -> None:
+        """Publish a gauge's value or a counter's growth, unless it is unchanged."""
+        published = self._published.get((metric.name, label))
+        if value == published:
             return
-        self._told[metric.name, label] = value
+        self._published[metric.name, label] = value
         labels = [self._model_name, label] if label else [self._model_name]
-        sink.add_or_update(value if metric.kind is GAUGE else value - (told or 0), labels)
+        sink.add_or_update(value if metric.kind is GAUGE else value - (published or 0), labels)
 
 
 def _find(numbers: Mapping[str, Any], path: Sequence[str]) -> int:
@@ -231,11 +231,11 @@ def _find(numbers: Mapping[str, Any], path: Sequence[str]) -> int:
     return int(found)
 
 
-def _let_speak() -> None:
-    """TorchServe writes metrics at INFO, its own of each step among them: ours may pass, those cost more than a step.
+def enable_metric_lines() -> None:
+    """Let TorchServe's logger write our metrics, but not its own per-step ones, which cost more than a step.
 
     The entry file has set the root logger to WARNING.
     """
-    speaker = logging.getLogger("ts.metrics.caching_metric")
-    speaker.setLevel(logging.INFO)
-    speaker.addFilter(lambda record: str(record.msg).startswith(f"[METRICS]{PREFIX}"))
+    emitter = logging.getLogger("ts.metrics.caching_metric")
+    emitter.setLevel(logging.INFO)
+    emitter.addFilter(lambda record: str(record.msg).startswith(f"[METRICS]{PREFIX}"))

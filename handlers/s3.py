@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 
 try:
     import boto3
@@ -17,7 +17,7 @@ try:
     from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, HTTPClientError, ReadTimeoutError
     from urllib3.exceptions import HTTPError
 except ImportError as exc:
-    raise ConfigError("s3:// addresses need boto3: pip install boto3") from exc
+    raise SettingsError("s3:// addresses need boto3: pip install boto3") from exc
 
 ATTEMPTS = 3  # of a request, and of a body whose connection breaks, unless a whole piece came between
 PIECE_BYTES = 1 << 20
@@ -64,7 +64,7 @@ def translated(store: str) -> Iterator[None]:
 def make_client(
     setting: str, connect_timeout_s: float, read_timeout_s: float, *, attempts: int = ATTEMPTS, connections: int = 10
 ) -> Any:
-    """Make a client, without a request. Raises ConfigError, which names the setting, if the AWS settings are wrong."""
+    """Make a client without a request. Raises SettingsError, which names the setting, on wrong AWS settings."""
     try:
         return boto3.session.Session().client(
             "s3",
@@ -78,7 +78,7 @@ def make_client(
             ),
         )
     except BotoCoreError as exc:
-        raise ConfigError(f"{setting}: {exc}") from exc
+        raise SettingsError(f"{setting}: {exc}") from exc
 
 
 def split_url(url: str) -> tuple[str, str]:

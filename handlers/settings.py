@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings_group import (
     Count,
     HandlerGroup,
@@ -306,7 +306,7 @@ class HandlerSettings(HandlerGroup):
 def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> HandlerSettings:
     """Return the settings of a model-config's `handler:` group and the environment.
 
-    Raises ConfigError on an unknown group or key, a value of the wrong type, or one out of range.
+    Raises SettingsError on an unknown group or key, a value of the wrong type, or one out of range.
     """
     variables = {
         f"{ENV_PREFIX}{name}_{key}".upper(): (name, key)
@@ -318,7 +318,7 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
         if not variable.startswith(ENV_PREFIX):
             continue
         if variable not in variables:
-            raise ConfigError(f"{variable} is not a setting; docs/configuration.md lists them all")
+            raise SettingsError(f"{variable} is not a setting; docs/configuration.md lists them all")
         name, key = variables[variable]
         given = values.get(name, {})
         if isinstance(given, Mapping):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 
 
 def from_text(parse: Callable[[str], Any]) -> BeforeValidator:
@@ -42,11 +42,11 @@ class HandlerGroup(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
-        """Raises ConfigError, which names the key and the value."""
+        """Raises SettingsError, which names the key and the value."""
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_describe(type(self), error)) from None
+            raise SettingsError(_describe(type(self), error)) from None
 
     # Without this, pydantic would call __init__ for each group inside a group, and errors would lack their path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

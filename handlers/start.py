@@ -17,7 +17,7 @@ from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
-from handlers.errors import ConfigError, OutOfMemory
+from handlers.errors import OutOfMemory, SettingsError
 from handlers.journal.url import open_journal
 from handlers.models.checkpoint import find_checkpoint
 from handlers.models.loader import load_model
@@ -34,7 +34,7 @@ def start_chat(
     """Start a chat service and the pump that feeds it.
 
     archive: the unpacked archive; config: its model-config.
-    Raises RuntimeError (ConfigError) if a setting or the checkpoint is wrong.
+    Raises RuntimeError (SettingsError) if a setting or the checkpoint is wrong.
     """
     told = understand(config.get("handler") or {}, environ, (SAGEMAKER_MODEL, archive))
     settings = load_settings(told, environ)
@@ -48,7 +48,7 @@ def start_chat(
     try:
         runner = ModelRunner(model, choose_kv_bytes(settings.session, model))
     except OutOfMemory as exc:
-        raise ConfigError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
+        raise SettingsError(f"handler.session: {exc.message}; give it fewer kv_bytes or kv_tokens") from exc
     engine = Engine(runner, scheduler, settings.engine.num_threads, on_device_lost=exit_worker)
     ids = SessionIds.from_environment(environ)
     journal = open_journal(settings.journal, settings.session.tombstone_s)
@@ -58,10 +58,10 @@ def start_chat(
 
 
 def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
-    """Raise ConfigError unless TorchServe passes more rows than the pump accepts."""
+    """Raise SettingsError unless TorchServe passes more rows than the pump accepts."""
     num_rows = config.get("batchSize", 1)
     if num_rows <= settings.max_in_flight:
-        raise ConfigError(
+        raise SettingsError(
             f"handler.pump.max_in_flight must be below the archive's batchSize ({num_rows}), not "
             f"{settings.max_in_flight}: what is beyond it would wait unseen in TorchServe"
         )
@@ -70,7 +70,7 @@ def check_batch_size(config: Mapping[str, Any], settings: PumpSettings) -> None:
 def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
     """Return the device memory for keys and values: by the settings, else what is left of this worker's GPU share.
 
-    Raises ConfigError if nothing is left.
+    Raises SettingsError if nothing is left.
     """
     if settings.kv_bytes:
         return settings.kv_bytes
@@ -82,7 +82,7 @@ def choose_kv_bytes(settings: ChatSessionSettings, model: TextModel) -> int:
     own = int(total * settings.device_fraction) - torch.cuda.memory_reserved(model.device)
     left = min(own, free) - settings.features_bytes
     if left <= 0:
-        raise ConfigError(
+        raise SettingsError(
             f"the model and features_bytes leave nothing of {settings.device_fraction} of this GPU's {total} bytes for "
             "keys and values: raise handler.session.device_fraction, or use a larger GPU or a smaller dtype"
         )

@@ -21,7 +21,7 @@ def start_many(
 ) -> tuple[ManyService, Pump]:
     """Start a service of many models and make its pump.
 
-    archive: the unpacked archive; config: its model-config. Raises RuntimeError (ConfigError) for a wrong setting.
+    archive: the unpacked archive; config: its model-config. Raises RuntimeError (SettingsError) for a wrong setting.
     """
     settings = load_settings(config.get("handler") or {}, environ)
     check_batch_size(config, settings.pump)

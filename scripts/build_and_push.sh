@@ -76,7 +76,7 @@ case ${torch:-cpu} in cpu | cuda | base) ;; *) fail "--torch must be cpu, cuda o
 
 region=${region:-${AWS_REGION:-${AWS_DEFAULT_REGION:-}}}
 if [ -z "$tag" ]; then
-  tag=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null) || fail "this is no git checkout; give --tag"
+  tag=$(git -C "$root" rev-parse --short=12 HEAD 2>/dev/null) || fail "this is not a git checkout; give --tag"
   [ -z "$(git -C "$root" status --porcelain)" ] || tag+=-dirty
 fi
 [ -z "$base" ] || arguments+=(--build-arg "BASE_IMAGE=$base")

@@ -223,7 +223,7 @@ def _add_deploy_flags(flags: argparse.ArgumentParser) -> None:
 
 def _confirm(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise DeployError(f"{question} Nobody can be asked here: give --yes")
+        raise DeployError(f"{question} There is no terminal for the answer: give --yes")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 

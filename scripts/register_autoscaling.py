@@ -169,7 +169,7 @@ def read_file(path: Path) -> dict[tuple[str, str], ScalingSettings]:
             for variant in config["ProductionVariants"]:
                 variants[name, variant["VariantName"]] = None
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is no configuration: `torchmoor serve --check` says what is wrong") from error
+        raise ConfigError(f"{path} is not a configuration: `torchmoor serve --check` says what is wrong") from error
     return read_autoscaling(content["Autoscaling"], variants)
 
 

@@ -1,6 +1,6 @@
-"""A headless Chromium for tests: Debian's, driven by Playwright, which has none of its own here.
+"""Run a headless Chromium for tests: Debian's package, driven by Playwright without a browser of its own.
 
-Without it a laptop skips what needs it; CI, which installs it, fails.
+On a laptop without it, tests that need it are skipped; in CI, which installs it, they fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHONE = (390, 844)
 
 @contextmanager
 def run_chromium() -> Iterator[Browser]:
-    """Not longer than a module: while it runs, this thread cannot run an event loop of its own."""
+    """Run at most for a module: while Playwright runs, this thread cannot run another event loop."""
     program = shutil.which("chromium")
     if program is None:
         missing("there is no chromium on the PATH; on Debian: apt-get install chromium")
@@ -39,18 +39,18 @@ def run_chromium() -> Iterator[Browser]:
 
 @dataclass
 class Tab:
-    """A page, and all that it complained of."""
+    """A page and the problems that it reported."""
 
     page: Page
     complaints: list[str] = field(default_factory=list)
 
     def check_accessibility(self) -> None:
-        """Fails with axe-core's findings, if there are any."""
+        """Fail with axe-core's findings, if there are any."""
         results = Axe().run(self.page)
         assert results.violations_count == 0, results.generate_report()
 
     def save(self, path: Path) -> None:
-        """The whole page as a picture."""
+        """Save a picture of the whole page."""
         self.page.screenshot(path=path, full_page=True)
 
 
@@ -64,9 +64,9 @@ def open_tab(
     token: str = "",
     refusals: tuple[str, ...] = (),
 ) -> Iterator[Tab]:
-    """A tab of a profile of its own; fails in the end if the page wrote an error or a warning to the console.
+    """Open a tab with a new profile; fail at the end if the page logged an error or a warning to the console.
 
-    refusals: words of which one is in what Chromium itself writes of each request that this test has refused.
+    refusals: words, one of which occurs in Chromium's message about each request that this test expects to be refused.
     """
     width, height = size
     context = browser.new_context(

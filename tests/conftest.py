@@ -1,7 +1,7 @@
-"""How tests are shared out among processes, and servers that tests of several folders share.
+"""Distribute tests among processes, and provide the servers that tests of several folders share.
 
-Each such server is started once a process, when the first test asks for it. What takes long to start, a fleet of real
-TorchServe instances, is started in one process only: all tests that use it run there, one after the other.
+Each such server starts once per process, when the first test requests it. Slow ones, fleets of real TorchServe
+instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/
 
 
 class Groups(LoadScopeScheduling):
-    """A process gets a whole group at a time."""
+    """Assign whole groups to a process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(ROOT / nodeid.partition("::")[0])
@@ -41,7 +41,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture(scope="session")
 def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A cluster of one node: it refuses what a larger one would, a script whose keys lie apart."""
+    """A cluster of one node; like a larger one, it refuses a script whose keys hash to different slots."""
     with run_redis(tmp_path_factory.mktemp("cluster"), "--cluster-enabled", "yes") as server:
         server.make_cluster()
         yield server

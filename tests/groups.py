@@ -1,9 +1,9 @@
-"""Which tests run in one process, one after the other, and in which order the groups are begun.
+"""Decide which tests run in the same process, one after the other, and in which order groups start.
 
 A group is a file, all files that use the same fleet of real TorchServe instances, or a folder like tests/image, whose
-files share what takes long to make, or of which two at once would be in each other's way. So it is made once.
-Groups are told from the files themselves, because pytest-xdist shares tests out before anything of them is known but
-their names; its own `xdist_group` does nothing with pytest 9.2.
+files share a slow fixture or would disturb each other if they ran at the same time.
+Groups are derived from the source files, because pytest-xdist distributes tests when only their names are known;
+its own `xdist_group` does nothing with pytest 9.2.
 """
 
 import ast
@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-FLEETS = ("fleet", "many")  # the fixtures of tests/torchserve that several files use
-FILE_BY_FILE = ("torchserve", "aws", "proxy", "fuzz", "unit")  # folders whose other files stand for themselves
-SHORT = FILE_BY_FILE[1:]  # they fill what the long ones leave
+FLEETS = ("fleet", "many")  # fixtures of tests/torchserve that several files use
+FILE_BY_FILE = ("torchserve", "aws", "proxy", "fuzz", "unit")  # folders whose other files are groups of their own
+SHORT = FILE_BY_FILE[1:]  # they fill the time that the long groups leave
 
 
 @cache
 def group_of(path: Path) -> str:
-    """The fleet or the folder that tests of this file share with those of others, else the file's own path."""
+    """Return the fleet or folder that this file shares with others, else the file's own path."""
     where = path.relative_to(TESTS)
     if where.parts[0] not in FILE_BY_FILE:
         return where.parts[0]
@@ -30,7 +30,7 @@ def group_of(path: Path) -> str:
 
 
 def place_of(path: Path) -> tuple[int, str]:
-    """What takes longest comes first, so that no process is left with it when the others have nothing to do."""
+    """Return the sort key of a group: the slowest come first, so that none is left at the end for a single process."""
     group, folder = group_of(path), path.relative_to(TESTS).parts[0]
     if group in FLEETS:
         return FLEETS.index(group), ""
@@ -40,7 +40,7 @@ def place_of(path: Path) -> tuple[int, str]:
 
 
 def _wanted_fixtures(tree: ast.Module) -> set[str]:
-    """Names that tests and fixtures of a file ask for and that are not defined in it."""
+    """Return the names that a file's tests and fixtures use as parameters and that the file does not define."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     fixtures = [each for each in functions if any("fixture" in ast.unparse(by) for by in each.decorator_list)]
     tests = [each for each in functions if each.name.startswith("test_")]

@@ -1,8 +1,8 @@
-"""Images and containers on a machine without a Docker engine: podman and buildah, as root.
+"""Build images and run containers without a Docker engine: podman and buildah, as root.
 
-Both run in a mount namespace of their own without the cgroup2 mount that a host of cgroups v1 has beside them, since
-they would take that for the only one. Everything that they keep lies below one folder, which stays between runs: the
-base image, and what of a build did not change.
+Both run in a mount namespace of their own, without the cgroup2 mount that a cgroups v1 host has in addition, since
+they would mistake it for the only hierarchy. All their data lies below one folder, which is kept between runs: the
+base image and the unchanged layers of a build.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap", "unshare")
 BASE, IMAGE = "localhost/torchmoor-test-base", "localhost/torchmoor-test"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
-WHEELS = "/opt/local-wheels"  # where the base image's pip looks besides; the host's wheels are mounted there
+# an additional package folder for the base image's pip; the host's wheels are mounted there
+WHEELS = "/opt/local-wheels"
 IN_NAMESPACE = 'mountpoint -q /sys/fs/cgroup/unified && umount /sys/fs/cgroup/unified; exec "$@"'
 BUILD_TIMEOUT_S = 1500
 
 
 class Podman:
-    """The engine. Skips the test where it cannot work, which on a machine of CI is a failure."""
+    """The engine. It skips the test where podman cannot work; in CI that is a failure."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         absent = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -60,17 +61,17 @@ class Podman:
             "BUILDAH_ISOLATION": "chroot",
         }
         refusal = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True)
-        if refusal.returncode != 0:  # nothing that CI could install would help
+        if refusal.returncode != 0:  # installing packages in CI would not help
             import pytest
 
             pytest.skip(f"this kernel allows no mount namespaces: {refusal.stderr.strip()}")
 
     def command(self, *words: str | Path) -> list[str]:
-        """The command line that runs these words where podman works."""
+        """Return the command line that runs these words where podman works."""
         return ["unshare", "-m", "bash", "-c", IN_NAMESPACE, "_", *map(str, words)]
 
     def run(self, *words: str | Path, timeout_s: float = 120, is_checked: bool = True) -> str:
-        """What the command says on standard output."""
+        """Run a command and return its standard output."""
         done = subprocess.run(
             self.command(*words), capture_output=True, text=True, timeout=timeout_s, env=self.environment, cwd=ROOT
         )
@@ -79,13 +80,13 @@ class Podman:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One build at a time on this machine."""
+        """Allow one build at a time on this machine."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def build(self, tag: str = IMAGE, arguments: Mapping[str, str] | None = None) -> str:
-        """The Dockerfile as it is, on plain Debian; returns the image's name."""
+        """Build the Dockerfile unchanged on plain Debian and return the image's name."""
         words = [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         wheels = os.environ.get("PIP_FIND_LINKS", "")
         if Path(wheels).is_dir() and wheels:
@@ -100,7 +101,7 @@ class Podman:
         return tag
 
     def _make_base(self) -> str:
-        """Debian with Python, this machine's certificate authorities, and a place for wheels."""
+        """Build Debian with Python, this machine's certificate authorities, and a folder for wheels."""
         if self.run("podman", "images", "--quiet", BASE):
             return BASE
         with tempfile.TemporaryDirectory(dir=self.folder) as temporary:
@@ -130,7 +131,7 @@ class Podman:
         environment: Mapping[str, str] | None = None,
         mounts: Mapping[Path, str] | None = None,
     ) -> Iterator[Container]:
-        """A container on the host's network, which is gone afterwards. mounts: what lies where, read-only."""
+        """Run a container on the host's network until the context ends. mounts: read-only bind mounts."""
         name = f"torchmoor-test-{log.stem}-{os.getpid()}"
         words = [
             *("podman", "run", "--rm", "--name", name, "--network", "host", "--no-healthcheck", *options),
@@ -156,7 +157,7 @@ class Podman:
 
 @dataclass
 class Container:
-    """One that was started."""
+    """A running container."""
 
     engine: Podman
     name: str
@@ -165,24 +166,24 @@ class Container:
 
     @property
     def log(self) -> str:
-        """All that it has written."""
+        """Return everything that it has logged."""
         return self.log_file.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
-        """Of its first process, as the host has it."""
+        """Return the host's process id of its first process."""
         return int(json.loads(self.engine.run("podman", "inspect", self.name))[0]["State"]["Pid"])
 
     def signal(self, name: str) -> None:
-        """Send its first process a signal."""
+        """Send a signal to its first process."""
         self.engine.run("podman", "kill", "--signal", name, self.name)
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status."""
+        """Wait for its end and return its exit status."""
         return self.process.wait(timeout=timeout_s)
 
     def wait_until_ok(self, url: str, *, deadline_s: float = 600.0) -> None:
-        """Until a GET is answered with 200; fails at once, with the log, if it ends before."""
+        """Wait until a GET returns 200; fail at once with the log if the container ends before."""
 
         def is_ok() -> bool:
             assert self.process.poll() is None, self.log[-4000:]

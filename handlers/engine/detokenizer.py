@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: never half a character, never a stop string's beginning."""
+"""Converts token ids to text piece by piece; holds back partial characters and starts of stop strings."""
 
 from collections.abc import Sequence
 from typing import Any

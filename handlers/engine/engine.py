@@ -1,4 +1,4 @@
-"""The thread that owns the device. Sequences join and leave at every step.
+"""The engine thread, which owns the device; sequences join and leave the batch at every step.
 
 Other threads call `submit`, `call` and `cancel` only; everything else happens here, between two steps.
 """
@@ -231,7 +231,9 @@ class Engine:
         self._samplers.pop(sequence, None)
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Features of an image, (image tokens, hidden size), computed on the engine thread. Any other thread.
+        """Return an image's features, (image tokens, hidden size). Call from any thread but the engine's.
+
+        They are computed on the engine thread.
 
         Raises OutOfMemory if the device has no room.
         """

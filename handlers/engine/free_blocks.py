@@ -1,4 +1,4 @@
-"""Which blocks of the pool are free, kept as gaps, so that a sequence's blocks lie side by side where possible.
+"""The free blocks of the pool, kept as gaps so that a sequence's blocks are adjacent where possible.
 
 A sequence whose blocks are one run is read in place; scattered blocks are right as well, but are gathered at each step.
 """
@@ -24,7 +24,7 @@ class FreeBlocks:
         return f"<FreeBlocks {self._num_free} in {len(self._gaps)} gaps>"
 
     def take(self, num_blocks: int, after: int | None = None) -> list[int]:
-        """Blocks for a sequence whose last block is `after`: right behind it, else from the widest gaps.
+        """Return blocks for a sequence whose last block is `after`: the adjacent ones, else from the widest gaps.
 
         A new run begins in the middle of a gap that is wide enough, so that the sequence before the gap can still
         grow into it.

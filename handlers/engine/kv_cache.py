@@ -1,4 +1,4 @@
-"""Keys and values of every conversation on the device: one preallocated tensor, handed out in blocks.
+"""The KV cache: keys and values of all conversations in one preallocated tensor, allocated in blocks.
 
     BlockPool      the storage; who holds which block, what full blocks contain, which caches may be evicted
     SequenceCache  one conversation's table of blocks
@@ -136,7 +136,7 @@ class BlockPool:
                     self._free.give(block)
 
     def publish(self, block: int, parent: object, tokens: tuple[int, ...]) -> object:
-        """Make a full block known under its tokens and what stands before it; returns the name of this beginning.
+        """Register a full block under its tokens and its prefix; return the name of the extended prefix.
 
         parent: the name of the beginning before it. If another block holds the same already, that one stays known.
         """
@@ -201,7 +201,7 @@ class BlockPool:
 
 
 class SequenceCache:
-    """Grows by `match`, `reserve` and `advance`, shrinks by `truncate` and `drop`.
+    """One sequence's part of the cache: `match`, `reserve` and `advance` extend it, `truncate` and `drop` shrink it.
 
     scope: caches share blocks only within a scope.
     """
@@ -242,7 +242,7 @@ class SequenceCache:
         return self._slots
 
     def match(self, prompt: Sequence[int]) -> int:
-        """Bring the cache to the longest beginning of `prompt` that is stored, its own or others'; returns its length.
+        """Set the cache to the longest stored prefix of `prompt`, its own or others'; return its length.
 
         At least one token of the prompt is left to compute.
         """
@@ -269,7 +269,7 @@ class SequenceCache:
                 self._changed()
 
     def truncate(self, length: int) -> int:
-        """Forget the positions from `length` on, and perhaps a few more: a block that others hold is left whole.
+        """Drop the positions from `length` on, and perhaps a few before: a block that others hold stays whole.
 
         Returns what is left.
         """

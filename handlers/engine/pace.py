@@ -1,4 +1,4 @@
-"""How much of a waiting prompt a step may carry, so that the answers that are streaming hardly notice.
+"""The number of prompt tokens per step, chosen so that running streams are hardly delayed.
 
 A step's time is what its decoding rows cost and what its prompt tokens cost. Both are measured as the engine goes,
 since they differ between a laptop and a GPU by factors of a thousand.
@@ -9,7 +9,7 @@ MIN_CHUNK = 8  # prompt tokens; fewer would leave long prompts waiting for ever
 
 
 class Pace:
-    """max_chunk: prompt tokens in a step at most, also when nothing streams.
+    """max_chunk: the most prompt tokens in a step, also when nothing streams.
 
     max_stretch: how many times longer than a step without prompts one with prompts may take.
     """

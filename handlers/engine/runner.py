@@ -1,4 +1,4 @@
-"""One step on the device: a batch of work in, one row of logits for each part out."""
+"""Runs one step on the device and returns a row of logits for each part of the batch."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from handlers.models.text import TextModel
 
 
 class ModelRunner:
-    """Turns scheduled work into tensors. Engine thread only.
+    """Makes tensors of scheduled work and runs the model. Engine thread only.
 
     is_row_batched: compute the attention of all decoding rows in one call. It costs copies and saves calls, which is
     what a GPU wants and a CPU does not.

@@ -1,4 +1,4 @@
-"""The next token of one row, by that row's own settings; the warpers are transformers' own."""
+"""Samples the next token of a row with the row's own parameters, by transformers' warpers."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class Sampler:
         return self.generator is None and not self.processors
 
     def choose(self, logits: Tensor, context: list[int]) -> tuple[int, float]:
-        """The next token and its log probability after warping.
+        """Return the next token and its log probability after warping.
 
         logits: (vocabulary,) float32; context: the token ids so far, for the repetition penalty.
         """

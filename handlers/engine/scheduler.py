@@ -1,4 +1,4 @@
-"""Which sequences get how many tokens in the next step. Decides only; runs without a model.
+"""Chooses the sequences of the next step and their numbers of tokens. Decides only; runs without a model.
 
 Every decoding sequence gets its one token in each step; what the pace leaves goes to prompts, in chunks, so that a long
 prompt never holds up the streams. A sequence joins, in order of arrival, when there is a row for it and
@@ -49,10 +49,10 @@ class Scheduler:
         return [*self.running, *self.waiting]
 
     def admit(self) -> Sequence | None:
-        """Let waiting sequences join while there is room.
+        """Admit waiting sequences while the cache has room.
 
-        Returns the newest of them if the oldest cannot join although nothing runs whose end it could wait for: that
-        one must give up what it holds, and `admit` be called again.
+        If the oldest cannot join and no sequence runs, returns the newest one: the caller must free its blocks and
+        call `admit` again.
         """
         while self.waiting and len(self.running) < self.max_rows:
             oldest = self.waiting[0]
@@ -76,7 +76,7 @@ class Scheduler:
         return decoding + prefilling
 
     def _share(self, decoding: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """How many prompt tokens each prefilling sequence gets, none of them 0.
+        """Return the number of prompt tokens of each prefilling sequence; none is 0.
 
         The pace protects answers from prompts that come later. Prompts that were there before any of those that decode
         had begun are one burst with them: they go first and at once, since steps of half the burst would cost each of

@@ -1,4 +1,4 @@
-"""One answer being generated: its prompt, its cache, its settings, its tokens so far."""
+"""The state of one answer in generation: prompt, cache, parameters and tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class ImageSpan:
 
 
 class Sequence:
-    """What the engine works on. Owned by the engine thread from `Engine.submit` to the last event.
+    """A token sequence in the engine, owned by the engine thread from `Engine.submit` to the last event.
 
     prompt: one key a position: a token id, or for an image's position a negative number that names the image, so
     that two prompts are equal in a position only if the same token or image stands there.

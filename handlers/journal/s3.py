@@ -188,7 +188,7 @@ class S3Journal:
 
 
 def connect(limits: JournalSettings) -> Any:
-    """Make a client, without a request. Raises ConfigError."""
+    """Make a client, without a request. Raises SettingsError."""
     client = make_client(
         "handler.journal.url names S3, which cannot be used",
         limits.connect_timeout_s,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.journal.bounded import BoundedJournal
 from handlers.journal.directory import DirectoryJournal
 from handlers.journal.journal import Journal
@@ -16,7 +16,7 @@ FORMS = "off, file:///a/directory, redis://user:password@host:port/db, rediss://
 def open_journal(settings: JournalSettings, tombstone_s: int) -> Journal | None:
     """Open the journal that the settings name, without a connection; None for "off".
 
-    tombstone_s: how long a session is remembered after its expiry. Raises ConfigError.
+    tombstone_s: how long a session is remembered after its expiry. Raises SettingsError.
     """
     if settings.url == "off":
         return None
@@ -29,25 +29,25 @@ def _open(settings: JournalSettings, tombstone_s: int) -> Journal:
         parts = urlsplit(settings.url)
         _ = parts.port
     except ValueError:  # the error quotes the URL
-        raise ConfigError(f"handler.journal.url cannot be read; it must be {FORMS}") from None
+        raise SettingsError(f"handler.journal.url cannot be read; it must be {FORMS}") from None
     if parts.query or parts.fragment:
-        raise ConfigError(f"handler.journal.url must not have a ? or #; in a password write %3F and %23: {FORMS}")
+        raise SettingsError(f"handler.journal.url must not have a ? or #; in a password write %3F and %23: {FORMS}")
     if parts.scheme == DIRECTORY_SCHEME:
         return _open_directory(parts, settings)
     if parts.scheme in REDIS_SCHEMES:
         return _open_redis(parts, settings, tombstone_s)
     if parts.scheme == S3_SCHEME:
         return _open_s3(parts, settings)
-    raise ConfigError(f"handler.journal.url must be {FORMS}")
+    raise SettingsError(f"handler.journal.url must be {FORMS}")
 
 
 def _open_directory(parts: SplitResult, settings: JournalSettings) -> Journal:
     if parts.netloc or not parts.path.startswith("/"):
-        raise ConfigError("handler.journal.url must name a directory of this machine: file:///a/directory")
+        raise SettingsError("handler.journal.url must name a directory of this machine: file:///a/directory")
     try:
         return DirectoryJournal(Path(unquote(parts.path)), settings.claim_s)
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
+        raise SettingsError(f"handler.journal.url names a directory that cannot be used: {exc}") from exc
 
 
 def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int) -> Journal:
@@ -55,7 +55,9 @@ def _open_redis(parts: SplitResult, settings: JournalSettings, tombstone_s: int)
 
     address = read_redis_address(parts)
     if address is None:
-        raise ConfigError(f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0")
+        raise SettingsError(
+            f"handler.journal.url must have a host and a database's number: {parts.scheme}://host:port/0"
+        )
     return redis.RedisJournal(redis.connect(address, settings), tombstone_s, settings.claim_s)
 
 
@@ -64,7 +66,7 @@ def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
     from handlers.s3 import split_url
 
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
-        raise ConfigError(
+        raise SettingsError(
             "handler.journal.url must be s3://bucket/prefix; credentials, region and endpoint come from the usual "
             "AWS_... variables or files"
         )

@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings import ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ class _Object:
 def find_checkpoint(settings: ModelSettings, archive: Path, environ: Mapping[str, str]) -> Path:
     """Return the directory of the checkpoint that the settings name, after a download if needed.
 
-    archive: base of relative paths. Raises ConfigError.
+    archive: base of relative paths. Raises SettingsError.
     """
     if settings.path.startswith(S3):
         return _from_s3(settings)
     if settings.path.startswith(HUB):
         return _from_hub(settings, environ)
     if "://" in settings.path:
-        raise ConfigError(f"handler.model.path must be a directory, {S3}bucket/prefix or {HUB}owner/name")
+        raise SettingsError(f"handler.model.path must be a directory, {S3}bucket/prefix or {HUB}owner/name")
     return archive / settings.path
 
 
@@ -64,7 +64,7 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
 
     name = settings.path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is neither a directory here nor a name on the Hugging Face hub (owner/name)")
+        raise SettingsError(f"{name!r} is neither a directory here nor a name on the Hugging Face hub (owner/name)")
     revision = settings.revision or None
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None
     try:
@@ -84,12 +84,12 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
             etag_timeout=settings.connect_timeout_s,
             local_files_only=HF_HUB_OFFLINE,
         )
-    except ConfigError:
+    except SettingsError:
         raise
     except Exception as exc:  # huggingface_hub, its HTTP client and the file system have errors of their own
         place = "the cache, and HF_HUB_OFFLINE is set" if HF_HUB_OFFLINE else "the Hugging Face hub"
         reason = str(exc).strip().partition("\n")[0]
-        raise ConfigError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
+        raise SettingsError(f"{name} cannot be had from {place}: {type(exc).__name__}: {reason}") from exc
     return Path(folder)
 
 
@@ -99,7 +99,7 @@ def _from_s3(settings: ModelSettings) -> Path:
 
     bucket, prefix = split_url(settings.path)
     if not bucket or not prefix:
-        raise ConfigError(f"handler.model.path must be {S3}bucket/prefix, not {settings.path!r}")
+        raise SettingsError(f"handler.model.path must be {S3}bucket/prefix, not {settings.path!r}")
     client = make_client(
         "handler.model.path", settings.connect_timeout_s, settings.read_timeout_s, attempts=MAX_ATTEMPTS
     )
@@ -107,7 +107,7 @@ def _from_s3(settings: ModelSettings) -> Path:
         with translated("the store"):
             objects = _list(client, bucket, prefix)
         if not any(each.name == "config.json" for each in objects):
-            raise ConfigError(f"there is no config.json in {settings.path}")
+            raise SettingsError(f"there is no config.json in {settings.path}")
         _check_size(settings, settings.path, [each.size for each in objects])
         home = Path(settings.cache_dir).expanduser() / _digest(settings.path)
         home.mkdir(parents=True, exist_ok=True)
@@ -121,9 +121,9 @@ def _from_s3(settings: ModelSettings) -> Path:
                         shutil.rmtree(older, ignore_errors=True)
         return target
     except S3Error as exc:
-        raise ConfigError(f"{settings.path} cannot be read: {exc}") from exc
+        raise SettingsError(f"{settings.path} cannot be read: {exc}") from exc
     except OSError as exc:
-        raise ConfigError(f"{settings.path} cannot be kept in {settings.cache_dir}: {exc}") from exc
+        raise SettingsError(f"{settings.path} cannot be kept in {settings.cache_dir}: {exc}") from exc
 
 
 def _is_needed(name: str) -> bool:
@@ -140,14 +140,14 @@ def _list(client: Any, bucket: str, prefix: str) -> list[_Object]:
         if name and _is_needed(name):
             found.append(_Object(item["Key"], name, item["Size"], item["ETag"]))
         if len(found) > MAX_FILES:
-            raise ConfigError(f"{S3}{bucket}/{prefix} has more than {MAX_FILES} files; give one checkpoint's prefix")
+            raise SettingsError(f"{S3}{bucket}/{prefix} has more than {MAX_FILES} files; give one checkpoint's prefix")
     return found
 
 
 def _check_size(settings: ModelSettings, name: str, sizes: Sequence[int]) -> None:
     if sum(sizes) > settings.max_download_bytes:
         limit = f"handler.model.max_download_bytes ({settings.max_download_bytes})"
-        raise ConfigError(f"{name} has {sum(sizes)} bytes, more than {limit}")
+        raise SettingsError(f"{name} has {sum(sizes)} bytes, more than {limit}")
 
 
 def _download(client: Any, bucket: str, objects: Sequence[_Object], target: Path) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 
 _NUM_TOKENS = (1, 2, 3)  # 1 is compiled separately; the third call checks that 2 covers larger numbers
 
 
 def compile_layers(decoder: Any) -> None:
-    """Replace the forward methods by compiled ones. Raises ConfigError without a working compiler."""
+    """Replace the forward methods by compiled ones. Raises SettingsError without a working compiler."""
     parts = [part for layer in decoder.layers for part in layer.children() if not _is_attention(part)]
     parameter = next(decoder.parameters())
     try:
@@ -29,7 +29,7 @@ def compile_layers(decoder: Any) -> None:
                     part(hidden)
     except Exception as exc:  # dynamo, inductor and the compilers have errors of their own
         reason = str(exc).strip().partition("\n")[0]
-        raise ConfigError(f"handler.model.compile is layers, but torch.compile fails: {reason}") from exc
+        raise SettingsError(f"handler.model.compile is layers, but torch.compile fails: {reason}") from exc
 
 
 def _is_attention(part: Any) -> bool:

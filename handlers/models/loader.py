@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models.compiled import compile_layers
 from handlers.models.llava import LlavaModel
 from handlers.models.memory import check_fits
@@ -32,18 +32,18 @@ def load_model(
     dtype: a torch type's name, or "auto": float32 on a CPU, the checkpoint's own type elsewhere.
     attention: the vision tower's implementation by transformers' name, or "auto".
     is_compiled: torch.compile what lies between the decoder's attention calls; not for float32 on a CPU.
-    Reads safetensors weights only, never pickled ones. Raises ConfigError if `path` is not a checkpoint, does not
+    Reads safetensors weights only, never pickled ones. Raises SettingsError if `path` is not a checkpoint, does not
     fit the device, or holds a model whose results here would differ from those in transformers.
     """
     if not (path / "config.json").is_file():
-        raise ConfigError(f"handler.model.path: there is no config.json in {path}")
+        raise SettingsError(f"handler.model.path: there is no config.json in {path}")
     transformers_logging.disable_progress_bar()
     try:
         return _load(path, device, dtype, attention, is_compiled)
-    except ConfigError:
+    except SettingsError:
         raise
     except Exception as exc:  # the libraries raise errors of every kind; TorchServe expects one
-        raise ConfigError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
+        raise SettingsError(f"the checkpoint {path} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
 def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compiled: bool) -> TextModel:
@@ -51,10 +51,10 @@ def _load(path: Path, device: torch.device, dtype: str, attention: str, is_compi
     can_see = hasattr(config, "vision_config")
     if can_see and config.model_type not in SEEING:
         known = ", ".join(SEEING)
-        raise ConfigError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
+        raise SettingsError(f"models of type {config.model_type} are not supported; of those that see, {known} are")
     kind = _choose_type(dtype, device, config)
     if is_compiled and device.type == "cpu" and kind is torch.float32:
-        raise ConfigError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
+        raise SettingsError("handler.model.compile must be off for float32 on a CPU, whose weights are packed instead")
     check_fits(path, device, kind)
     loader = AutoModelForImageTextToText if can_see else AutoModelForCausalLM
     model: Any = loader.from_pretrained(path, dtype=kind or "auto", local_files_only=True, use_safetensors=True)

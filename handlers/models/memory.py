@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 MEMORY_INFO = Path("/proc/meminfo")
@@ -17,13 +17,13 @@ _OTHERS = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
 
 
 def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Raise ConfigError if the weights alone exceed the free memory of the device.
+    """Raise SettingsError if the weights alone exceed the free memory of the device.
 
     dtype: what floats are converted to, None to keep the stored type.
     """
     needed, free = weight_bytes(path, dtype), free_bytes(device)
     if free is not None and needed > free:
-        raise ConfigError(
+        raise SettingsError(
             f"the checkpoint's weights take {needed / 1e9:.2f} GB, but {device} has only {free / 1e9:.2f} GB free: "
             "choose a smaller handler.model.dtype or a quantized checkpoint, end what else runs there, or take a "
             "larger device"
@@ -31,7 +31,7 @@ def check_fits(path: Path, device: torch.device, dtype: torch.dtype | None) -> N
 
 
 def weight_bytes(path: Path, dtype: torch.dtype | None) -> int:
-    """Return the size of a checkpoint's safetensors files once loaded. Raises ConfigError if one is damaged."""
+    """Return the size of a checkpoint's safetensors files once loaded. Raises SettingsError if one is damaged."""
     total = 0
     for file in sorted(path.glob("*.safetensors")):
         for tensor in _read_header(file).values():
@@ -55,7 +55,7 @@ def _read_header(file: Path) -> dict[str, dict]:
         header.pop("__metadata__", None)
         return header
     except (OSError, ValueError) as exc:
-        raise ConfigError(f"{file} is not a safetensors file: {exc}") from exc
+        raise SettingsError(f"{file} is not a safetensors file: {exc}") from exc
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models.attention import PackedBatch, Part, in_place
 from handlers.models.text import TextModel
 
@@ -28,7 +28,7 @@ class Probe:
         rope = getattr(config, "rope_parameters", None) or {}
         kinds = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
         if kinds & set(_BATCH_DEPENDENT_ROPE):
-            raise ConfigError("models whose rope frequencies follow the length of the batch are not supported")
+            raise SettingsError("models whose rope frequencies follow the length of the batch are not supported")
         generator = torch.Generator().manual_seed(0)
         first, last = config.vocab_size // 4, config.vocab_size  # the lowest ids are often special
         device = next(model.parameters()).device
@@ -37,14 +37,14 @@ class Probe:
 
     @torch.inference_mode()
     def check(self, model: TextModel) -> None:
-        """Raise ConfigError if the model answers differently in packed steps."""
+        """Raise SettingsError if the model answers differently in packed steps."""
         found = self._run(model)
         # The order of summation changes half precision's rounding; a real difference is as large as the logits.
         tolerance = (1e-3 if model.dtype is torch.float32 else 0.1) * float(self._expected.abs().max())
         difference = float((found - self._expected).abs().max())
         if not difference <= tolerance:
             kind = model.model.config.model_type
-            raise ConfigError(
+            raise SettingsError(
                 f"models of type {kind} are not supported: logits differ by {difference:.3g} in packed steps"
             )
 

@@ -42,7 +42,7 @@ class Account:
 
     @cached_property
     def caller(self) -> str:
-        """The ARN of whoever calls. Raises DeployError."""
+        """The caller's ARN. Raises DeployError."""
         return str(self.ask("sts", "get_caller_identity")["Arn"])
 
     def ask(self, service: str, operation: str, **parameters: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What can go wrong, told in words that say what to do."""
+"""Errors of a deployment, whose messages say what to do."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class SettingsError(DeployError):
 
 
 class EndpointFailed(DeployError):
-    """SageMaker gave up on an endpoint, or took an update back."""
+    """SageMaker could not create an endpoint, or rolled an update back."""

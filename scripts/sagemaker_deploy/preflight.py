@@ -1,6 +1,6 @@
 """What SageMaker would find out after ten minutes, asked before anything is made.
 
-A caller who may not look is told so, and what could not be looked at is not held against the deployment.
+A check that the caller's rights do not permit is noted and does not stop the deployment.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _find_image(account: Account, image: str, say: Say) -> str:
     match = _ECR.fullmatch(image)
     if match is None:
         raise DeployError(
-            f"{image} is no image in ECR, and SageMaker pulls from nowhere else: scripts/build_and_push.sh builds it, "
-            "pushes it and prints its URI"
+            f"{image} is not an image in ECR, and SageMaker pulls from nowhere else: "
+            "scripts/build_and_push.sh builds it, pushes it and prints its URI"
         )
     if match["region"] != account.region:
         raise DeployError(

@@ -12,13 +12,13 @@ from scripts.sagemaker_deploy.account import Account, AwsError
 from scripts.sagemaker_deploy.errors import DeployError, EndpointFailed
 
 MOVING = {"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"}
-REPEAT_S = 60.0  # the same line again, so that nobody thinks that the script hangs
+REPEAT_S = 60.0  # repeat an unchanged line, which shows that the script is alive
 NUM_LOG_LINES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """How somebody waits; a test moves the clock by hand."""
+    """How to wait; a test moves the clock by hand."""
 
     say: Callable[[str], None]
     poll_s: float = 10.0

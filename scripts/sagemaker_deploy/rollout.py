@@ -31,7 +31,7 @@ def planned(deployment: Deployment) -> list[Call]:
     """All requests that a deployment can lead to, each checked. Raises SettingsError."""
     calls = [model_call(deployment), config_call(deployment), create_call(deployment), update_call(deployment)]
     calls += scaling_calls(deployment)
-    for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # a bad name is told as itself
+    for call in sorted(calls, key=lambda call: call.operation != "create_endpoint"):  # reports a bad name first
         check(call)
     return calls
 
@@ -48,7 +48,9 @@ def deploy(account: Account, deployment: Deployment, watch: Watch) -> None:
     _check_may_change(before, name)
     config = _ensure(account, deployment, watch)
     if before.endpoint is not None and before.endpoint["EndpointStatus"] == "Failed":
-        watch.say(f"{name} has failed before ({before.endpoint.get('FailureReason', 'no reason given')}); made anew")
+        watch.say(
+            f"{name} has failed before ({before.endpoint.get('FailureReason', 'no reason given')}); creating it again"
+        )
         _delete_failed(account, name, watch)
         before = take(account, name)
     if before.endpoint is None:
@@ -142,7 +144,7 @@ def _scale(account: Account, deployment: Deployment, before: Inventory, watch: W
 
 def _why(endpoint: Any | None, name: str, config: str) -> str:
     if endpoint is None:
-        return f"{name} is gone: somebody has deleted it meanwhile"
+        return f"{name} is gone: it was deleted meanwhile"
     reason = endpoint.get("FailureReason", "no reason given")
     if endpoint["EndpointStatus"] == "InService":
         return f"the update of {name} was taken back, it serves {endpoint['EndpointConfigName']} as before: {reason}"

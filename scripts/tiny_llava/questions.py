@@ -256,7 +256,7 @@ def ask_background(rng: random.Random, scene: Scene) -> Question | None:
 
 
 def ask_absent(rng: random.Random, scene: Scene) -> Question | None:
-    """A question about something that is not there is told so."""
+    """A question about something that is not there is answered so."""
     absent_shapes = [shape for shape in SHAPES if all(o.shape != shape for o in scene.things)]
     absent_colors = [color for color in COLORS if all(o.color != color for o in scene.things)]
     if not absent_shapes:

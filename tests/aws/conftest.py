@@ -1,4 +1,4 @@
-"""An account of AWS for a test: moto's server over HTTP, emptied before each test."""
+"""An AWS account for a test: moto's server over HTTP, emptied before each test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Aws:
     url: str
 
     def client(self, service: str, **credentials: str) -> Any:
-        """One with credentials of its own is a caller of its own."""
+        """Return a client; one with other credentials is another caller."""
         return _client(self.url, service, **credentials)
 
     def ask(self, service: str, operation: str, **parameters: Any) -> Any:
@@ -45,7 +45,7 @@ class Aws:
         return str(role["Role"]["Arn"])
 
     def push_image(self, repository: str = "torchmoor", tag: str = "1", content: str = "one") -> str:
-        """As a push does; the same tag with other content becomes another image."""
+        """Push an image; the same tag with other content is another image."""
         ecr = self.client("ecr")
         if repository not in [each["repositoryName"] for each in ecr.describe_repositories()["repositories"]]:
             ecr.create_repository(repositoryName=repository)
@@ -64,7 +64,7 @@ class Aws:
         return [each[name] for each in self.ask(service, operation, **parameters)[items]]
 
     def left(self) -> dict[str, list[str]]:
-        """All that a deployment makes, by name; what there is none of is not there."""
+        """Return the resources of a deployment by kind; kinds without resources are absent."""
         of_sagemaker = {"ServiceNamespace": "sagemaker"}
         found = {
             "endpoints": self.names("sagemaker", "list_endpoints", "Endpoints", "EndpointName"),
@@ -83,7 +83,7 @@ class Aws:
 
 @cache
 def _client(url: str, service: str, **credentials: str) -> Any:
-    """Kept, because to make one takes longer than to ask it."""
+    """Return a cached client, because creating one takes longer than using it."""
     owner = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     return boto3.client(service, endpoint_url=url, region_name=REGION, **{**owner, **credentials})
 
@@ -98,7 +98,7 @@ def moto_url() -> Iterator[str]:
 
 @pytest.fixture
 def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
-    """Empty, with credentials in the environment and none of the developer's own."""
+    """Provide an empty account, with its credentials in the environment instead of the developer's."""
 
     def empty() -> None:
         requests.post(f"{moto_url}/moto-api/reset", timeout=10).raise_for_status()
@@ -109,18 +109,18 @@ def aws(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
         monkeypatch.setenv(f"AWS_{name}", value)
     empty()
     yield Aws(moto_url)
-    empty()  # what moto knows is the process's, so a server of another test would have it too
+    empty()  # moto's state belongs to the process, so a server of another test would share it
 
 
 @pytest.fixture
 def sagemaker(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> SlowSageMaker:
-    """What the account's endpoints go through."""
+    """Provide the states of the account's endpoints."""
     return SlowSageMaker(monkeypatch)
 
 
 @pytest.fixture
 def stack(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """One stack of the template, not yet made."""
+    """Provide a stack of the template that is not yet created."""
     install(monkeypatch, aws)
     return Stack(aws)
 
@@ -132,7 +132,7 @@ def operator(sagemaker: SlowSageMaker, aws: Aws, capsys: pytest.CaptureFixture[s
 
 @pytest.fixture
 def flags(aws: Aws) -> list[str]:
-    """A real-time endpoint of what lies in the account."""
+    """Return the flags of a real-time endpoint that uses the account's image and model."""
     return [
         *("--endpoint", NAME, "--role", aws.make_role(), "--image", aws.push_image()),
         *("--model-data", aws.put_model(), "--instance-type", "ml.g4dn.xlarge"),
@@ -141,7 +141,7 @@ def flags(aws: Aws) -> list[str]:
 
 @pytest.fixture
 def file(aws: Aws, tmp_path: Path) -> Path:
-    """An asynchronous endpoint with everything that there is to say, as a file."""
+    """Write a file with every setting for an asynchronous endpoint."""
     topics = [aws.ask("sns", "create_topic", Name=name)["TopicArn"] for name in ("done", "failed")]
     path = tmp_path / "endpoint.yaml"
     settings = {

@@ -1,8 +1,8 @@
-"""IAM with teeth: moto's users and policies, held against the resources that a request really names.
+"""Enforce IAM: check moto's users and policies against the resources that a request really names.
 
-moto enforces actions, but of most services it takes every resource for "*", and it knows no conditions but those of
-trust policies. Here a request's resources come from its parameters, as in AWS's service authorization reference, and
-conditions are looked at.
+moto enforces actions, but for most services it assumes "*" as the resource, and it evaluates conditions only in trust
+policies. Here a request's resources come from its parameters, as in AWS's service authorization reference, and
+conditions are evaluated.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from moto.iam.access_control import IAMPolicyStatement, IAMRequest, PermissionRe
 
 from tests.aws.conftest import ACCOUNT, REGION
 
-# What a request is made with, besides its resources.
+# Attributes of a request besides its resources.
 CONTEXT = {"application-autoscaling:service-namespace": "sagemaker", "iam:PassedToService": "sagemaker.amazonaws.com"}
 
 
 def is_allowed(policies: list[Any], action: str, resource: str, context: Mapping[str, str] = CONTEXT) -> bool:
-    """Whether documents allow an action on a resource: something does, and nothing denies it."""
+    """Return whether documents allow an action on a resource: one allows it, and none denies it."""
     found = set()
     for policy in policies:
         for statement in policy["Statement"]:
@@ -46,7 +46,7 @@ def _holds(condition: Mapping[str, Mapping[str, Any]], context: Mapping[str, str
 
 
 def resources(service: str, action: str, request: Any) -> Iterator[str]:
-    """The ARNs that a request to moto names."""
+    """Return the ARNs that a request to moto names."""
     get = request._get_param
     arn = f"arn:aws:{service}:{REGION}:{ACCOUNT}:"
     match service, action:
@@ -78,7 +78,7 @@ def resources(service: str, action: str, request: Any) -> Iterator[str]:
 
 
 def enforce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here to the end of the test: only callers with a user's keys, and only what their policies allow."""
+    """Until the test ends, accept only callers with a user's keys, and only what their policies allow."""
 
     def authorize(request: Any, resource: str = "*") -> None:
         told = IAMRequest(
@@ -92,7 +92,7 @@ def enforce(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         service, _, action = told._action.partition(":")
         service = {"monitoring": "cloudwatch"}.get(service, service)
-        if told._action == "sts:GetCallerIdentity":  # nobody can be forbidden to ask who he is
+        if told._action == "sts:GetCallerIdentity":  # no policy can forbid GetCallerIdentity
             return
         policies = [_document(policy) for policy in told._access_key.collect_policies()]
         for named in resources(service, action, request):
@@ -100,7 +100,7 @@ def enforce(monkeypatch: pytest.MonkeyPatch) -> None:
                 told._raise_access_denied()
 
     monkeypatch.setattr(ActionAuthenticatorMixin, "_authenticate_and_authorize_normal_action", authorize)
-    monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # of S3, whose resources moto does know
+    monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)  # for S3, moto does know the resources
 
 
 def _document(policy: Any) -> Any:

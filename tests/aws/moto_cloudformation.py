@@ -1,7 +1,7 @@
-"""What moto's CloudFormation lacks of our template: resources that moto's services know, but not its stacks.
+"""Add resources to moto's CloudFormation that moto's services support but its stacks do not.
 
-Each becomes the request that CloudFormation would send, sent by boto3 to the same server: so botocore checks its
-parameters, and tests look at it by the service's own operations.
+Each becomes the request that CloudFormation would send, sent by boto3 to the same server. So botocore validates its
+parameters, and tests inspect it with the service's own operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCALING = "application-autoscaling"
 
 
 class Adapter(CloudFormationModel):
-    """A resource that is made, and made anew when it changes, by requests."""
+    """A resource that requests create, and create again when it changes."""
 
     KIND: ClassVar[str]
     account: ClassVar[Any]  # an Aws
@@ -33,7 +33,7 @@ class Adapter(CloudFormationModel):
 
     @classmethod
     def put(cls, name: str, properties: dict[str, Any]) -> str:
-        """Returns what `Ref` gives."""
+        """Create the resource and return the value of its `Ref`."""
         raise NotImplementedError
 
     @classmethod
@@ -71,7 +71,7 @@ class Adapter(CloudFormationModel):
         return cls.create_from_cloudformation_json(new_resource_name, cloudformation_json, account_id, region_name)
 
     def delete(self, account_id: str, region_name: str) -> None:
-        """What moto calls if there is one."""
+        """Delete the resource; moto calls this method if it exists."""
         self.remove(self.physical_resource_id)
 
     @classmethod
@@ -155,13 +155,13 @@ class MetricAlarm(Adapter):
 
 
 def split_target(reference: str) -> dict[str, str]:
-    """What `Ref` gives of a target, as parameters."""
+    """Return a scaling target's `Ref` as parameters."""
     resource, dimension, namespace = reference.split("|")
     return {"ResourceId": resource, "ScalableDimension": dimension, "ServiceNamespace": namespace}
 
 
 def put_bucket_settings(account: Any, name: str, properties: Mapping[str, Any]) -> None:
-    """What moto's own stacks leave out of a bucket."""
+    """Apply the bucket settings that moto's own stacks ignore."""
     account.ask(
         "s3",
         "put_public_access_block",
@@ -180,10 +180,10 @@ def put_bucket_settings(account: Any, name: str, properties: Mapping[str, Any]) 
 
 
 def build_resource_diff(stack: Any, template: Any, parameters: Mapping[str, str]) -> dict[str, list[str]]:
-    """What an update that changes nothing but parameters has to touch, in the template's order.
+    """Return what an update that changes only parameters must touch, in the template's order.
 
-    As CloudFormation does, and moto does not: parameters count where `Fn::Sub` names them, and what refers to a model
-    or a configuration follows it, since those are replaced and not changed.
+    CloudFormation does this and moto does not: parameters count where `Fn::Sub` names them. Resources that refer to a
+    model or a configuration follow it, since those are replaced and not changed.
     """
     touched = {name for name, value in parameters.items() if stack.input_parameters.get(name) != value}
     modified: list[str] = []
@@ -197,7 +197,7 @@ def build_resource_diff(stack: Any, template: Any, parameters: Mapping[str, str]
 
 
 def install(monkeypatch: Any, account: Any) -> None:
-    """Until the test ends, stacks know these resources too."""
+    """Make stacks support these resources until the test ends."""
     create = FakeBucket.create_from_cloudformation_json.__func__
 
     def create_bucket(cls: Any, resource_name: str, cloudformation_json: Any, *args: Any, **more: Any) -> Any:
@@ -207,7 +207,7 @@ def install(monkeypatch: Any, account: Any) -> None:
 
     monkeypatch.setattr(FakeBucket, "create_from_cloudformation_json", classmethod(create_bucket))
     monkeypatch.setattr(parsing.ResourceMap, "build_resource_diff", build_resource_diff)
-    # It would make up a name.
+    # otherwise it would generate a name
     monkeypatch.setattr(FakeEndpoint, "cloudformation_name_type", staticmethod(lambda: "EndpointName"))
     monkeypatch.setattr(Adapter, "account", account, raising=False)
     adapters = {kind.KIND: kind for kind in Adapter.__subclasses__()}
@@ -215,7 +215,7 @@ def install(monkeypatch: Any, account: Any) -> None:
     clean = parsing.clean_json
 
     def clean_json(given: Any, resources: Any) -> Any:
-        """AWS::NoValue leaves no hole in a list."""
+        """Remove AWS::NoValue entries from a list without leaving a gap."""
         cleaned = clean(given, resources)
         return [item for item in cleaned if item is not None] if isinstance(cleaned, list) else cleaned
 

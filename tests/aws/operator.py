@@ -1,4 +1,4 @@
-"""Somebody who runs scripts/deploy_sagemaker.py."""
+"""Run scripts/deploy_sagemaker.py as an operator does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "llava"
 
 
 class Operator:
-    """Runs the script as from a shell, with a clock that moves when it waits."""
+    """Run the script as from a shell, with a clock that advances when it waits."""
 
     def __init__(self, aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
         self.aws, self._capsys = aws, capsys
@@ -42,5 +42,5 @@ class Operator:
 
 @cache
 def cached_account(*options: str | None) -> Account:
-    """One for all tests, because to make boto3's clients takes longer than to ask them."""
+    """Share one account among all tests, because creating boto3's clients takes longer than using them."""
     return Account(*options)

@@ -1,7 +1,7 @@
-"""What moto's SageMaker lacks: endpoints that take their time, fail, are updated and taken back.
+"""Add what moto's SageMaker lacks: endpoints that change slowly, fail, are updated and are rolled back.
 
-moto's own endpoints are InService at once. Here a test says what an endpoint goes through, a step each time that
-somebody looks at it; and what SageMaker refuses while it works on an endpoint is refused.
+moto's own endpoints are InService at once. Here a test lists the states of an endpoint, which advances by one state
+each time it is described. Requests that SageMaker refuses while it changes an endpoint are refused.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from moto.sagemaker.models import FakeEndpoint, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
 BUSY = {"Creating", "Updating", "RollingBack", "Deleting"}
-Step = dict[str, Any]  # attributes of moto's endpoint
+Step = dict[str, Any]  # an attribute of moto's endpoint
 
 SERVING: Step = {"endpoint_status": "InService"}
 CREATED: list[Step] = [{"endpoint_status": "Creating"}, SERVING]
 
 
 def fails(reason: str) -> list[Step]:
-    """The steps of a creation that fails."""
+    """Return the states of a creation that fails."""
     return [{"endpoint_status": "Creating"}, {"endpoint_status": "Failed", "failure_reason": reason}]
 
 
 class SlowSageMaker:
-    """Installed into moto for one test."""
+    """A patched moto SageMaker for one test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.creation = list(CREATED)
         self.update: list[Step] = [{"endpoint_status": "Updating"}, SERVING]
-        self.is_taken_back = False  # the next update ends with the configuration from before
+        self.is_taken_back = False  # the next update ends with the previous configuration
         self.refusal: JsonRESTError | None = None  # of creations and updates
         self.updates: list[dict[str, Any]] = []  # requests
         self._steps: dict[str, list[Step]] = {}
@@ -91,7 +91,7 @@ class SlowSageMaker:
         monkeypatch.setattr(SageMakerResponse, "update_endpoint", update_endpoint, raising=False)
 
     def _begin(self, endpoint: FakeEndpoint, steps: list[Step]) -> None:
-        """The first step is what a look finds at once."""
+        """Start a change; its first state is what the next description shows."""
         _apply(endpoint, steps[0])
         self._steps[endpoint.endpoint_name] = list(steps)
 

@@ -1,4 +1,4 @@
-"""deploy/sagemaker/template.yaml as a stack of moto's."""
+"""Deploy deploy/sagemaker/template.yaml as a stack of moto's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Stack:
 
     def __init__(self, aws: Any) -> None:
         self.aws = aws
-        # moto knows only the older word, which differs for a stack that could not be made.
+        # moto knows only the older status, which differs for a stack that could not be created.
         self._template = TEMPLATE.read_text().replace("RetainExceptOnCreate", "Retain")
 
     def put(self, operation: str, **parameters: str) -> None:

@@ -1,4 +1,4 @@
-"""scripts/build_and_push.sh: by buildah to a real registry, and to moto's ECR by an engine that takes notes."""
+"""Run scripts/build_and_push.sh with buildah and a real registry, and with a recording engine and moto's ECR."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "build_and_push.sh"
 ECR = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 V2 = "application/vnd.docker.distribution.manifest.v2+json"
-# Its arguments, and what it is told on standard input if it logs in.
+# Record the arguments, and the standard input of a login.
 ENGINE = """#!/bin/sh
 echo "$@" >> "$NOTES"
 if [ "$1" = login ]; then cat >> "$NOTES"; fi
@@ -38,7 +38,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
-    """The address of an empty registry, without TLS."""
+    """Return the address of an empty registry without TLS."""
     program = shutil.which("docker-registry")
     if program is None:
         missing("there is no docker-registry; apt-get install docker-registry")
@@ -65,7 +65,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
 
 
 def test_shell_scripts_are_sound() -> None:
-    """By shellcheck, all of them."""
+    """All shell scripts pass shellcheck."""
     scripts = sorted((ROOT / "scripts").glob("*.sh"))
     shellcheck = Path(sys.executable).with_name("shellcheck")
 
@@ -75,7 +75,7 @@ def test_shell_scripts_are_sound() -> None:
 
 
 def test_builds_and_pushes_what_sagemaker_can_pull(registry: str, tmp_path: Path) -> None:
-    """One image manifest of Docker's own form; the URI is the only line on standard output."""
+    """The script pushes one image manifest in Docker's format; the URI is the only line on standard output."""
     if shutil.which("buildah") is None:
         missing("there is no buildah; apt-get install buildah")
     (tmp_path / "storage.conf").write_text(
@@ -99,7 +99,7 @@ def test_builds_and_pushes_what_sagemaker_can_pull(registry: str, tmp_path: Path
 
 
 def test_pushes_to_the_accounts_ecr(aws: Aws, tmp_path: Path) -> None:
-    """The repository is made if it is missing, and the password is no argument that others could read."""
+    """The script creates a missing repository and never passes the password as a process argument."""
     engine = tmp_path / "bin" / "podman"
     engine.parent.mkdir()
     engine.write_text(ENGINE)
@@ -133,7 +133,7 @@ def test_pushes_to_the_accounts_ecr(aws: Aws, tmp_path: Path) -> None:
 
 
 def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
-    """Exactly what would be run; AWS is not asked."""
+    """A dry run prints exactly the commands of a real run and does not call AWS."""
     done = run(
         *("--dry-run", "--engine", "docker", "--region", "eu-west-1", "--profile", "work", "--tag", "v1"),
         *("--file", str(ROOT / "README.md"), "--build-arg", "A=b c"),
@@ -166,7 +166,7 @@ def test_dry_run_prints_every_command_and_runs_none(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_told(arguments: list[str], told: str) -> None:
-    """In a line, before anything is done."""
+    """A mistake is reported in one line before anything is done."""
     done = run(*arguments)
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -174,7 +174,7 @@ def test_mistakes_are_told(arguments: list[str], told: str) -> None:
 
 
 def test_help_names_every_option() -> None:
-    """What the script takes and what it says that it takes are one."""
+    """The help lists exactly the options that the script accepts."""
     done = run("--help")
 
     assert done.returncode == 0

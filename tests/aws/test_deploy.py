@@ -1,4 +1,4 @@
-"""scripts/deploy_sagemaker.py against moto's server, through boto3 and HTTP."""
+"""Run scripts/deploy_sagemaker.py against moto's server, through boto3 and HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALARM = f"HasBacklogWithoutCapacity-{NAME}-AllTraffic"
 
 
 def test_deploys_what_a_file_says_and_takes_it_away(operator: Operator, aws: Aws, file: Path) -> None:
-    """Model, configuration, endpoint and scaling as they were asked for; then nothing is left, and that is no error."""
+    """Deploying creates the requested resources; teardown removes all of them and may be repeated."""
     assert operator.run("deploy", "--config", str(file)) == 0, operator.err
 
     assert "[    0 s] llava: Creating" in operator.out
@@ -60,7 +60,7 @@ def test_deploys_what_a_file_says_and_takes_it_away(operator: Operator, aws: Aws
 def test_deploying_the_same_again_changes_nothing(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """A pipeline may run it every time."""
+    """Deploying unchanged settings again changes nothing."""
     assert operator.run("deploy", *flags) == 0, operator.err
     before = aws.left()
 
@@ -74,7 +74,7 @@ def test_deploying_the_same_again_changes_nothing(
 def test_a_tag_that_was_pushed_again_is_an_update(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """Images are named by digest, so `:latest` is deployed when it changes; of older versions one stays."""
+    """Images are named by digest, so a new `:latest` is deployed; one previous version is kept."""
     for content in ("two", "three", "four"):
         aws.push_image(content=content)
         assert operator.run("deploy", *flags) == 0, operator.err
@@ -90,7 +90,7 @@ def test_a_tag_that_was_pushed_again_is_an_update(
 def test_update_keeps_the_scale_and_moves_traffic_as_asked(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """Scaling is off meanwhile, for an update that changes the instance type is refused otherwise, and on after it."""
+    """Scaling is off during an update, which SageMaker refuses otherwise, and on again afterwards."""
     scaled = [*flags, "--min", "1", "--max", "3"]
     assert operator.run("deploy", *scaled) == 0, operator.err
     assert aws.left()["policies"] == ["ConcurrentRequests-llava-AllTraffic"]
@@ -120,7 +120,7 @@ def test_update_keeps_the_scale_and_moves_traffic_as_asked(
 def test_update_that_is_taken_back_is_an_error_and_leaves_the_old_one(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """SageMaker keeps the old instances; the script says why, and the scaling that was taken off is on again."""
+    """After a rollback, the script reports the reason and restores the scaling."""
     scaled = [*flags, "--min", "1", "--max", "3"]
     assert operator.run("deploy", *scaled) == 0, operator.err
     serving = operator.endpoint()["EndpointConfigName"]
@@ -140,7 +140,7 @@ def test_update_that_is_taken_back_is_an_error_and_leaves_the_old_one(
 def test_an_update_that_is_refused_leaves_the_scaling_on(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """Nothing has changed, so nothing may be missing: the endpoint serves on, and its traffic still grows."""
+    """After a refused update, the endpoint still serves and scales."""
     scaled = [*flags, "--min", "1", "--max", "3"]
     assert operator.run("deploy", *scaled) == 0, operator.err
     sagemaker.refusal = JsonRESTError("ResourceLimitExceeded", "The account-level service limit is 1 Instances")
@@ -155,7 +155,7 @@ def test_an_update_that_is_refused_leaves_the_scaling_on(
 def test_creation_that_fails_tells_the_reason_and_the_log(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """SageMaker's reason, the container's last lines, and where the rest is; deploying again makes it anew."""
+    """A failed creation reports SageMaker's reason and the end of the log, and can be repeated."""
     logs = {"logGroupName": f"/aws/sagemaker/Endpoints/{NAME}"}
     aws.ask("logs", "create_log_group", **logs)
     logs["logStreamName"] = "AllTraffic/i-1"
@@ -184,7 +184,7 @@ def test_creation_that_fails_tells_the_reason_and_the_log(
 def test_a_quota_that_is_used_up_is_told(
     operator: Operator, aws: Aws, sagemaker: SlowSageMaker, flags: list[str]
 ) -> None:
-    """With what can be done about it; the next try goes on from there."""
+    """An exceeded quota is reported with its remedy; the next attempt continues from there."""
     told = "The account-level service limit 'ml.g4dn.xlarge for endpoint usage' is 0 Instances"
     sagemaker.refusal = JsonRESTError("ResourceLimitExceeded", told)
 
@@ -200,7 +200,7 @@ def test_a_quota_that_is_used_up_is_told(
 
 
 def test_waiting_has_an_end(operator: Operator, sagemaker: SlowSageMaker, flags: list[str]) -> None:
-    """SageMaker goes on; the script says how to look, and teardown waits until there is something to delete."""
+    """The script stops waiting after its limit and says how to check; teardown waits until deletion is possible."""
     sagemaker.creation = [{"endpoint_status": "Creating"}] * 40 + [SERVING]
 
     assert operator.run("deploy", *flags, timeout_s=120) == 1
@@ -212,7 +212,7 @@ def test_waiting_has_an_end(operator: Operator, sagemaker: SlowSageMaker, flags:
 
 
 def test_status_tells_what_there_is(operator: Operator, file: Path) -> None:
-    """For people and as JSON; of nothing, with an exit status of its own."""
+    """The status is printed for people and as JSON; a missing endpoint has its own exit status."""
     assert operator.run("status", "--endpoint", NAME) == 3
     assert operator.err == f"there is no endpoint {NAME} in {REGION}\n"
     assert operator.run("deploy", "--config", str(file)) == 0, operator.err
@@ -229,7 +229,7 @@ def test_status_tells_what_there_is(operator: Operator, file: Path) -> None:
 
 
 def test_teardown_asks_first(operator: Operator, aws: Aws, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is deleted without a yes, nor where nobody can give one."""
+    """Nothing is deleted without a confirmation, nor without a terminal that could give one."""
     assert operator.run("deploy", *flags) == 0, operator.err
     before = aws.left()
 
@@ -247,7 +247,7 @@ def test_teardown_asks_first(operator: Operator, aws: Aws, flags: list[str], mon
 
 
 def test_what_others_have_made_is_left_alone(operator: Operator, aws: Aws, flags: list[str]) -> None:
-    """An endpoint of that name without our tag, and models whose names begin alike."""
+    """An endpoint of this name without our tag, and models with a similar prefix, are left alone."""
     assert operator.run("deploy", *flags, "--endpoint", f"{NAME}-two") == 0, operator.err
     model, config = f"{NAME}-mine", f"{NAME}-mine"
     aws.ask("sagemaker", "create_model", ModelName=model, ExecutionRoleArn=aws.make_role("other"))
@@ -266,7 +266,7 @@ def test_what_others_have_made_is_left_alone(operator: Operator, aws: Aws, flags
 
 
 def test_long_names_are_kept_apart(operator: Operator, aws: Aws, flags: list[str]) -> None:
-    """Names of 63 characters leave no room for a digest; two that begin alike are two deployments all the same."""
+    """Two names of 63 characters with the same beginning are separate deployments."""
     one, two = (f"{'long-' * 12}{end}" for end in ("one", "two"))
     for name in (one, two):
         assert operator.run("deploy", *flags, "--endpoint", name) == 0, operator.err
@@ -280,7 +280,7 @@ def test_long_names_are_kept_apart(operator: Operator, aws: Aws, flags: list[str
 
 
 def test_a_directory_of_models_is_one_endpoint(operator: Operator, aws: Aws, flags: list[str]) -> None:
-    """MultiModel wants a prefix, which may still be empty; a prefix without its slash is told."""
+    """A multi-model endpoint accepts an empty prefix; a prefix without its slash is an error."""
     aws.put_model(key="many/minilm.tar.gz")
 
     assert operator.run("deploy", *flags, "--multi-model", "--model-data", "s3://models/many") == 1

@@ -1,4 +1,4 @@
-"""What scripts/deploy_sagemaker.py is told: by flags, files and the environment, and what is wrong with it."""
+"""Settings of scripts/deploy_sagemaker.py from flags, files and the environment, and errors in them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.aws.slow_sagemaker import SlowSageMaker
 
 
 def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: Path, tmp_path: Path) -> None:
-    """As JSON, a line each, without credentials and without a server."""
+    """A dry run prints valid requests as JSON, one per line, without credentials and without a server."""
     operator.aws = Aws("http://127.0.0.1:9")
 
     assert operator.run("deploy", "--config", str(file), "--dry-run", "--region", REGION) == 0, operator.err
@@ -33,7 +33,7 @@ def test_dry_run_prints_requests_that_aws_would_take(operator: Operator, file: P
 def test_secrets_are_passed_without_being_written_down(
     operator: Operator, aws: Aws, flags: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A variable's value comes from the environment, where other users cannot read it, and a dry run hides it."""
+    """A secret's value comes from the environment, which other users cannot read, and a dry run hides it."""
     monkeypatch.setenv("TORCHMOOR_SESSION_KEYS", "k0:5a5a")
     variables = [
         "--env",
@@ -67,7 +67,7 @@ def test_secrets_are_passed_without_being_written_down(
     ],
 )
 def test_a_dry_run_hides_whatever_looks_like_a_secret(operator: Operator, flags: list[str], variable: str) -> None:
-    """Its output goes into logs of pipelines and into tickets."""
+    """A dry run hides values that look like secrets, because its output goes into pipeline logs and tickets."""
     assert operator.run("deploy", *flags, "--env", variable, "--env", "OMP_NUM_THREADS=1", "--dry-run") == 0
 
     assert "hidden" not in operator.out
@@ -75,7 +75,7 @@ def test_a_dry_run_hides_whatever_looks_like_a_secret(operator: Operator, flags:
 
 
 def test_an_error_of_awss_repeats_no_secret(operator: Operator, sagemaker: SlowSageMaker, flags: list[str]) -> None:
-    """AWS's own validation errors have the whole value in them."""
+    """Errors of the script omit secrets, although AWS's validation errors quote the whole value."""
     sagemaker.refusal = JsonRESTError("ValidationException", "Value '{HF_TOKEN=hidden}' at 'environment' is too long")
 
     assert operator.run("deploy", *flags, "--env", "HF_TOKEN=hidden") == 1
@@ -84,7 +84,7 @@ def test_an_error_of_awss_repeats_no_secret(operator: Operator, sagemaker: SlowS
 
 
 def test_a_variable_that_is_a_number_is_refused_without_being_shown(operator: Operator, file: Path) -> None:
-    """YAML makes a number of a password of digits."""
+    """YAML reads a password of digits as a number; the error does not show it."""
     content = yaml.safe_load(file.read_text())
     content["PrimaryContainer"]["Environment"] = {"DB_PASSWORD": 8675309}
     file.write_text(yaml.safe_dump(content))
@@ -96,7 +96,7 @@ def test_a_variable_that_is_a_number_is_refused_without_being_shown(operator: Op
 
 
 def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path: Path) -> None:
-    """And its asynchronous sister, by the flags that the guide has for it."""
+    """The guide's file gives valid requests, also with the guide's flags for an asynchronous endpoint."""
     guide = (Path(__file__).parents[2] / "docs" / "sagemaker.md").read_text()
     [text] = re.findall(r"^```yaml\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
     (file := tmp_path / "endpoint.yaml").write_text(text)
@@ -145,7 +145,7 @@ def test_the_guides_file_is_one_that_aws_would_take(operator: Operator, tmp_path
 def test_each_mistake_is_told_before_anything_is_made(
     operator: Operator, aws: Aws, flags: list[str], more: list[str], told: str
 ) -> None:
-    """In words that say what to do."""
+    """Each mistake is reported with its remedy before anything is created."""
     aws.make_role("humans", {"Version": "2012-10-17", "Statement": []})
 
     assert operator.run("deploy", *flags, *more) == 1
@@ -156,7 +156,7 @@ def test_each_mistake_is_told_before_anything_is_made(
 
 
 def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
-    """Unknown groups, members that the API does not have, and what is no YAML."""
+    """Unknown groups, members that the API does not have, and invalid YAML are reported."""
     settings = yaml.safe_load(file.read_text())
     for text, told in (
         (yaml.safe_dump({**settings, "Model": {}}), "unknown key 'Model'; known are AsyncInferenceConfig"),
@@ -174,7 +174,7 @@ def test_mistakes_in_a_file_are_told(operator: Operator, file: Path) -> None:
 def test_without_region_or_credentials_it_says_so(
     operator: Operator, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before a person wonders."""
+    """A missing region or missing credentials are reported at once."""
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

@@ -1,4 +1,4 @@
-"""That the policies we publish are enough, and no more: the deployer's by deploying, the role's by asking."""
+"""The published policies are sufficient and minimal: the deployer's in deployments, the role's by policy evaluation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GUIDE = ROOT / "docs" / "sagemaker.md"
 
 
 def read_deployer() -> Any:
-    """The published policy, filled in by the command that docs/sagemaker.md has for it."""
+    """Return the published policy, completed by the command from docs/sagemaker.md."""
     command = re.search(r"^(sed .*?deployer\.json) > policy\.json$", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     assert command
     filled = subprocess.run(["bash", "-c", command[1]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -34,19 +34,19 @@ def read_deployer() -> Any:
 
 
 def read_document(found: Any) -> Any:
-    """moto gives a stack's policies as Python would write them, where AWS gives JSON; YAML reads both."""
+    """Read a policy from a stack; moto formats it as a Python literal, AWS as JSON, and YAML reads both."""
     return yaml.safe_load(found) if isinstance(found, str) else found
 
 
 class Deployer:
-    """A user who has the published policy, or less than that."""
+    """A user with the published policy or a part of it."""
 
     def __init__(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         self._aws, self._monkeypatch = aws, monkeypatch
         self.policy = read_deployer()
 
     def become(self, *without: str) -> None:
-        """without: Sids of statements that are left out."""
+        """Act as the user. without: Sids of statements to leave out."""
         policy = {**self.policy, "Statement": [each for each in self.policy["Statement"] if each["Sid"] not in without]}
         self._aws.ask("iam", "create_user", UserName="deployer")
         self._aws.ask("iam", "put_user_policy", UserName="deployer", PolicyName="p", PolicyDocument=json.dumps(policy))
@@ -68,7 +68,7 @@ def role(aws: Aws) -> str:
 
 @pytest.fixture
 def deploy(aws: Aws, role: str) -> list[str]:
-    """An asynchronous endpoint that scales, so that every service is asked."""
+    """Deploy an asynchronous endpoint that scales, which uses every service."""
     return [
         *("deploy", "--role", role, "--image", aws.push_image(), "--model-data", aws.put_model("my-models")),
         *("--instance-type", "ml.g4dn.xlarge", "--async-output", "s3://models/results", "--min", "0", "--max", "2"),
@@ -83,7 +83,7 @@ def deployer(aws: Aws, sagemaker: SlowSageMaker, monkeypatch: pytest.MonkeyPatch
 def test_the_published_policy_is_enough(
     deployer: Deployer, deploy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To create, look, change and take away; of another endpoint not even a look is allowed."""
+    """The policy allows create, describe, update and delete, and does not allow another endpoint to be described."""
     deployer.become()
 
     assert deployer.run(*deploy) == 0, capsys.readouterr().err
@@ -111,7 +111,7 @@ def test_the_published_policy_is_enough(
 def test_each_right_is_needed(
     deployer: Deployer, deploy: list[str], capsys: pytest.CaptureFixture[str], sid: str, refused: str
 ) -> None:
-    """Without it, the script says which one is missing and where all of them are listed."""
+    """Without a permission, the script names the missing one and the list of all of them."""
     deployer.become(sid)
 
     assert deployer.run(*deploy) == 1
@@ -124,7 +124,7 @@ def test_each_right_is_needed(
 def test_without_the_right_to_look_it_deploys_all_the_same(
     deployer: Deployer, deploy: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be checked is left to SageMaker, and that is said."""
+    """Without the permission for its checks, the script says so and leaves the checks to SageMaker."""
     deployer.become("LookAtRole", "LookAtImage", "LookAtModel", "ReadLogs")
 
     assert deployer.run(*deploy) == 0, capsys.readouterr().err
@@ -133,7 +133,7 @@ def test_without_the_right_to_look_it_deploys_all_the_same(
 
 
 def test_the_role_may_do_what_the_endpoint_needs_and_no_more(stack: Stack, aws: Aws) -> None:
-    """Each statement of the template's role, from both sides."""
+    """Each statement of the template's role allows its own resources and refuses others."""
     stack.put("create", **ASYNCHRONOUS, SubnetIds="subnet-1", SecurityGroupIds="sg-1")
     outputs = stack.outputs()
     name = outputs["RoleArn"].rpartition("/")[2]

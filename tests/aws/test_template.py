@@ -1,4 +1,4 @@
-"""deploy/sagemaker/template.yaml: by cfn-lint, and as a stack of moto's, created, updated and deleted over HTTP."""
+"""Lint deploy/sagemaker/template.yaml with cfn-lint; create, update and delete it as a stack of moto's over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALARM = "HasBacklogWithoutCapacity-llava-AllTraffic"
 
 
 def test_template_is_sound() -> None:
-    """AWS's own linter of templates, warnings and all."""
+    """The template passes AWS's own linter without warnings."""
     lint = Path(sys.executable).with_name("cfn-lint")
     done = subprocess.run([lint, TEMPLATE, "--non-zero-exit-code", "warning"], capture_output=True, text=True)
 
@@ -24,7 +24,7 @@ def test_template_is_sound() -> None:
 
 
 def test_asynchronous_stack_has_all_its_parts(stack: Stack, aws: Aws) -> None:
-    """Model, configuration, endpoint, topics, scaling with its alarm: as the parameters say."""
+    """Model, configuration, endpoint, topics, and scaling with its alarm follow the parameters."""
     stack.put("create", **ASYNCHRONOUS)
 
     outputs, config, model = stack.outputs(), stack.config(), stack.model()
@@ -51,7 +51,7 @@ def test_asynchronous_stack_has_all_its_parts(stack: Stack, aws: Aws) -> None:
 
 
 def test_session_keys_are_in_secrets_manager_alone(stack: Stack, aws: Aws) -> None:
-    """The container's environment refers to a secret; what CloudFormation puts there is what the container reads."""
+    """The container's environment refers to a secret, whose value the container can read."""
     stack.put("create")
 
     given = stack.model()["PrimaryContainer"]["Environment"]["TORCHMOOR_SESSION_KEYS"]
@@ -65,7 +65,7 @@ def test_session_keys_are_in_secrets_manager_alone(stack: Stack, aws: Aws) -> No
 
 
 def test_bucket_is_closed_encrypted_and_swept(stack: Stack, aws: Aws) -> None:
-    """No public access, no plain HTTP, encryption at rest, and nothing is kept for ever."""
+    """The bucket forbids public access and plain HTTP, encrypts its objects, and expires them."""
     stack.put("create", SessionDays="3")
 
     bucket = {"Bucket": stack.outputs()["Bucket"]}
@@ -82,7 +82,7 @@ def test_bucket_is_closed_encrypted_and_swept(stack: Stack, aws: Aws) -> None:
 
 
 def test_updates_move_the_endpoint_and_deletion_leaves_only_the_bucket(stack: Stack, aws: Aws) -> None:
-    """A new image and other limits; afterwards what people may want to keep is kept, and nothing that costs."""
+    """An update applies a new image and limits; deletion keeps the bucket and nothing else that costs money."""
     stack.put("create", **ASYNCHRONOUS)
     bucket, first = stack.outputs()["Bucket"], stack.config()["EndpointConfigName"]
 
@@ -105,7 +105,7 @@ def test_updates_move_the_endpoint_and_deletion_leaves_only_the_bucket(stack: St
 
 
 def test_real_time_stack_scales_by_requests_at_once(stack: Stack, aws: Aws) -> None:
-    """No topics and no backlog there, since nothing waits in a queue; and in a VPC, if one is named."""
+    """A real-time stack has no topics and no backlog alarm, and uses a VPC if one is given."""
     network = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
     stack.put("create", MaxCapacity="3", ModelMode="MultiModel", ModelKey="many/", **network)
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs from end to end; its figures are not judged here, only that nothing was answered wrongly."""
+"""Every benchmark runs from end to end; only the correctness of answers is checked, not the figures."""
 
 import json
 import subprocess
@@ -14,15 +14,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(900)
 
 
 def quick_run(name: str) -> Any:
-    """What its last line says."""
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
+    """Return a quick run's last line."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_followup_runs() -> None:
-    """Every way to ask a follow-up question gives the same greedy answer, and no session is lost under pressure."""
+    """All ways to ask a follow-up question give the same greedy answer, and no session is lost under pressure."""
     found = quick_run("followup")
 
     ratios = found["ratios"]
@@ -35,7 +35,7 @@ def test_followup_runs() -> None:
 
 
 def test_engine_runs() -> None:
-    """Answers of any number of streams, of follow-ups and of the served engine are those of generate."""
+    """Answers of any number of streams, of follow-ups and of the served engine equal those of generate."""
     if not (ROOT / "models" / "smollm2" / "config.json").is_file():
         pytest.skip("there is no models/smollm2; scripts/make_smollm2.py makes it")
 
@@ -47,7 +47,7 @@ def test_engine_runs() -> None:
 
 
 def test_failover_runs() -> None:
-    """Whatever happens to one instance of three, no session and no acknowledged turn is lost."""
+    """When one instance of three fails, no session and no acknowledged turn is lost."""
     ratios = quick_run("failover")["ratios"]
 
     assert (ratios["sessions_lost"], ratios["turns_lost"], ratios["failed_before_first_byte"]) == (0, 0, 0)
@@ -55,7 +55,7 @@ def test_failover_runs() -> None:
 
 
 def test_many_models_runs() -> None:
-    """Two hundred models on one worker with memory for twenty: none is answered wrongly, nothing is lost to a kill."""
+    """Two hundred models on a worker with memory for twenty give correct answers, also after a kill."""
     if not (ROOT / "models" / "minilm" / "config.json").is_file():
         pytest.skip("there is no models/minilm; scripts/make_minilm.py makes it")
 
@@ -66,7 +66,7 @@ def test_many_models_runs() -> None:
 
 
 def test_async_inference_runs() -> None:
-    """Whoever is killed, each request has its one result; and 1 GB passes with little memory."""
+    """Each request has exactly one result whichever process is killed, and 1 GB passes with little memory."""
     found = quick_run("async_inference")
 
     ratios, (row,) = found["ratios"], found["rows"]

@@ -1,4 +1,4 @@
-"""boto3's sagemaker-runtime client as a test scripts it: it remembers what it was asked, and answers in order."""
+"""A scripted sagemaker-runtime client of boto3: it records requests and answers in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 
 class Body:
-    """The event stream of an answer. A hanging one waits, after its parts, until it is shut down."""
+    """The event stream of an answer. A hanging one waits after its parts until it is shut down."""
 
     def __init__(self, parts: list[bytes], hangs: bool = False) -> None:
         self._parts = parts
@@ -25,7 +25,7 @@ class Body:
         for part in self._parts:
             yield {"PayloadPart": {"Bytes": part}}
         if self._hangs:
-            assert self._is_shut_down.wait(30), "nobody ended the stream"
+            assert self._is_shut_down.wait(30), "the stream was not shut down"
 
     def shutdown(self) -> None:
         self._is_shut_down.set()
@@ -35,7 +35,7 @@ class Body:
 
 
 class FakeRuntime:
-    """answers: bodies, errors or what invoke_endpoint answers, one for each call."""
+    """answers: bodies, errors or responses of invoke_endpoint, one for each call."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -56,7 +56,7 @@ class FakeRuntime:
 
 
 def openai_stream(*texts: str, prompt_tokens: int = 7, is_whole: bool = True, **options: Any) -> Body:
-    """An answer of these tokens, its bytes cut every 11."""
+    """Return a streamed answer of these tokens, cut every 11 bytes."""
     values: list[Any] = [{"choices": [{"delta": {"content": text}}]} for text in texts]
     if is_whole:
         values.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
@@ -66,7 +66,7 @@ def openai_stream(*texts: str, prompt_tokens: int = 7, is_whole: bool = True, **
 
 
 def tgi_stream(*texts: str) -> Body:
-    """An answer in a session."""
+    """Return a streamed answer in a session."""
     details = {"finish_reason": "eos_token", "generated_tokens": len(texts), "input_length": 5}
     values = [{"token": {"id": 1, "text": text, "logprob": 0.0, "special": False}} for text in texts]
     values[-1] |= {"generated_text": "".join(texts), "details": details}
@@ -74,6 +74,6 @@ def tgi_stream(*texts: str) -> Body:
 
 
 def refusal(code: str, message: str, original: str = "") -> ClientError:
-    """What boto3 raises."""
+    """Return the error that boto3 raises."""
     response: Any = {"Error": {"Code": code, "Message": message}, "OriginalMessage": original}
     return ClientError(response, "InvokeEndpointWithResponseStream")

@@ -1,4 +1,4 @@
-"""SagemakerAsyncEndpoint: what it submits, and how it waits, with results in files and in an S3 of the test's own."""
+"""SagemakerAsyncEndpoint: its requests and its waiting, with results in files and in the test's own S3."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeS3:
 
 
 class FakeQueue:
-    """An endpoint that takes requests. answer, failure: what it writes `after_s` seconds after each."""
+    """An endpoint that accepts requests. answer, failure: what it writes `after_s` seconds after each."""
 
     def __init__(self, folder: Path, answer: bytes | None = None, failure: bytes | None = None, after_s: float = 0):
         self._folder = folder
@@ -70,7 +70,7 @@ def endpoint(queue: FakeQueue, **fields: Any) -> SagemakerAsyncEndpoint:
 
 
 def test_a_result_that_comes_later_is_waited_for(tmp_path: Path) -> None:
-    """Submits TGI's body in the request and reads a file that is there after a while."""
+    """The client submits TGI's body in the request and waits until the result file exists."""
     queue = FakeQueue(tmp_path, b'[{"generated_text": "once"}]', after_s=0.05)
     llm = endpoint(queue, model_kwargs={"max_new_tokens": 3, "seed": 1}, endpoint_kwargs={"InferenceId": "i1"})
 
@@ -88,7 +88,7 @@ def test_a_result_that_comes_later_is_waited_for(tmp_path: Path) -> None:
 
 
 async def test_waiting_takes_no_thread(tmp_path: Path) -> None:
-    """Many at once with ainvoke, more than there are threads."""
+    """More concurrent ainvoke calls than threads can wait at the same time."""
     llm = endpoint(FakeQueue(tmp_path, b'{"response_text": "yes"}', after_s=0.1))
 
     assert await asyncio.gather(*(llm.ainvoke("?") for _ in range(100))) == ["yes"] * 100
@@ -104,12 +104,12 @@ async def test_waiting_takes_no_thread(tmp_path: Path) -> None:
     ],
 )
 def test_answers_of_every_form_are_read_and_cut(tmp_path: Path, answer: bytes) -> None:
-    """Whole ones and streams; at the first stop sequence."""
+    """Whole answers and streams are read and cut at the first stop sequence."""
     assert endpoint(FakeQueue(tmp_path, answer)).invoke("?", stop=["STOP"]) == "a b "
 
 
 def test_content_handlers_of_langchain_aws_serve(tmp_path: Path) -> None:
-    """The very class that SagemakerEndpoint's users write."""
+    """The class that users of SagemakerEndpoint write works unchanged."""
     from langchain_aws.llms.sagemaker_endpoint import LLMContentHandler
 
     class Handler(LLMContentHandler):
@@ -142,7 +142,7 @@ def test_content_handlers_of_langchain_aws_serve(tmp_path: Path) -> None:
     ],
 )
 def test_a_failure_object_is_told(tmp_path: Path, failure: bytes, told: str) -> None:
-    """In the handler's own words, where it has any, with the id."""
+    """A failure object raises the handler's own message, if it has one, with the inference id."""
     llm = endpoint(FakeQueue(tmp_path, failure=failure))
 
     with pytest.raises(AsyncInferenceFailed, match=f"^{told}$") as caught:
@@ -152,7 +152,7 @@ def test_a_failure_object_is_told(tmp_path: Path, failure: bytes, told: str) -> 
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    """The error says where the answer would be."""
+    """The wait ends at its limit with an error that names the output location."""
     llm = endpoint(FakeQueue(tmp_path), max_wait=0.05)
 
     with pytest.raises(AsyncInferenceTimedOut, match=r"a%20b\.out") as caught:
@@ -164,7 +164,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(tmp_path: Path)
 
 
 def test_an_endpoint_at_zero_is_woken_by_the_request(tmp_path: Path) -> None:
-    """Waiting for its start takes time of its own; whoever does not want to wait hears where the answer will be."""
+    """Waiting for an endpoint at zero has its own limit; without it, the error names the output location."""
     queue = FakeQueue(tmp_path, b'{"generated_text": "awake"}', after_s=0.2)
     cold = {"sagemaker_client": queue, "max_wait": 0.001, "cold_start": 60.0}
 
@@ -179,7 +179,7 @@ def test_an_endpoint_at_zero_is_woken_by_the_request(tmp_path: Path) -> None:
 
 
 def test_inputs_go_through_s3_where_that_is_asked_for(tmp_path: Path) -> None:
-    """A prefix for inputs, under names of their own; without one, a long input is refused with what to do."""
+    """Inputs get unique names below an S3 prefix; without a prefix, a long input is refused with advice."""
     s3 = FakeS3()
     queue = FakeQueue(tmp_path, b'{"generated_text": "a"}')
 
@@ -196,14 +196,14 @@ def test_inputs_go_through_s3_where_that_is_asked_for(tmp_path: Path) -> None:
 
 
 class S3Queue(FakeQueue):
-    """Answers lie in S3; no failure location is named."""
+    """A queue whose answers are in S3 and that has no failure location."""
 
     def invoke_endpoint_async(self, **arguments: Any) -> dict[str, str]:
         return {"InferenceId": "i1", "OutputLocation": "s3://outputs/a/i1.out"}
 
 
 def test_results_in_s3_are_waited_for(tmp_path: Path) -> None:
-    """An object that is not there yet is no error."""
+    """A missing S3 object is not an error while the client waits."""
     s3 = FakeS3()
 
     def write() -> None:
@@ -217,7 +217,7 @@ def test_results_in_s3_are_waited_for(tmp_path: Path) -> None:
 
 
 def test_missing_rights_are_told(tmp_path: Path) -> None:
-    """Without ListBucket, S3 answers AccessDenied for what is not there: waiting would never end."""
+    """Without ListBucket, S3 answers AccessDenied for missing objects; the client reports it and stops waiting."""
     s3 = FakeS3()
     s3.missing = "AccessDenied"
 
@@ -226,7 +226,7 @@ def test_missing_rights_are_told(tmp_path: Path) -> None:
 
 
 def test_answers_are_bounded(tmp_path: Path) -> None:
-    """A result of any size does not fill the client's memory."""
+    """The size of a result that the client reads is limited."""
     llm = endpoint(FakeQueue(tmp_path, b"x" * 101), max_answer_bytes=100)
 
     with pytest.raises(EndpointError, match="longer than 100 bytes"):

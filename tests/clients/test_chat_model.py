@@ -31,7 +31,7 @@ def session(*answers: Any) -> tuple[ChatSagemakerSession, FakeRuntime]:
 
 
 def test_answers_come_in_chunks_with_usage() -> None:
-    """Each token is a chunk; together they make a message that knows its tokens and why it ended."""
+    """Each token is a chunk; the merged message has the usage and the finish reason."""
     chat, _ = model(openai_stream("grö", "ßer ", "€"))
 
     chunks = list(chat.stream("?"))
@@ -46,7 +46,7 @@ def test_answers_come_in_chunks_with_usage() -> None:
 
 
 def test_invoke_is_the_stream_put_together() -> None:
-    """A whole answer is a message with the same text and counts."""
+    """A whole answer has the same text and counts as its stream."""
     chat, _ = model(openai_stream("a", "b"))
 
     message = chat.invoke("?")
@@ -57,7 +57,7 @@ def test_invoke_is_the_stream_put_together() -> None:
 
 
 async def test_async_streams_give_the_same() -> None:
-    """astream and ainvoke."""
+    """astream and ainvoke return the same as the synchronous methods."""
     chat, _ = model(openai_stream("a", "b"), openai_stream("a", "b"))
 
     assert [chunk.text async for chunk in chat.astream("?") if chunk.text] == ["a", "b"]
@@ -65,7 +65,7 @@ async def test_async_streams_give_the_same() -> None:
 
 
 def test_settings_and_messages_become_one_body() -> None:
-    """Images in LangChain's and OpenAI's form; a call's own settings win over the model's."""
+    """Images in LangChain's and OpenAI's form are accepted; a call's settings override the model's."""
     chat, runtime = model(
         openai_stream("a"), temperature=0.5, max_tokens=9, model_kwargs={"top_k": 3}, stop_sequences=["x"]
     )
@@ -109,7 +109,7 @@ def test_settings_and_messages_become_one_body() -> None:
 
 
 def test_stop_cuts_the_answer_of_a_server_that_does_not() -> None:
-    """The text ends before the stop sequence, though it comes over two tokens, and the stream is closed."""
+    """The text ends before a stop sequence that spans two tokens, and the stream is closed."""
     answer = openai_stream("a S", "TOP b", hangs=True)
     chat, runtime = model(answer)
 
@@ -130,7 +130,7 @@ def test_stop_cuts_the_answer_of_a_server_that_does_not() -> None:
     ],
 )
 def test_audio_video_and_files_are_refused(block: dict[str, str]) -> None:
-    """Before anything is sent, in words."""
+    """Unsupported content is refused with a clear error before a request is sent."""
     chat, runtime = model()
 
     with pytest.raises(ValueError, match="not supported"):
@@ -140,7 +140,7 @@ def test_audio_video_and_files_are_refused(block: dict[str, str]) -> None:
 
 
 def test_refusals_are_told_in_the_models_words() -> None:
-    """boto3's error becomes one with the handler's own message and the code."""
+    """boto3's error becomes one with the handler's own message and code."""
     original = '{"error": {"code": "ContextTooLong", "message": "too long by 7 tokens"}}'
     chat, _ = model(refusal("ModelError", "Received client error (400) from primary", original))
 
@@ -151,7 +151,7 @@ def test_refusals_are_told_in_the_models_words() -> None:
 
 
 def test_a_broken_answer_tells_what_had_come() -> None:
-    """Half an answer is never taken for whole."""
+    """A broken stream raises an error with the text so far and is never taken for a whole answer."""
     chat, _ = model(openai_stream("a", "b", is_whole=False))
 
     with pytest.raises(StreamCut) as caught:
@@ -161,21 +161,21 @@ def test_a_broken_answer_tells_what_had_come() -> None:
 
 
 def test_unknown_settings_are_refused() -> None:
-    """A misspelt name is not silently ignored."""
+    """A misspelt setting is an error."""
     for kind in (ChatSagemakerEndpoint, SagemakerAsyncEndpoint):
         with pytest.raises(ValidationError, match="max_tokes"):
             kind(endpoint_name="llava", max_tokes=1)
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither by repr nor in what is traced."""
+    """Secrets appear neither in repr nor in traces."""
     chat, _ = model(aws_secret_access_key="hush")
 
     assert "hush" not in repr(chat) + str(chat.asdict())
 
 
 async def test_a_cancelled_stream_is_ended_at_the_endpoint() -> None:
-    """Cancelling a task that waits for the next token closes the connection, and leaves no thread."""
+    """Cancelling a task that waits for a token closes the connection and leaves no thread."""
     answer = openai_stream("a", is_whole=False, hangs=True)
     chat, _ = model(answer)
     has_begun = asyncio.Event()
@@ -194,7 +194,7 @@ async def test_a_cancelled_stream_is_ended_at_the_endpoint() -> None:
 
 
 async def test_leaving_an_async_stream_ends_it() -> None:
-    """So does whoever just stops reading."""
+    """Leaving the loop over an async stream closes the connection."""
     answer = openai_stream("a", is_whole=False, hangs=True)
     chat, _ = model(answer)
 
@@ -206,7 +206,7 @@ async def test_leaving_an_async_stream_ends_it() -> None:
 
 
 async def test_long_answers_wait_for_their_reader() -> None:
-    """All tokens come, in order, though the thread may only be a few ahead."""
+    """All tokens arrive in order, although the reading thread may be only a few ahead."""
     texts = [f"{index} " for index in range(500)]
     chat, _ = model(openai_stream(*texts))
 
@@ -214,7 +214,7 @@ async def test_long_answers_wait_for_their_reader() -> None:
 
 
 async def test_a_slow_reader_holds_the_thread_back() -> None:
-    """What is read ahead is bounded, however fast the endpoint is."""
+    """The number of tokens read ahead is limited, however fast the endpoint is."""
     made = 0
 
     def endless() -> Iterator[int]:
@@ -237,7 +237,7 @@ async def test_a_slow_reader_holds_the_thread_back() -> None:
 
 
 def test_a_session_is_opened_asked_and_closed(tmp_path: Path) -> None:
-    """Pictures travel once; each question alone; the session is closed at the end."""
+    """Pictures are sent once, then only each question, and the session is closed at the end."""
     picture = tmp_path / "a.png"
     picture.write_bytes(b"123")
     chat, runtime = model(
@@ -265,7 +265,7 @@ def test_a_session_is_opened_asked_and_closed(tmp_path: Path) -> None:
 
 
 def test_a_session_refuses_another_conversation() -> None:
-    """What was said before must be what this session has heard; the end of it is enough."""
+    """Earlier messages must match the session's history, or a suffix of it."""
     chat, runtime = session(tgi_stream("red"), tgi_stream("yes"), tgi_stream("no"))
     chat.invoke("color?")
 
@@ -279,7 +279,7 @@ def test_a_session_refuses_another_conversation() -> None:
 
 
 def test_an_answer_that_broke_off_was_not_said() -> None:
-    """The session has forgotten the question, so it may be asked again."""
+    """The session forgets a question whose answer broke off, so it can be asked again."""
     chat, _ = session(Body([b'data:{"token":{"text":"re"}}\n\n']), tgi_stream("red"))
 
     with pytest.raises(StreamCut):
@@ -292,7 +292,7 @@ def test_an_answer_that_broke_off_was_not_said() -> None:
 
 @pytest.mark.parametrize("messages", [[SystemMessage("s"), HumanMessage("q")], [HumanMessage("q"), AIMessage("a")]])
 def test_a_session_says_what_it_does_not_take(messages: list[Any]) -> None:
-    """System messages, and conversations without a question."""
+    """System messages and conversations without a question are refused with a reason."""
     chat, _ = session()
 
     with pytest.raises(ValueError, match=r"system message|no question"):
@@ -300,7 +300,7 @@ def test_a_session_says_what_it_does_not_take(messages: list[Any]) -> None:
 
 
 def test_a_session_that_is_over_does_not_hide_an_error() -> None:
-    """Closing what has expired is quiet; what went wrong inside is told."""
+    """Closing an expired session is silent, so that an error inside the block is raised."""
     chat, _ = session(refusal("ValidationError", "the session has expired"))
 
     with pytest.raises(ZeroDivisionError), chat:

@@ -1,4 +1,4 @@
-"""What LangChain asks of every chat model."""
+"""LangChain's standard tests for chat models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmoor.clients.langchain import ChatSagemakerEndpoint
 
 
 class TestChatSagemakerEndpoint(ChatModelUnitTests):
-    """Its standard suite. Tools and structured output are not offered, which it sees for itself."""
+    """Run the standard suite; it detects that tools and structured output are not supported."""
 
     @property
     def chat_model_class(self) -> type[ChatSagemakerEndpoint]:
@@ -22,7 +22,7 @@ class TestChatSagemakerEndpoint(ChatModelUnitTests):
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        """Without an api_key: callers sign with AWS credentials."""
+        """Omit api_key: callers sign with AWS credentials."""
         return {"temperature": 0, "max_tokens": 100, "timeout": 60, "stop": [], "max_retries": 2}
 
     @property

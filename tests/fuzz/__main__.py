@@ -1,10 +1,10 @@
-"""Fuzzes what reads HTTP, guided by coverage: `make fuzz [SECONDS=60]`
+"""Fuzz the HTTP parsers, guided by coverage: `make fuzz [SECONDS=60]`.
 
     python -m tests.fuzz requests [SECONDS] [libFuzzer's options]
 
-TARGET is requests, answers or connections, the modules beside this one. It begins with the inputs in corpus/TARGET
-and keeps what it learns in .fuzz/TARGET, which git does not know. An input that breaks a rule is written to
-.fuzz/TARGET-crash-...; put it into corpus/TARGET under a name that says what it shows, and `make test` keeps it.
+TARGET is requests, answers or connections, the modules beside this one. The fuzzer starts with the inputs in
+corpus/TARGET and keeps new ones in .fuzz/TARGET, which git ignores. It writes an input that breaks a rule to
+.fuzz/TARGET-crash-...; add it to corpus/TARGET under a descriptive name, and `make test` replays it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""UpstreamConnection against llhttp: an answer is what llhttp makes of it, or lost; the connection is kept only after
-one that ended where nothing follows."""
+"""UpstreamConnection against llhttp: an answer is parsed as llhttp parses it, or lost.
+
+The connection is kept only after an answer that ended exactly where its bytes end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
 
 
 class Target:
-    """Where the connection goes, and comes back to."""
+    """A target that connections go to and return to."""
 
     name, host, port = "a", "127.0.0.1", 1
 
@@ -26,7 +28,7 @@ class Target:
 
 
 class Transport(asyncio.Transport):
-    """Remembers whether it was closed."""
+    """A transport that records whether it was closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class Transport(asyncio.Transport):
 
 
 class Receiver:
-    """Remembers one answer, and lets go of the connection when it is over."""
+    """A receiver that records one answer and releases the connection afterwards."""
 
     def __init__(self, connection: UpstreamConnection) -> None:
         self.connection = connection
@@ -71,7 +73,7 @@ class Receiver:
 
 
 def check(data: bytes) -> None:
-    """Any bytes in any pieces, then the end of the connection."""
+    """Check any bytes in any pieces, then the end of the connection."""
     pieces = data.split(CUT)
     data = b"".join(pieces)
     connection = UpstreamConnection(Target(), Sweeper(1.0), AnswerCaches(), max_header_bytes=2_000, idle_timeout_s=1.0)

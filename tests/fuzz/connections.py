@@ -1,16 +1,16 @@
-"""The whole data plane between transports of our own: a client that does anything, instances that answer anything.
+"""The whole data plane on simulated transports: a client that does anything, instances that answer anything.
 
-An input is a script: after each 0xFE a letter says what happens, and the bytes that follow are what is received.
+An input is a script: after each 0xFE, a letter names an event, and the bytes that follow are received data.
 
     c DATA   the client sends         s DATA   the instance that was connected to last sends
     e l      it half-closes, leaves   E L      it half-closes, is gone
-    p r      it takes no more, more   P R      it takes no more, more
+    p r      it stops, resumes reads  P R      it stops, resumes reads
     t        its deadline passes      x        the next connection to an instance is refused
     a        from now on instances answer each request by themselves, with a digest of the body that came
 
-What must hold, whatever happens: no exception comes out of a callback; what instances get is HTTP for llhttp; what the
-client gets is well-formed answers to its requests, in order, the last perhaps cut short by a broken connection; an
-instance's answer reaches nobody but the client whose body it digests; at the end no lease, task or kept byte is left.
+Invariants: no callback raises an exception; instances receive valid HTTP by llhttp; the client receives well-formed
+answers to its requests, in order, and a broken connection may cut the last; an instance's answer reaches only the
+client whose body it digests; at the end no lease, task or kept byte is left.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _CHUNKED = re.compile(rb"(?:^|\r\n)transfer-encoding: *chunked *\r\n", re.IGNORE
 
 
 class Faults(logging.Handler):
-    """What was logged as a fault is raised at the end of the script."""
+    """Logged faults, raised at the end of the script."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -64,7 +64,7 @@ class Faults(logging.Handler):
 
 @contextmanager
 def faults() -> Iterator[list[str]]:
-    """What the proxy logs as faults, and nowhere else; afterwards it logs as before, for the tests that follow."""
+    """Collect what the proxy logs as faults, and restore its logging afterwards."""
     logger, handler = logging.getLogger("torchmoor"), Faults()
     before = logger.propagate, logger.level
     logger.propagate = False
@@ -79,12 +79,12 @@ def faults() -> Iterator[list[str]]:
 
 
 def token_of(body: bytes) -> bytes:
-    """What an instance that answers by itself makes of a body."""
+    """Return the digest that an instance answers for a body."""
     return b"<%b>" % blake2b(body, digest_size=16).hexdigest().encode()
 
 
 class Transport(asyncio.Transport):
-    """Keeps asyncio's promises: nothing is told after the end, nothing while reading is paused."""
+    """A transport with asyncio's guarantees: no callback after the end, no data while reading is paused."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -92,10 +92,10 @@ class Transport(asyncio.Transport):
         self.written = bytearray()
         self.is_aborted = self.is_reading_paused = False
         self._is_closing = self._is_lost = self._has_eof = self._is_write_paused = False
-        self._held: list[bytes] = []  # what was received while reading was paused
+        self._held: list[bytes] = []  # received while reading was paused
         protocol.connection_made(self)
 
-    # What protocols use
+    # Methods that protocols use
 
     def write(self, data: bytes) -> None:
         assert not self._has_eof, "write() after write_eof()"
@@ -127,7 +127,7 @@ class Transport(asyncio.Transport):
         self.is_reading_paused = False
         asyncio.get_running_loop().call_soon(self._give)
 
-    # What happens
+    # Events
 
     def receive(self, data: bytes) -> None:
         if data:
@@ -158,7 +158,7 @@ class Transport(asyncio.Transport):
 
 
 class InstanceEnd(Transport):
-    """An instance's end of a connection: reads with llhttp what it is sent."""
+    """An instance's end of a connection; it parses received bytes with llhttp."""
 
     def __init__(self, stage: Stage, protocol: UpstreamConnection) -> None:
         self._stage = stage
@@ -173,7 +173,7 @@ class InstanceEnd(Transport):
             asyncio.get_running_loop().call_soon(self.answer)
 
     def answer(self) -> None:
-        """Answer what has come whole."""
+        """Answer each complete request."""
         while self.num_answered < self.requests.num_complete:
             body = token_of(self.requests.bodies[self.num_answered])
             self.num_answered += 1
@@ -181,7 +181,7 @@ class InstanceEnd(Transport):
 
 
 class Client(ClientConnection):
-    """A client's connection whose accepted requests are remembered: method and body."""
+    """A client's connection that records its accepted requests: method and body."""
 
     __slots__ = ("accepted",)
 
@@ -199,7 +199,7 @@ class Client(ClientConnection):
 
 
 class Stage:
-    """A proxy that never listens, its two instances, and the clients that a script speaks for."""
+    """A proxy that never listens, its two instances, and the clients of a script."""
 
     def __init__(self) -> None:
         self.is_automatic = self.refuses_next = False
@@ -213,7 +213,7 @@ class Stage:
         return Transport(Client(self.proxy.data.server))
 
     def check_clean(self) -> None:
-        """No lease, connection, task or kept byte."""
+        """Check that no lease, connection, task or kept byte is left."""
         assert [instance.outstanding for instance in self.registry.instances()] == [0, 0]
         assert self.proxy.data.budget.used_bytes == 0
         assert self.proxy.data.subrequests.num_running == 0
@@ -222,7 +222,7 @@ class Stage:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """A loop whose connections are a stage's."""
+    """An event loop whose connections are a stage's."""
 
     stage: Stage
 
@@ -237,13 +237,13 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 async def turn(times: int = 4) -> None:
-    """Let the loop go on."""
+    """Let the loop run its callbacks."""
     for _ in range(times):
         await asyncio.sleep(0)
 
 
 async def play(data: bytes) -> None:
-    """A script, then another client's request, then the end of everything."""
+    """Play a script, then another client's request, then close everything."""
     stage = LOOP.stage = Stage()
     client = stage.take_client()
     for step in data.split(CUT)[1:]:
@@ -265,7 +265,7 @@ async def play(data: bytes) -> None:
             case b"a":
                 stage.is_automatic = True
             case b"s" if end is not None:
-                end.num_answered = end.requests.num_complete  # not by itself any more
+                end.num_answered = end.requests.num_complete  # no longer answers by itself
                 end.receive(received)
             case b"E" if end is not None:
                 end.receive_eof()
@@ -284,7 +284,7 @@ async def play(data: bytes) -> None:
     check_answers(client)
     for transport in (client, other):
         transport.lose()
-    await turn(12)  # what the client no longer waits for is cancelled
+    await turn(12)  # work that the client no longer waits for is cancelled
     await stage.proxy.data.subrequests.stop(grace_s=0)
     for end in stage.ends:
         end.lose()
@@ -294,16 +294,16 @@ async def play(data: bytes) -> None:
 
 
 def check_answers(client: Transport) -> None:
-    """Well-formed answers, no more than requests, each with nobody's body but its own."""
+    """Answers must be well-formed, at most one per request, each for the client's own body."""
     accepted: list[list[bytes]] = client.protocol.accepted  # type: ignore[attr-defined]
     given = list(
         read_answers(bytes(client.written), [method for method, _ in accepted], is_open=not client.is_closing())
     )
     tokens = TOKEN.findall(bytes(client.written))
     bodies = iter([token_of(body) for _, body in accepted])
-    assert all(token in bodies for token in tokens), (tokens, accepted)  # a subsequence: `in` moves the iterator on
+    assert all(token in bodies for token in tokens), (tokens, accepted)  # subsequence test: `in` advances the iterator
     if any(method == b"HEAD" for method, _ in accepted):
-        return  # whose answers llhttp cannot tell apart
+        return  # llhttp cannot tell its answers apart
     oracle = Answers()
     with suppress(httptools.HttpParserUpgrade):
         oracle.parser.feed_data(bytes(client.written))
@@ -311,7 +311,10 @@ def check_answers(client: Transport) -> None:
 
 
 def read_answers(data: bytes, methods: list[bytes], *, is_open: bool) -> Iterator[int]:
-    """Statuses of whole answers. Raises AssertionError unless the bytes are answers, with nothing behind a last one."""
+    """Return the statuses of whole answers.
+
+    Raises AssertionError for malformed bytes or bytes after the last answer.
+    """
     at = 0
     while data:
         match = _HEAD.match(data)
@@ -321,7 +324,7 @@ def read_answers(data: bytes, methods: list[bytes], *, is_open: bool) -> Iterato
             continue
         assert status >= 200
         method = methods[at] if at < len(methods) else b""
-        assert at <= len(methods), "more answers than requests, and one for what is none"
+        assert at <= len(methods), "more than one answer beyond the accepted requests"
         at += 1
         lengths, is_chunked = _LENGTH.findall(lines), bool(_CHUNKED.search(lines))
         assert len(lengths) + is_chunked <= 1, lines
@@ -336,13 +339,13 @@ def read_answers(data: bytes, methods: list[bytes], *, is_open: bool) -> Iterato
             is_whole, data = skip_chunks(data)
             if is_whole:
                 yield status
-        else:  # to the end of the connection, for HTTP/1.0
+        else:  # until the connection ends, for HTTP/1.0
             yield status
             return
 
 
 def skip_chunks(data: bytes) -> tuple[bool, bytes]:
-    """Whether a chunked body has ended, and what follows it."""
+    """Return whether a chunked body has ended, and the bytes after it."""
     while data:
         size, end, data = data.partition(b"\r\n")
         if not end:
@@ -361,7 +364,7 @@ atexit.register(LOOP.close)
 
 
 def check(data: bytes) -> None:
-    """Play a script; what went wrong out of sight counts too."""
+    """Play a script and raise logged faults."""
     broken: list[dict[str, Any]] = []
     LOOP.set_exception_handler(lambda loop, context: broken.append(context))
     with faults() as seen:

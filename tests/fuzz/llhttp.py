@@ -1,4 +1,4 @@
-"""What llhttp, strict as it comes, reads of the same bytes: the other opinion that ours is held against."""
+"""Read the same bytes with llhttp in its default strictness, as the reference parser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httptools
 
-CUT = b"\xfe"  # in a fuzzed input: here one piece of what is received ends and the next begins
+CUT = b"\xfe"  # separates the received pieces in a fuzzed input
 HIDDEN = frozenset(
     (
         *(b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"te", b"upgrade", b"trailer"),
@@ -17,7 +17,7 @@ HIDDEN = frozenset(
 
 
 class Messages:
-    """What a parser has told. messages: one [first line's parts..., header fields that are passed on] each."""
+    """A parser's events. messages: one [first line's parts..., forwarded header fields] each."""
 
     def __init__(self) -> None:
         self.heads: list[list[Any]] = []
@@ -38,7 +38,7 @@ class Messages:
         if name.lower() == b"connection":
             self._options |= {option.strip().lower() for option in value.split(b",")} - {b"", b"keep-alive"}
         if name.lower() not in HIDDEN:
-            self.heads[-1][2].append((name.lower(), value.rstrip(b" \t")))  # which llhttp leaves there
+            self.heads[-1][2].append((name.lower(), value.rstrip(b" \t")))  # llhttp leaves it there
 
     def end_head(self) -> None:
         self._is_in_head = False
@@ -68,7 +68,7 @@ class Requests(Messages):
 
 
 class Answers(Messages):
-    """Answers: status, reason, fields. Interim ones are among them."""
+    """Answers, interim ones included: status, reason, fields."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,6 +83,6 @@ class Answers(Messages):
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """The bytes in pieces."""
+    """Cut an input into its pieces."""
     ends = sorted({min(place, len(data)) for place in places} | {0, len(data)})
     return [data[start:end] for start, end in itertools.pairwise(ends)]

@@ -1,4 +1,4 @@
-"""RequestReader against llhttp: it may refuse more, and never understands otherwise."""
+"""RequestReader against llhttp: it may refuse more, but never parses a request differently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_HEADER_BYTES = 2_000
 
 
 class Listener:
-    """Remembers requests, and deals with each at once."""
+    """A listener that records requests and completes each at once."""
 
     def __init__(self) -> None:
         self.heads: list[tuple[bytes, bytes, list[tuple[bytes, bytes]]]] = []
@@ -38,7 +38,7 @@ class Listener:
 
 
 def read(pieces: list[bytes]) -> tuple[Listener, BadMessage | None]:
-    """What is read of the pieces, and what is wrong with them; nothing else may be raised."""
+    """Return the requests read from the pieces and the error; no other exception may be raised."""
     listener = Listener()
     try:
         for piece in pieces:
@@ -49,7 +49,7 @@ def read(pieces: list[bytes]) -> tuple[Listener, BadMessage | None]:
 
 
 def compare(data: bytes, listener: Listener) -> None:
-    """Whatever we take for whole requests llhttp takes for the same ones, field by field and byte by byte."""
+    """llhttp must read the same requests, field by field and byte by byte."""
     num = listener.num_complete
     if not num:
         return
@@ -64,7 +64,7 @@ def compare(data: bytes, listener: Listener) -> None:
 
 
 def _path_of(url: bytes) -> bytes:
-    """What we make of a target: a path, without an origin before it, without a question mark that asks nothing."""
+    """Return our form of a target: a path without an origin and without an empty query."""
     if not url.startswith(b"/"):
         url = b"/" + url.partition(b"://")[2].partition(b"/")[2]
     path, _, query = url.partition(b"?")
@@ -72,7 +72,7 @@ def _path_of(url: bytes) -> bytes:
 
 
 def check(data: bytes) -> None:
-    """Any bytes in any pieces."""
+    """Check any bytes in any pieces."""
     pieces = data.split(CUT)
     data = b"".join(pieces)
     in_pieces, bad_in_pieces = read(pieces)

@@ -1,4 +1,4 @@
-"""Every input that fuzzing began with or once found; `make fuzz` looks for more."""
+"""Replay the seeds and earlier findings of the fuzzer; `make fuzz` searches for more."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ INPUTS = sorted(path for path in CORPUS.glob("*/*") if path.is_file())
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_input_breaks_no_rule(path: Path) -> None:
-    """The rules are in the module that the folder is named after."""
+    """Every input obeys the rules of the module that its folder is named after."""
     import_module(f"tests.fuzz.{path.parent.name}").check(path.read_bytes())

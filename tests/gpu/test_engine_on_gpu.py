@@ -1,4 +1,4 @@
-"""The engine on a CUDA device: the same answers as on the CPU, and memory that is counted and refused in time."""
+"""The engine on a CUDA device: the same answers as on the CPU, and a correct memory budget."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ KV_BYTES = 64 << 20
 
 @pytest.fixture(scope="module", autouse=True)
 def exact() -> Iterator[None]:
-    """Products in full float32, as on the CPU."""
+    """Compute products in full float32, as on the CPU."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -37,7 +37,7 @@ def exact() -> Iterator[None]:
 
 
 def answer(device: torch.device, prompts: list[list[int]], pixels: torch.Tensor | None = None, **options: Any) -> Any:
-    """Greedy tokens of all prompts, batched; with a picture at the beginning of each if there are pixels."""
+    """Return greedy tokens of all prompts, batched; if there are pixels, each prompt begins with a picture."""
     model = load_model(CHECKPOINT, device, "float32")
     runner = ModelRunner(model, KV_BYTES, **options)
     engine = Engine(runner, Scheduler(8, Pace(32, 2.0)), 1)
@@ -69,14 +69,14 @@ def random_prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize("is_row_batched", [True, False])
 def test_answers_are_those_of_the_cpu(is_row_batched: bool) -> None:
-    """Greedy, float32, batched: token for token, with attention in one call for all rows and in one for each."""
+    """Greedy float32 answers in a batch are the CPU's, token for token, with joint and with per-row attention."""
     expected = answer(torch.device("cpu"), random_prompts())
 
     assert answer(CUDA, random_prompts(), is_row_batched=is_row_batched) == expected
 
 
 def test_pictures_are_seen_as_on_the_cpu() -> None:
-    """Vision tower, projector and the features' places in the prompt."""
+    """The vision tower, the projector and the placement of features in the prompt match the CPU."""
     pixels = torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(2))
     expected = answer(torch.device("cpu"), random_prompts(), pixels)
 
@@ -84,7 +84,7 @@ def test_pictures_are_seen_as_on_the_cpu() -> None:
 
 
 def test_kv_cache_takes_its_part_of_the_device() -> None:
-    """Weights, features and KV cache together stay within the fraction that the settings give."""
+    """Weights, features and KV cache together stay within the configured fraction."""
     model = load_model(CHECKPOINT, CUDA, "float32")
     settings = ChatSessionSettings(device_fraction=0.5)
 
@@ -97,7 +97,7 @@ def test_kv_cache_takes_its_part_of_the_device() -> None:
 
 
 def test_cache_that_the_device_cannot_hold_is_out_of_memory() -> None:
-    """A clear error at the start, not a CUDA one later."""
+    """A cache that is too large fails at the start with a clear error, not later with a CUDA error."""
     model = load_model(CHECKPOINT, CUDA, "float32")
     _, total = torch.cuda.mem_get_info(CUDA)
 

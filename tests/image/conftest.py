@@ -1,4 +1,4 @@
-"""The image, built once for the whole run; see tests/podman.py for how."""
+"""Build the image once for the whole run; see tests/podman.py."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def podman() -> Podman:
 
 @pytest.fixture(scope="session")
 def image(podman: Podman) -> str:
-    """With the demo model's archive in it; or one that was built before, of whatever base, by its name."""
+    """Return the image with the demo model's archive, or an existing image, of any base, by its name."""
     return os.environ.get("TORCHMOOR_TEST_IMAGE") or podman.build(arguments={"DEMO_MODELS": "llava"})

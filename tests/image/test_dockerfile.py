@@ -1,4 +1,4 @@
-"""deploy/docker/Dockerfile, as a linter and as an engine reads it."""
+"""Check deploy/docker/Dockerfile with a linter and an engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.podman import DOCKERFILE, ROOT, Podman
 
 
 def test_dockerfile_passes_hadolint() -> None:
-    """Without an exception but those that say why in the file."""
+    """The Dockerfile passes hadolint, besides exceptions that state their reason."""
     hadolint = Path(sys.executable).with_name("hadolint")
 
     done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=60)
@@ -23,7 +23,7 @@ def test_dockerfile_passes_hadolint() -> None:
 
 
 def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_has() -> None:
-    """pip leaves what the base has in our version where it is, as AWS's have TorchServe, and our bin would lack it."""
+    """Commands called by path are in our bin folder, even if the base image already has the same version elsewhere."""
     text = DOCKERFILE.read_text()
     [pattern] = re.findall(r"grep -E '(.+)' pins\.txt > commands\.txt", text)
     pins = (ROOT / "requirements.txt").read_text().splitlines()
@@ -34,7 +34,7 @@ def test_commands_that_are_called_by_their_path_are_installed_whatever_the_base_
 
 
 def called_by_path() -> set[str]:
-    """What our code looks for beside its Python, but for our own command."""
+    """Return the programs that our code looks for beside its Python, besides our own command."""
     sources = [path for folder in ("torchmoor", "scripts") for path in (ROOT / folder).rglob("*.py")]
     found = {name for path in sources for name in re.findall(r'executable\)\.with_name\("([\w-]+)"', path.read_text())}
     return found - {"torchmoor"}
@@ -43,7 +43,7 @@ def called_by_path() -> set[str]:
 @pytest.mark.image
 @pytest.mark.timeout(1800)
 def test_image_has_what_platforms_look_for(podman: Podman, image: str) -> None:
-    """SageMaker's labels, an exec-form entry point with an init, a health check, and root unless somebody says more."""
+    """The image has SageMaker's labels, an exec-form entry point with an init, a health check, and runs as root."""
     config = json.loads(podman.run("podman", "inspect", image))[0]
 
     assert (

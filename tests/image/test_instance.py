@@ -22,7 +22,7 @@ ANSWER = {"max_new_tokens": 1200, "do_sample": True, "temperature": 1e6, "seed":
 
 
 def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_path: Path) -> None:
-    """Its side port tells probes, and what runs at SIGTERM ends whole while the probe says that it goes."""
+    """The side port answers probes; after SIGTERM the probe reports draining while running requests complete."""
     model = tmp_path / "model"
     build = [sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava", "--model-store", tmp_path]
     subprocess.run(build, check=True, timeout=120)
@@ -67,7 +67,7 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
 
 @pytest.mark.slow
 def test_a_handler_that_lacks_a_module_ends_with_its_name(podman: Podman, image: str, tmp_path: Path) -> None:
-    """Its worker dies as it is imported, and TorchServe by itself would start it again for ever."""
+    """A missing module ends the container with its name; TorchServe alone would restart the worker for ever."""
     model = tmp_path / "model"
     (model / "MAR-INF").mkdir(parents=True)
     (model / "MAR-INF" / "MANIFEST.json").write_text(
@@ -88,7 +88,7 @@ def test_a_handler_that_lacks_a_module_ends_with_its_name(podman: Podman, image:
 
 
 def is_going(at: str) -> bool:
-    """Not ready, or gone already."""
+    """Return whether the container is not ready or has ended."""
     try:
         return requests.get(f"{at}/ready", timeout=30).status_code == 503
     except requests.ConnectionError:
@@ -96,7 +96,7 @@ def is_going(at: str) -> bool:
 
 
 def test_other_words_are_torchmoors_own_commands(podman: Podman, image: str, tmp_path: Path) -> None:
-    """`proxy` is `torchmoor serve`; a configuration that is none says so."""
+    """Other arguments are torchmoor's own commands; `proxy` is `torchmoor serve`. Invalid settings are reported."""
     config = tmp_path / "proxy" / "torchmoor.yaml"
     config.parent.mkdir()
     config.write_text("Endpoints: nonsense\n")

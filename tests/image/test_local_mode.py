@@ -1,4 +1,4 @@
-"""The image behind the SageMaker Python SDK's local mode, which speaks to podman as if it were Docker."""
+"""The image in the SageMaker Python SDK's local mode, which uses podman as if it were Docker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SILENT = "{SchemaVersion: '1.0', SageMaker: {PythonSDK: {Modules: {TelemetryOptO
 
 
 def test_the_sdk_deploys_asks_and_deletes(podman: Podman, image: str, tmp_path: Path) -> None:
-    """From a model.tar.gz with an archive in it, as `Model.deploy(instance_type='local')` does it for a user."""
+    """`Model.deploy(instance_type='local')` works with a model.tar.gz that contains an archive."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
     if shutil.which("docker-compose") is None:

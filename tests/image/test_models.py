@@ -1,4 +1,4 @@
-"""What the container serves: many models that the platform loads, and what it says of one that it cannot load."""
+"""Models in the container: many that the platform loads, and errors for models that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchmoor.cli.package import package
 from torchmoor.fleet.ports import find_free_ports
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
-NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform makes them
+NAMES = ("8d2f0a1c9be94b0f", "51d0c34e77aa41d2")  # as the platform names them
 
 
 def test_a_platform_loads_and_unloads_many_models(podman: Podman, image: str, tmp_path: Path) -> None:
-    """With real MiniLM archives, unpacked where SageMaker unpacks them."""
+    """The platform loads and unloads real MiniLM archives, unpacked where SageMaker unpacks them."""
     if not (TARGET / "config.json").is_file():
         missing(f"there is no {TARGET}: make archives downloads it")
     archive = package(TARGET, tmp_path / "minilm.tar.gz").path
@@ -62,7 +62,7 @@ def test_a_platform_loads_and_unloads_many_models(podman: Podman, image: str, tm
 
 
 def test_a_folder_without_a_model_ends_at_once_and_says_what_to_do(podman: Podman, image: str, tmp_path: Path) -> None:
-    """SageMaker shows what the container wrote, and nothing else."""
+    """A folder without a model ends the container at once with advice in its log, which SageMaker shows."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.onnx").touch()
@@ -75,7 +75,7 @@ def test_a_folder_without_a_model_ends_at_once_and_says_what_to_do(podman: Podma
 def test_a_checkpoint_that_cannot_be_loaded_ends_with_the_handlers_reason(
     podman: Podman, image: str, tmp_path: Path
 ) -> None:
-    """TorchServe by itself would try again for ever, and the endpoint would fail after eight minutes without a word."""
+    """A broken checkpoint ends the container with the handler's reason; TorchServe alone would retry for ever."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "gpt_unheard_of", "architectures": ["Unheard"]}))

@@ -1,4 +1,4 @@
-"""The role `serve`, driven over HTTP as SageMaker does: without root, on a read-only file system, from a tar.gz."""
+"""The role `serve`, used over HTTP as SageMaker does: without root, on a read-only file system, from a tar.gz."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torchmoor.fleet.ports import find_free_ports
 pytestmark = [pytest.mark.image, pytest.mark.timeout(1800)]
 SESSION = "X-Amzn-SageMaker-Session-Id"
 GRACE_S = 30  # between SageMaker's SIGTERM and its SIGKILL
-LOW, HIGH = 30_000, 30_400  # a safe range below the ephemeral ports and above those of the other tests
+LOW, HIGH = 30_000, 30_400  # a safe range below the ephemeral ports and above those of other tests
 LONG = {"inputs": "Once", "stream": True}
 LONG_PARAMETERS = {"max_new_tokens": 1200, "do_sample": True, "temperature": 1e6, "seed": 6}
 
 
 @dataclass
 class Served:
-    """A container, and its address."""
+    """A container and its address."""
 
     container: Container
     port: int
@@ -47,7 +47,7 @@ class Served:
 
     @contextmanager
     def stream(self, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
-        """An answer of which only the head has come."""
+        """Return a response of which only the head was read."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)) as connection:
             connection.request("POST", "/invocations", json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -55,7 +55,7 @@ class Served:
             yield answer
 
     def pings(self) -> tuple[int, bytes] | None:
-        """Status and body; None if nobody listens."""
+        """Return the status and body of a ping; None if the connection is refused."""
         with suppress(requests.ConnectionError):
             answer = requests.get(f"{self.url}/ping", timeout=30)
             return answer.status_code, answer.content
@@ -64,7 +64,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """As strict platforms run it: user 10001, no capabilities, nothing writable but /tmp."""
+    """Run the container as strict platforms do: user 10001, no capabilities, only /tmp writable."""
     folder = tmp_path_factory.mktemp("serve")
     model = folder / "model"
     model.mkdir()
@@ -82,7 +82,7 @@ def served(podman: Podman, image: str, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_ping_is_answered_before_the_model_is_there_and_says_so(served: Served) -> None:
-    """SageMaker gives a ping two seconds, and a model eight minutes: no ping may wait for the model."""
+    """A ping is answered within SageMaker's 2 s while the model still loads."""
 
     def first_ping() -> tuple[int, bytes] | None:
         assert served.container.process.poll() is None, served.container.log[-4000:]
@@ -95,7 +95,7 @@ def test_ping_is_answered_before_the_model_is_there_and_says_so(served: Served) 
 
 
 def test_a_session_by_headers(served: Served) -> None:
-    """Opened, asked and closed as an endpoint's client does; the answers' headers carry the session."""
+    """A session is opened, used and closed by an endpoint's headers; response headers carry the session."""
     opened = served.invoke({"type": "start_session", "path": data_url(draw("circle", "red"))}, "NEW_SESSION")
     session, _, expires = opened.headers[SESSION].partition("; Expires=")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", expires)
@@ -110,7 +110,7 @@ def test_a_session_by_headers(served: Served) -> None:
 
 
 def test_a_streamed_answer_comes_in_chunks(served: Served) -> None:
-    """SageMaker cuts PayloadParts from the chunks of HTTP; a ping is answered between them."""
+    """An answer is streamed in HTTP chunks, which become SageMaker's PayloadParts, and pings are answered meanwhile."""
     with served.stream({**LONG, "parameters": LONG_PARAMETERS}) as answer:
         assert answer.headers["Transfer-Encoding"] == "chunked"
         pieces = [answer.read1()]
@@ -123,7 +123,7 @@ def test_a_streamed_answer_comes_in_chunks(served: Served) -> None:
 
 
 def test_metrics_are_on_the_same_port(served: Served) -> None:
-    """The proxy's, and those of the handler in the instance."""
+    """One port serves the metrics of the proxy and of the instance's handler."""
     page = requests.get(f"{served.url}/metrics", timeout=60).text
 
     assert 'Invocations_total{endpoint="chat"' in page
@@ -131,7 +131,7 @@ def test_metrics_are_on_the_same_port(served: Served) -> None:
 
 
 def test_the_runtime_api_is_there_too(served: Served) -> None:
-    """The endpoint of a checkpoint is called chat."""
+    """The runtime API serves the checkpoint's endpoint under the name chat."""
     body = {"inputs": "hello", "parameters": {"max_new_tokens": 4}}
     answer = requests.post(f"{served.url}/endpoints/chat/invocations", json=body, timeout=120)
 
@@ -140,7 +140,7 @@ def test_the_runtime_api_is_there_too(served: Served) -> None:
 
 
 def test_only_the_safe_ports_are_taken(served: Served) -> None:
-    """What SageMaker keeps for itself must stay free."""
+    """The container listens on the safe ports only; SageMaker reserves others."""
     pids = {int(pid) for pid in processes_of(served.container)}
     listening = ports_of(pids)
 
@@ -149,7 +149,7 @@ def test_only_the_safe_ports_are_taken(served: Served) -> None:
 
 
 def test_a_killed_torchserve_comes_back(served: Served) -> None:
-    """Ping says that it is gone; then it is started again, and its sessions are still known from the journal."""
+    """After TorchServe is killed, the ping fails until it is restarted; the journal keeps its sessions."""
     opened = served.invoke({"type": "start_session", "path": data_url(draw("square", "blue"))}, "NEW_SESSION")
     session = opened.json()["session_id"]
     [java] = [pid for pid, name in processes_of(served.container).items() if name == "java"]
@@ -163,20 +163,20 @@ def test_a_killed_torchserve_comes_back(served: Served) -> None:
 
 
 def test_sigterm_lets_answers_end_and_the_exit_status_is_0(served: Served) -> None:
-    """Nothing new comes in, what streams is streamed to its end, and it is over before the platform kills."""
+    """After SIGTERM, new requests are refused, streams complete, and the container exits with 0 before SIGKILL."""
     pid = served.container.pid
     with served.stream({**LONG, "parameters": LONG_PARAMETERS}) as answer:
         began = answer.read1()
 
         os.kill(pid, signal.SIGTERM)
 
-        wait_until(lambda: served.pings() is None, "nobody listens any more")
+        wait_until(lambda: served.pings() is None, "the port is closed")
         assert b'"finish_reason"' in began + answer.read()
     assert served.container.wait(GRACE_S) == 0, served.container.log[-4000:]
 
 
 def processes_of(container: Container) -> dict[int, str]:
-    """Names of the container's processes by their ids on the host."""
+    """Return the names of the container's processes by their ids on the host."""
     children: dict[int, list[int]] = {}
     names: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -192,7 +192,7 @@ def processes_of(container: Container) -> dict[int, str]:
 
 
 def ports_of(pids: set[int]) -> set[int]:
-    """TCP ports that these processes listen on."""
+    """Return the TCP ports that these processes listen on."""
     sockets = set()
     for pid in pids:
         with suppress(OSError):

@@ -1,8 +1,8 @@
-"""The parts of a cluster that podman is not: names by DNS, probes, and what happens when a pod is deleted.
+"""Provide the parts of a cluster that podman lacks: DNS names, probes, and pod deletion.
 
-Pods are real ones, each with an address of its own on a bridge. DNS is dnsmasq, with the records that a cluster makes
-of ready pods. What a kubelet does is done here, by the manifests' own words: `wait_ready` probes, `delete` waits as
-preStop says, sends SIGTERM, and kills after the grace period.
+Pods are real ones, each with its own address on a bridge. DNS is dnsmasq, with the records that a cluster creates for
+ready pods. The kubelet's part follows the manifests: `wait_ready` probes; `delete` waits as preStop says, sends
+SIGTERM, and kills after the grace period.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PODS = ("valkey-0", "llava-0", "llava-1", "torchmoor-0")
 
 @dataclass
 class Pod:
-    """One that was started."""
+    """A started pod."""
 
     name: str
     workload: Workload
@@ -50,7 +50,7 @@ class Pod:
 
     @property
     def container(self) -> str:
-        """As podman calls it."""
+        """Return podman's name of the container."""
         return f"{self.name}-{self.workload.containers[0]['name']}"
 
     def port(self, name: str) -> int:
@@ -62,7 +62,7 @@ class Pod:
 
 
 class Cluster:
-    """For as long as the context lasts."""
+    """A cluster that exists while its context does."""
 
     def __init__(self, overlay: Overlay, engine: LastingPodman, folder: Path) -> None:
         self.overlay = overlay
@@ -93,7 +93,7 @@ class Cluster:
         self._clear()
 
     def _clear(self) -> None:
-        """Take away what is there of these names, also what an interrupted run has left."""
+        """Remove objects of these names, including those of an interrupted run."""
         for pod in PODS:
             self._engine.run("podman", "pod", "rm", "--force", "--time", "0", pod, is_checked=False)
         secrets = [name for name, _ in secrets_of_environment(self.overlay)]
@@ -102,10 +102,10 @@ class Cluster:
             self._engine.run("podman", "volume", "rm", "--force", volume, is_checked=False)
         self._engine.run("podman", "network", "rm", "--force", NETWORK, is_checked=False)
 
-    # As kubectl
+    # Operations of kubectl
 
     def start(self, workload: str, number: int = 0) -> Pod:
-        """One of a workload's pods; returns when its processes run. Probes come with wait_ready."""
+        """Start one of a workload's pods and return when its processes run. Probes start with wait_ready."""
         template = self.overlay.workload(workload)
         name = f"{workload}-{number}"
         objects = make_pod(self.overlay, template, name, self._dns_addresses, self._folder / "secrets")
@@ -116,7 +116,7 @@ class Cluster:
         return pod
 
     def wait_ready(self, name: str) -> Pod:
-        """Until the readiness probe is good, for as long as the startup probe allows; then it gets its names."""
+        """Wait for the readiness probe, at most as long as the startup probe allows; then publish the pod's names."""
         pod = self.pods[name]
         startup = pod.workload.containers[0]["startupProbe"]
         patience_s = startup["periodSeconds"] * startup["failureThreshold"]
@@ -131,7 +131,7 @@ class Cluster:
         return pod
 
     def is_ready(self, pod: Pod) -> bool:
-        """One readiness probe."""
+        """Run the readiness probe once."""
         probe = pod.probe
         if "exec" in probe:
             return self._is_valkey_ready(pod)
@@ -143,14 +143,14 @@ class Cluster:
             return False
 
     def kill(self, name: str) -> None:
-        """Without a word to anybody, as when its node is gone; DNS hears of it a little later."""
+        """Kill a pod without notice, as when its node fails; DNS follows a little later."""
         pod = self.pods.pop(name)
         self._podman("kill", "--signal", "KILL", pod.container)
         self._podman("pod", "rm", "--force", "--time", "0", name)
         self.publish()
 
     def delete(self, name: str) -> tuple[int, float]:
-        """Politely. Returns the exit code of its process, and how many seconds it took of its grace period."""
+        """Delete a pod gracefully. Return its exit code and how many seconds of the grace period it used."""
         pod = self.pods[name]
         pod.is_published = False
         self.publish()
@@ -166,11 +166,11 @@ class Cluster:
         return code, took_s
 
     def logs(self, name: str) -> str:
-        """What its container said."""
+        """Return the container's log."""
         return self._podman("logs", self.pods[name].container)
 
     def _is_valkey_ready(self, pod: Pod) -> bool:
-        """As its probe asks, whose command test_secrets.py runs: the image of this test has no client in it."""
+        """Check Valkey from here: the image has no client. test_secrets.py runs the probe's own command."""
         server = redis.Redis(
             host=pod.address, port=pod.port("valkey"), username="probe", password="probe", protocol=2, retry=None
         )
@@ -180,13 +180,13 @@ class Cluster:
         except redis.RedisError:
             return False
 
-    # As the cluster's DNS
+    # The cluster's DNS
 
     def publish(self) -> None:
-        """Make the records of all ready pods, and of no other.
+        """Publish the records of all ready pods.
 
-        dnsmasq reads its records once, so it is started again; there are two, as a cluster has several, and one of
-        them always answers.
+        dnsmasq reads its records once, so it is restarted; there are two, as in a cluster, and one of them always
+        answers.
         """
         lines = ["no-resolv", "no-hosts", "keep-in-foreground", "log-facility=-", "pid-file="]
         lines += ["bind-interfaces", "port=53", f"local-ttl={LOCAL_TTL_S}", "local=/cluster.local/"]
@@ -203,11 +203,11 @@ class Cluster:
             self._serve_names(address, path)
 
     def _serve_names(self, address: str, records: Path) -> None:
-        """Returns when the new server listens."""
+        """Start a DNS server and return when it listens."""
         if (old := self._dns.pop(address, None)) is not None:
             old.terminate()
             old.wait(timeout=10)
-        elif address != self._dns_addresses[0]:  # the gateway's is there
+        elif address != self._dns_addresses[0]:  # the gateway has this address
             add = ("ip", "address", "replace", f"{address}/32", "dev", self._bridge)
             subprocess.run(add, check=True, timeout=30)
         program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"

@@ -1,4 +1,4 @@
-"""The overlays, rendered once each by kustomize with new secrets."""
+"""Render each overlay once with kustomize and new secrets."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,19 +11,19 @@ from tests.kubernetes.manifests import OVERLAYS, Overlay, copy_with_secrets, ren
 
 @pytest.fixture(scope="session")
 def kubernetes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of deploy/kubernetes with secrets in it."""
+    """Return a copy of deploy/kubernetes with secrets in it."""
     return copy_with_secrets(tmp_path_factory.mktemp("kubernetes") / "kubernetes")
 
 
 @pytest.fixture(scope="session")
 def rendered(kubernetes_folder: Path) -> Callable[[str], Overlay]:
-    """An overlay by its name."""
+    """Return an overlay by its name."""
     return cache(lambda name: render(name, kubernetes_folder))
 
 
 @pytest.fixture(params=OVERLAYS)
 def overlay(request: pytest.FixtureRequest, rendered: Callable[[str], Overlay]) -> Overlay:
-    """Each of them in turn."""
+    """Parametrize over all overlays."""
     return rendered(request.param)
 
 

@@ -1,4 +1,4 @@
-"""podman for pods, and the images that the manifests name."""
+"""Run podman for pods, and provide the images that the manifests name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.podman import Podman
 from tests.servers import find_valkey
 from tests.waiting import wait_until
 
-BUILT = "TORCHMOOR_TEST_IMAGE"  # in the environment: an image that is there already and shall be tested
+BUILT = "TORCHMOOR_TEST_IMAGE"  # environment variable: an existing image to test
 VALKEY_DOCKERFILE = """ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
 ENV PATH=/usr/local/bin:/usr/bin:/bin
@@ -23,7 +23,7 @@ COPY valkey-server /usr/local/bin/
 
 
 class LastingPodman(Podman):
-    """Podman in one mount namespace from the first command to the last: it keeps pods' networks in that."""
+    """Podman in one mount namespace from the first command to the last: it keeps pods' networks there."""
 
     _holder: subprocess.Popen[bytes] | None = None
 
@@ -48,7 +48,7 @@ class LastingPodman(Podman):
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--", *map(str, words)]
 
     def make_images(self, overlay: Overlay) -> None:
-        """Have those that the overlay names: ours by its Dockerfile, and Valkey's server as Python's package has it."""
+        """Provide the overlay's images: ours from its Dockerfile, and Valkey's server from its Python package."""
         ours, valkey = (overlay.workload(name).containers[0]["image"] for name in ("torchmoor", "valkey"))
         built = os.environ.get(BUILT) or self.build(arguments={"DEMO_MODELS": "llava"})
         self.run("podman", "tag", built, ours)

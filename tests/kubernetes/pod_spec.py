@@ -1,18 +1,18 @@
-"""A rendered overlay's pods as Debian's podman 4.3 can play them, changed as little and as mechanically as can be.
+"""Convert a rendered overlay's pods for Debian's podman 4.3, with as few and as mechanical changes as possible.
 
-What is changed, and why:
+The changes and their reasons:
 
-* A StatefulSet or Deployment becomes its pods, NAME-0 and so on: podman knows no StatefulSet.
-* Probes and hooks are taken out: podman would have systemd run the ones, and does not know the others. The test does
-  what they say, as a kubelet does.
-* Ports are taken out: podman would have the host listen on them.
+* A StatefulSet or Deployment becomes its pods, NAME-0 and so on: podman does not support StatefulSets.
+* Probes and hooks are removed: podman would run probes with systemd, and does not support hooks. The test runs them as
+  a kubelet does.
+* Ports are removed: podman would listen on them on the host.
 * A Secret's files come from a directory, with the mode and the group that the kubelet would give them: podman writes
-  them undecoded and for everybody to read.
-* A claim's volume belongs to the pod's user: podman knows no fsGroup. An emptyDir has the pod's name in its own: podman
-  would have all pods share one of the same name.
-* An instance that ends waits for proxies as long as this DNS server takes, and not for a cluster's.
-* Names are asked for at the test's DNS server. Images are those of this machine. A process that ends stays so: the test
-  sees it, where a kubelet would start it again.
+  them undecoded and world-readable.
+* A claim's volume belongs to the pod's user: podman does not support fsGroup. An emptyDir's name includes the pod's:
+  podman would share one of the same name among all pods.
+* An instance that ends waits for proxies as long as this DNS server requires, instead of a cluster's.
+* The test's DNS server resolves names. Images are local. A process that ends is not restarted as a kubelet would do,
+  so that the test sees its end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 
 from tests.kubernetes.manifests import Overlay, Workload
 
-SETTLE_S = "8"  # of an instance that ends: the test's DNS server has no cache of 30 s before it
+SETTLE_S = "8"  # of an instance that ends: the test's DNS server has no 30 s cache in front of it
 UNPLAYED = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
 
 
 def make_pod(
     overlay: Overlay, workload: Workload, name: str, dns_servers: Sequence[str], folder: Path
 ) -> list[dict[str, Any]]:
-    """The objects to play for one pod. folder: where its Secrets' files go."""
+    """Return the objects that podman plays for one pod. folder: receives the Secrets' files."""
     pod: dict[str, Any] = copy.deepcopy(dict(workload.pod))
     context = pod["securityContext"]
     for container in pod["containers"]:
@@ -67,7 +67,7 @@ def make_pod(
 
 
 def volumes_of(overlay: Overlay, pods: Iterable[str]) -> Iterator[str]:
-    """Those that podman makes of claims, empty directories and ConfigMaps, and keeps."""
+    """Return the volumes that podman creates for claims, empty directories and ConfigMaps, and keeps."""
     for pod in pods:
         workload = overlay.workload(pod.rpartition("-")[0])
         claims = [each["metadata"]["name"] for each in workload.spec.get("volumeClaimTemplates", ())]
@@ -78,7 +78,7 @@ def volumes_of(overlay: Overlay, pods: Iterable[str]) -> Iterator[str]:
 
 
 def secrets_of_environment(overlay: Overlay) -> Iterator[tuple[str, str]]:
-    """Names of Secrets, and their text in the form in which podman 4.3 reads one for a container's environment."""
+    """Return Secrets by name, in the format that podman 4.3 reads for a container's environment."""
     for secret in overlay.of("Secret"):
         yield secret["metadata"]["name"], json.dumps(secret["data"])
 
@@ -110,7 +110,7 @@ def _make_claim(claim: Mapping[str, Any], name: str, context: Mapping[str, Any])
 
 
 def _write_secret(secret: Mapping[str, Any], source: Mapping[str, Any], path: Path, group: int) -> None:
-    """As the kubelet mounts it."""
+    """Write a Secret's files as the kubelet mounts them."""
     path.mkdir(parents=True, exist_ok=True)
     items = source.get("items") or [{"key": key, "path": key} for key in secret["data"]]
     for item in items:

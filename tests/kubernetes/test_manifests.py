@@ -1,4 +1,4 @@
-"""Every overlay as a reviewer would read it: schemas, references, probes, limits, rights, time to end."""
+"""Review every overlay: schemas, references, probes, limits, rights and grace periods."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import yaml
 from tests.kubernetes.manifests import NAMESPACE, ROOT, Overlay, Workload
 from torchmoor.config.instances import DiscoverySettings
 
-# Kinds of operators that a cluster may have or not: held against their published schemas when they were written
-# (docs/kubernetes.md says how), and here against what they refer to.
+# Kinds of optional operators: they were validated against the published schemas when they were written
+# (docs/kubernetes.md describes how), and are checked here for their references.
 FOREIGN_KINDS = {"ScaledObject", "PodMonitor"}
 OLDEST, NEWEST = "1.30", "1.37"
-COREDNS_TTL_S = 30  # for which its cache goes on naming a pod, where it caches the cluster's own names
-ENDPOINTS_S = 2  # until the cluster's own books say that a pod ends
-SPARE_S = 10  # of a grace period, for a process to end that has nothing left to do
+COREDNS_TTL_S = 30  # how long a node-local DNS cache still names a removed pod
+ENDPOINTS_S = 2  # until the endpoints no longer list a pod that ends
+SPARE_S = 10  # the part of a grace period that an idle process needs to end
 
 
 def ports_of(workload: Workload) -> dict[str, int]:
@@ -31,7 +31,7 @@ def is_selected(selector: Mapping[str, str], workload: Workload) -> bool:
 
 
 def find_all(node: Any, key: str) -> Iterator[Any]:
-    """Every value of that key, however deep."""
+    """Return every value of this key, at any depth."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if name == key:
@@ -44,7 +44,7 @@ def find_all(node: Any, key: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 def test_every_object_is_valid_by_the_cluster_s_own_schema(overlay: Overlay, version: str) -> None:
-    """The API server of every version that is supported would take each object, and knows each of its fields."""
+    """The API server of every supported version accepts each object and knows each field."""
     for each in overlay.objects:
         if each["kind"] in FOREIGN_KINDS:
             with pytest.raises(kubernetes_validate.SchemaNotFoundError):
@@ -54,14 +54,14 @@ def test_every_object_is_valid_by_the_cluster_s_own_schema(overlay: Overlay, ver
 
 
 def test_everything_lives_in_one_namespace_that_restricts_its_pods(overlay: Overlay) -> None:
-    """No object lands elsewhere, and the cluster itself refuses a pod with more rights."""
+    """All objects are in one namespace, and the cluster refuses pods with more rights there."""
     assert {each["metadata"].get("namespace") for each in overlay.objects if each["kind"] != "Namespace"} == {NAMESPACE}
     namespace = overlay.get("Namespace", NAMESPACE)
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_every_pod_is_without_rights(overlay: Overlay) -> None:
-    """As the profile `restricted` wants it, and beyond: nothing can be written but volumes, no token of the cluster."""
+    """Pods meet the `restricted` profile, write to volumes only, and have no service account token."""
     for workload in overlay.workloads():
         pod = workload.pod
         assert pod["automountServiceAccountToken"] is False
@@ -82,7 +82,7 @@ def test_every_pod_is_without_rights(overlay: Overlay) -> None:
 
 
 def test_every_container_has_probes_bounds_and_a_version(overlay: Overlay) -> None:
-    """None is waited for in vain, none takes a node's memory or disk, and none changes without a change here."""
+    """Every container has probes, limits on memory and disk, and a pinned image."""
     for workload in overlay.workloads():
         for container in workload.containers:
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -91,13 +91,13 @@ def test_every_container_has_probes_bounds_and_a_version(overlay: Overlay) -> No
             asked, bound = container["resources"]["requests"], container["resources"]["limits"]
             assert {"cpu", "memory", "ephemeral-storage"} <= asked.keys()
             assert {"memory", "ephemeral-storage"} <= bound.keys()
-            assert "cpu" not in bound  # throttling halts between tokens
+            assert "cpu" not in bound  # a CPU limit would pause the process between tokens
             tag = container["image"].rpartition("/")[2].partition(":")[2]
             assert re.fullmatch(r"\d+\.\d+\.\d+(-\w+)?", tag), container["image"]
 
 
 def test_liveness_is_slower_than_readiness(overlay: Overlay) -> None:
-    """A busy pod first loses work and only much later its life; a start is given minutes."""
+    """A busy pod fails readiness long before liveness, and has minutes to start."""
     for workload in overlay.workloads():
         for container in workload.containers:
 
@@ -109,7 +109,7 @@ def test_liveness_is_slower_than_readiness(overlay: Overlay) -> None:
 
 
 def test_named_ports_of_probes_and_services_are_ports_of_pods(overlay: Overlay) -> None:
-    """A probe or a service that names a port means one that a container has."""
+    """A named port of a probe or a Service exists in a container."""
     for workload in overlay.workloads():
         for container in workload.containers:
             own = {port["name"] for port in container.get("ports", ())}
@@ -120,12 +120,12 @@ def test_named_ports_of_probes_and_services_are_ports_of_pods(overlay: Overlay) 
         assert len(chosen) == 1, service["metadata"]["name"]
         for port in service["spec"]["ports"]:
             assert port["targetPort"] in ports_of(chosen[0])
-            if service["spec"].get("clusterIP") == "None":  # nothing translates the port on the way
+            if service["spec"].get("clusterIP") == "None":  # a headless service does not translate ports
                 assert port["port"] == ports_of(chosen[0])[port["targetPort"]]
 
 
 def test_every_selector_matches_pods(overlay: Overlay) -> None:
-    """Of workloads, budgets, monitors, spreads and policies alike: a typing error would silently mean nobody."""
+    """Selectors of workloads, budgets, monitors, spreads and policies match pods; a typing error would match none."""
     workloads = list(overlay.workloads())
     for workload in workloads:
         assert is_selected(workload.spec["selector"]["matchLabels"], workload)
@@ -150,7 +150,7 @@ def test_every_selector_matches_pods(overlay: Overlay) -> None:
 
 
 def test_every_configmap_and_secret_that_is_named_exists(overlay: Overlay) -> None:
-    """With the key that is asked for."""
+    """Every ConfigMap and Secret that a pod refers to exists and has the key."""
     keys = {
         (each["kind"], each["metadata"]["name"]): set(each["data"])
         for each in overlay.objects
@@ -178,7 +178,7 @@ def test_every_configmap_and_secret_that_is_named_exists(overlay: Overlay) -> No
 
 
 def test_every_mounted_path_has_its_volume(overlay: Overlay) -> None:
-    """A pod's own, or one that its StatefulSet claims."""
+    """Every mounted path refers to a volume of the pod or a claim of its StatefulSet."""
     for workload in overlay.workloads():
         known = {volume["name"] for volume in workload.pod.get("volumes", ())}
         known |= {claim["metadata"]["name"] for claim in workload.spec.get("volumeClaimTemplates", ())}
@@ -187,13 +187,13 @@ def test_every_mounted_path_has_its_volume(overlay: Overlay) -> None:
 
 
 def test_a_changed_configuration_replaces_the_pods(overlay: Overlay) -> None:
-    """The name of a ConfigMap follows from its content."""
+    """A ConfigMap's name depends on its content."""
     for each in overlay.of("ConfigMap"):
         assert re.fullmatch(r"(torchmoor|valkey)-[a-z0-9]{10}", each["metadata"]["name"])
 
 
 def test_an_instance_has_time_to_drain(overlay: Overlay) -> None:
-    """What runs may end, TorchServe after it, before the cluster kills."""
+    """The grace period of an instance covers its running requests and TorchServe's own shutdown."""
     instances = overlay.workload("llava")
     environment = instances.environment()
     assert float(environment["TORCHMOOR_SETTLE_S"]) < float(environment["TORCHMOOR_DRAIN_S"])
@@ -201,7 +201,7 @@ def test_an_instance_has_time_to_drain(overlay: Overlay) -> None:
 
 
 def test_a_proxy_has_time_to_drain(overlay: Overlay) -> None:
-    """It serves until everybody knows that it goes, and then its longest stream to the end."""
+    """The grace period of a proxy covers the endpoint update and its longest stream."""
     proxies = overlay.workload("torchmoor")
     configuration = yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])
     wait_s = proxies.containers[0]["lifecycle"]["preStop"]["sleep"]["seconds"]
@@ -211,7 +211,7 @@ def test_a_proxy_has_time_to_drain(overlay: Overlay) -> None:
 
 
 def test_an_upgrade_never_leaves_nobody(overlay: Overlay) -> None:
-    """One proxy more before one less; one instance at a time; a node is emptied one pod at a time, and can be."""
+    """Upgrades add a proxy before they remove one and replace one instance at a time; nodes can be drained."""
     proxies, instances = overlay.workload("torchmoor"), overlay.workload("llava")
     assert proxies.spec["replicas"] >= 2
     assert proxies.spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
@@ -224,7 +224,7 @@ def test_an_upgrade_never_leaves_nobody(overlay: Overlay) -> None:
 
 
 def test_proxies_hear_of_an_end_before_it_comes(overlay: Overlay) -> None:
-    """DNS names no pod that ends, and the pod waits until the last proxy has asked twice, through a cache."""
+    """DNS omits a pod that ends, and the pod waits until every proxy has asked twice through a cache."""
     assert overlay.get("Service", "llava")["spec"]["publishNotReadyAddresses"] is False
     configuration = yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])
     (entry,) = configuration["Discovery"]
@@ -234,14 +234,14 @@ def test_proxies_hear_of_an_end_before_it_comes(overlay: Overlay) -> None:
 
 
 def test_an_autoscaler_has_the_number_of_instances_to_itself(overlay: Overlay) -> None:
-    """An upgrade that named a number would undo what the autoscaler has done; without one there must be a number."""
+    """The manifest omits replicas where an autoscaler sets them, and states them otherwise."""
     has_scaler = bool(overlay.of("ScaledObject") or overlay.of("HorizontalPodAutoscaler"))
     assert has_scaler == ("replicas" not in overlay.workload("llava").spec)
 
 
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-hpa"], indirect=True)
 def test_autoscalers_scale_what_there_is(overlay: Overlay) -> None:
-    """Their target exists, and they have the same bounds but for zero."""
+    """The target of an autoscaler exists, and both autoscalers have the same bounds besides zero."""
     (scaler,) = overlay.of("ScaledObject") or overlay.of("HorizontalPodAutoscaler")
     target = scaler["spec"]["scaleTargetRef"]
     assert overlay.get(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
@@ -251,7 +251,7 @@ def test_autoscalers_scale_what_there_is(overlay: Overlay) -> None:
 
 @pytest.mark.parametrize("overlay", ["gpu"], indirect=True)
 def test_keda_wakes_and_scales_by_our_metrics(overlay: Overlay) -> None:
-    """From none by whatever waits, up by the backlog of each instance, down after ten minutes; no answer is no zero."""
+    """KEDA scales from zero on a waiting request, up on backlog, down after 10 min; no data is not zero."""
     spec = overlay.get("ScaledObject", "llava")["spec"]
     assert (spec["minReplicaCount"], spec["cooldownPeriod"]) == (0, 600)
     assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
@@ -268,7 +268,7 @@ def test_keda_wakes_and_scales_by_our_metrics(overlay: Overlay) -> None:
 
 @pytest.mark.parametrize("overlay", ["gpu"], indirect=True)
 def test_gpu_instances_ask_for_a_gpu_each_and_keep_their_checkpoint(overlay: Overlay) -> None:
-    """One device a pod, nodes that have one, and a volume that is not downloaded into twice."""
+    """A GPU pod requests one device and a node that has one, and never downloads into the same volume twice."""
     instances = overlay.workload("llava")
     resources = instances.containers[0]["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "1"
@@ -281,7 +281,7 @@ def test_gpu_instances_ask_for_a_gpu_each_and_keep_their_checkpoint(overlay: Ove
 
 @pytest.mark.parametrize("overlay", ["gpu"], indirect=True)
 def test_an_ingress_lets_streams_pass(overlay: Overlay) -> None:
-    """Nothing is held back on the way, and nobody on the way is less patient than the proxies."""
+    """An ingress does not buffer responses, and its time-outs are not shorter than the proxies'."""
     ingress = overlay.get("Ingress", "torchmoor")
     told = {key.rpartition("/")[2]: value for key, value in ingress["metadata"]["annotations"].items()}
     assert (told["proxy-buffering"], told["proxy-request-buffering"]) == ("off", "off")
@@ -293,7 +293,7 @@ def test_an_ingress_lets_streams_pass(overlay: Overlay) -> None:
 
 
 def test_the_tree_has_no_secrets() -> None:
-    """What the generator reads is ignored by git, and nothing else has a value for a Secret."""
+    """Git ignores the generator's input, and nothing else contains a Secret's value."""
     secrets = ROOT / "components" / "secrets"
     assert "generated/" in (secrets / ".gitignore").read_text().splitlines()
     for path in ROOT.rglob("*.yaml"):

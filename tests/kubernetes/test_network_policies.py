@@ -1,4 +1,4 @@
-"""Who may speak to whom, by the policies of each overlay and the API's rules for them."""
+"""Check who may connect to whom, by the policies of each overlay and the API's rules for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.kubernetes.manifests import Overlay
 from tests.kubernetes.network_rules import Peer, Rules
 
 INFERENCE, SIDE, RUNTIME, ADMIN, VALKEY = 8085, 8086, 8080, 9080, 6379
-MANAGEMENT = (8081, 7070, 7071)  # TorchServe's own: on loopback, and closed to the network besides
+MANAGEMENT = (8081, 7070, 7071)  # TorchServe's own ports: on loopback, and closed to the network as well
 DNS_SERVER = Peer({"k8s-app": "kube-dns"}, {"kubernetes.io/metadata.name": "kube-system"})
 STRANGER = Peer({"app": "anything"}, {"kubernetes.io/metadata.name": "elsewhere"})
 PROMETHEUS = Peer({"app.kubernetes.io/name": "prometheus"}, {"kubernetes.io/metadata.name": "monitoring"})
@@ -35,7 +35,7 @@ def valkey(overlay: Overlay) -> Peer:
 
 
 def test_only_proxies_reach_instances(rules: Rules, proxy: Peer, instance: Peer, valkey: Peer) -> None:
-    """Inference and the side port, and nothing else, not even another instance."""
+    """Proxies reach the inference and side ports of instances; other instances do not."""
     for port in (INFERENCE, SIDE):
         assert rules.allow(proxy, instance, port)
         for other in (instance, valkey, STRANGER, Peer({"app": "anything"})):
@@ -45,7 +45,7 @@ def test_only_proxies_reach_instances(rules: Rules, proxy: Peer, instance: Peer,
 
 
 def test_only_instances_and_proxies_reach_valkey(rules: Rules, proxy: Peer, instance: Peer, valkey: Peer) -> None:
-    """And it reaches nobody: it has no name to ask for and no one to call."""
+    """Instances and proxies reach Valkey, and Valkey opens no connections, DNS included."""
     assert rules.allow(proxy, valkey, VALKEY)
     assert rules.allow(instance, valkey, VALKEY)
     for other in (STRANGER, PROMETHEUS, Peer({"app": "anything"})):
@@ -56,7 +56,7 @@ def test_only_instances_and_proxies_reach_valkey(rules: Rules, proxy: Peer, inst
 
 
 def test_who_asks_for_names_is_answered(rules: Rules, proxy: Peer, instance: Peer) -> None:
-    """By UDP, and by TCP for an answer that is long; by the node's own cache, too."""
+    """DNS is allowed by UDP, by TCP for long answers, and through the node's cache."""
     for pod in (proxy, instance):
         for protocol in ("UDP", "TCP"):
             assert rules.allow(pod, DNS_SERVER, 53, protocol)
@@ -65,7 +65,7 @@ def test_who_asks_for_names_is_answered(rules: Rules, proxy: Peer, instance: Pee
 
 
 def test_clients_are_of_this_namespace_or_of_one_with_the_label(rules: Rules, proxy: Peer) -> None:
-    """The runtime API only; the admin plane is nobody's but Prometheus'."""
+    """Clients reach the runtime API only; Prometheus alone reaches the admin plane."""
     friend = Peer({"app": "anything"}, {"kubernetes.io/metadata.name": "elsewhere", "torchmoor-clients": "allowed"})
     for client in (friend, Peer({"job": "batch"})):
         assert not rules.allow(client, proxy, ADMIN)
@@ -75,13 +75,13 @@ def test_clients_are_of_this_namespace_or_of_one_with_the_label(rules: Rules, pr
 
 
 def test_a_pod_of_this_namespace_has_to_be_let_out(rules: Rules, proxy: Peer) -> None:
-    """Nothing is allowed by itself: a client that runs here needs an egress policy of its own."""
+    """Egress is denied by default: a client in this namespace needs an egress policy of its own."""
     assert not rules.allow(Peer({"job": "batch"}), proxy, RUNTIME)
 
 
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-hpa"], indirect=True)
 def test_prometheus_and_the_ingress_are_let_in(rules: Rules, proxy: Peer, instance: Peer) -> None:
-    """Each to its port."""
+    """Prometheus and the ingress reach one port each."""
     ingress = Peer({"app": "controller"}, {"kubernetes.io/metadata.name": "ingress-nginx"})
     assert rules.allow(PROMETHEUS, proxy, ADMIN)
     assert rules.allow(PROMETHEUS, instance, SIDE)
@@ -93,7 +93,7 @@ def test_prometheus_and_the_ingress_are_let_in(rules: Rules, proxy: Peer, instan
 
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-hpa"], indirect=True)
 def test_the_internet_is_reached_and_nothing_private(rules: Rules, proxy: Peer, instance: Peer, valkey: Peer) -> None:
-    """A picture's address that a client gives leads to no machine of the cluster and to no cloud's metadata."""
+    """A picture's URL from a client cannot reach the cluster's machines or a cloud's metadata service."""
     public = ("93.184.216.34", "2606:4700::1111")
     private = ("10.0.0.1", "100.64.0.1", "127.0.0.1", "169.254.169.254", "172.20.0.1", "192.168.1.1", "fd00::1", "::1")
     for pod in (proxy, instance):
@@ -105,6 +105,6 @@ def test_the_internet_is_reached_and_nothing_private(rules: Rules, proxy: Peer, 
 
 @pytest.mark.parametrize("overlay", ["demo"], indirect=True)
 def test_the_demo_reaches_nothing_outside(rules: Rules, proxy: Peer, instance: Peer) -> None:
-    """Its model is in the image, and pictures come in requests."""
+    """The demo opens no outside connections: its model is in the image, and pictures come in requests."""
     for pod in (proxy, instance):
         assert not rules.allow(pod, Peer(address="93.184.216.34"), 443)

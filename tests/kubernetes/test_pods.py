@@ -1,6 +1,6 @@
-"""The demo overlay's own pods, made by podman: Valkey, two instances and a proxy, and boto3 as the client.
+"""Run the demo overlay's own pods with podman: Valkey, two instances and a proxy, and boto3 as the client.
 
-tests/kubernetes/pod_spec.py says what of the manifests podman cannot play, and cluster.py what is done in its place.
+tests/kubernetes/pod_spec.py lists the parts of the manifests that podman cannot play; cluster.py replaces them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def cluster(rendered: Callable[[str], Overlay], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """All of the demo overlay, ready."""
+    """Run the whole demo overlay and wait until it is ready."""
     demo, folder = rendered("demo"), tmp_path_factory.mktemp("cluster")
     with LastingPodman() as engine:
         engine.make_images(demo)
@@ -52,13 +52,13 @@ def cluster(rendered: Callable[[str], Overlay], tmp_path_factory: pytest.TempPat
 
 
 def read_keys(cluster: Cluster) -> dict[str, list[str]]:
-    """The lines of the file of keys by their kinds."""
+    """Return the lines of the key file by kind."""
     text = read_secret(cluster.overlay.get("Secret", "torchmoor-access"))["keys.txt"]
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()}
 
 
 def client(cluster: Cluster) -> Any:
-    """boto3 with the key that make_secrets.sh made; it tries nothing a second time."""
+    """Return a boto3 client with the key that make_secrets.sh generated; it does not retry."""
     key, secret = read_keys(cluster)["key"]
     return boto3.client(
         "sagemaker-runtime",
@@ -71,7 +71,7 @@ def client(cluster: Cluster) -> Any:
 
 
 def states(cluster: Cluster) -> dict[str, str]:
-    """Of the instances that the proxy knows, as its admin plane tells Prometheus and operators."""
+    """Return the states of the instances that the proxy's admin plane reports."""
     (token,) = read_keys(cluster)["admin"]
     url = cluster.pods["torchmoor-0"].url("admin") + "/instances"
     answer = requests.get(url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
@@ -87,15 +87,15 @@ def open_with_picture(runtime: Any) -> Chat:
 
 
 def holder(chat: Chat) -> str:
-    """The instance whose name is in the session's id."""
+    """Return the instance whose name is in the session's id."""
     return next(name for name in ("llava-0", "llava-1") if f"-{name}-" in chat.id)
 
 
 @contextmanager
 def asking(chats: list[Chat]) -> Iterator[list[str]]:
-    """Everybody asks again and again, every other time for a stream. Yields what has been answered so far.
+    """Let all clients send requests repeatedly, every other one for a stream. Yields the responses so far.
 
-    After some turns in a new session: of a conversation of a hundred turns the tiny model understands no more.
+    Each session ends after some turns, because the tiny model cannot handle a conversation of a hundred turns.
     """
     answers: list[str] = []
     failures: list[BaseException] = []
@@ -127,7 +127,7 @@ def asking(chats: list[Chat]) -> Iterator[list[str]]:
 
 
 def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
-    """Its pod is killed: the next turn is answered elsewhere, from Valkey; the pod returns under its name."""
+    """After its pod is killed, a session continues on another instance from Valkey; the pod returns under its name."""
     chat = open_with_picture(client(cluster))
     assert chat.ask(QUESTION) == ANSWER
     name = holder(chat)
@@ -146,7 +146,7 @@ def test_a_session_outlives_the_pod_that_held_it(cluster: Cluster) -> None:
 
 
 def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) -> None:
-    """As at an upgrade: everything is answered rightly, and the pod ends by itself well within its grace period."""
+    """Deleting an instance under load loses no answers, and the pod ends well within its grace period."""
     chats = [open_with_picture(client(cluster)) for _ in range(NUM_CLIENTS)]
     name = holder(chats[0])
     grace_s = cluster.pods[name].workload.pod["terminationGracePeriodSeconds"]
@@ -166,7 +166,7 @@ def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) 
 
 
 def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> None:
-    """It serves through its preStop hook, then takes no more, answers what has begun, and ends with status 0."""
+    """A deleted proxy serves during preStop, then refuses requests, completes running ones, and exits with 0."""
     chat = open_with_picture(client(cluster))
     pod = cluster.pods["torchmoor-0"]
     _, token = read_keys(cluster)["token"]

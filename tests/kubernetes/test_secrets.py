@@ -1,4 +1,4 @@
-"""What make_secrets.sh writes, taken by those who read it: the proxies' code, the handlers', and a real server."""
+"""The output of make_secrets.sh is valid for its readers: the proxies, the handlers and a real server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ REQUEST = AsyncRequest(
 
 
 class Secrets:
-    """Those of one overlay, by their names."""
+    """The secrets of one overlay by name."""
 
     def __init__(self, overlay: Overlay) -> None:
         self.by_name = {each["metadata"]["name"]: read_secret(each) for each in overlay.of("Secret")}
@@ -54,7 +54,7 @@ class Secrets:
 
 @pytest.fixture(scope="module")
 def valkey(kubernetes_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A Valkey server as the manifest runs it, but for its folders; its port."""
+    """Run a Valkey server with the manifest's arguments, besides its folders; return its port."""
     folder = tmp_path_factory.mktemp("valkey-users")
     (folder / "data").mkdir()
     users = kubernetes_folder / "components" / "secrets" / "generated" / "users.conf"
@@ -82,7 +82,7 @@ def valkey(kubernetes_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_secrets_are_new_each_time_and_their_owner_s_alone(tmp_path: Path) -> None:
-    """Two checkouts share none, nobody else can read them, and what is there is never written over."""
+    """Secrets differ between checkouts, are readable by their owner only, and are never overwritten."""
     folders = [
         copy_with_secrets(tmp_path / name / "kubernetes") / "components" / "secrets" / "generated" for name in "ab"
     ]
@@ -96,7 +96,7 @@ def test_secrets_are_new_each_time_and_their_owner_s_alone(tmp_path: Path) -> No
 
 
 def test_session_keys_and_clients_keys_are_such(demo: Overlay, tmp_path: Path) -> None:
-    """As proxies and instances read them; Prometheus is given the proxies' own admin token."""
+    """Proxies and instances can read the keys; Prometheus gets the proxies' admin token."""
     secrets = Secrets(demo)
     path = tmp_path / "keys.txt"
     path.touch(mode=0o440)
@@ -113,7 +113,7 @@ def test_session_keys_and_clients_keys_are_such(demo: Overlay, tmp_path: Path) -
 
 
 def test_the_configuration_can_be_served(overlay: Overlay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`torchmoor serve --check` finds nothing but that there is no such name in DNS here."""
+    """`torchmoor serve --check` reports only that the DNS name does not exist here."""
     secrets = Secrets(overlay)
     keys = tmp_path / "keys.txt"
     keys.write_text(secrets["access"]["keys.txt"])
@@ -138,7 +138,7 @@ def test_the_configuration_can_be_served(overlay: Overlay, tmp_path: Path, monke
 
 
 def test_the_configuration_asks_for_what_the_service_publishes(overlay: Overlay) -> None:
-    """The SRV record's name is made of the port's, the service's and the namespace's; the side port is that one."""
+    """The SRV record's name consists of the port, service and namespace, and the side port matches."""
     content = yaml.safe_load(overlay.find_generated("ConfigMap", "torchmoor")["data"]["torchmoor.yaml"])
     (entry,) = content["Discovery"]
     port, protocol, service, namespace, rest = entry["dns_name"].split(".", 4)
@@ -153,7 +153,7 @@ def test_the_configuration_asks_for_what_the_service_publishes(overlay: Overlay)
 
 
 def test_urls_name_the_service(demo: Overlay) -> None:
-    """Instances and proxies find Valkey by the name that the cluster gives it."""
+    """Instances and proxies use the Service's DNS name for Valkey."""
     service = demo.get("Service", "valkey")
     for url in Secrets(demo)["valkey-urls"].values():
         parts = urlsplit(url)
@@ -166,7 +166,7 @@ def local(url: str, port: int) -> str:
 
 
 def test_a_journal_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> None:
-    """Everything that a session does in its life, by a user who may not administer the server."""
+    """A user without administrative rights can run all operations of a session."""
     url = local(Secrets(demo)["valkey-urls"]["journal"], valkey)
     journal = open_journal(JournalSettings(url=url), 60)
     assert journal is not None
@@ -184,7 +184,7 @@ def test_a_journal_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> N
 
 
 def test_a_queue_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> None:
-    """The proxies' user may do what the queue does, a request's whole life long."""
+    """The proxies' user can run all operations of the queue."""
     url = local(Secrets(demo)["valkey-urls"]["queue"], valkey)
 
     async def live() -> None:
@@ -206,7 +206,7 @@ def test_a_queue_works_with_its_user_s_rights(demo: Overlay, valkey: int) -> Non
 
 
 def test_nobody_else_gets_in(demo: Overlay, valkey: int) -> None:
-    """No password, no entry; the probes' user sees nothing, and the clients' cannot administer."""
+    """Valkey requires a password; the probes' user cannot read data, and the clients' user cannot administer."""
     with redis.Redis(port=valkey, protocol=2) as nobody, pytest.raises(redis.AuthenticationError):
         nobody.get("a")
     probe = redis.Redis(port=valkey, username="probe", password="probe", protocol=2)
@@ -220,7 +220,7 @@ def test_nobody_else_gets_in(demo: Overlay, valkey: int) -> None:
 
 
 def test_the_probe_s_command_tells_whether_the_server_serves(demo: Overlay, valkey: int, tmp_path: Path) -> None:
-    """The manifest's own command line, with Debian's client in the place of Valkey's."""
+    """The manifest's probe command works with Debian's client instead of Valkey's."""
     client = shutil.which("valkey-cli") or shutil.which("redis-cli")
     if client is None:
         missing("there is no redis-cli; on Debian: apt-get install redis-tools")

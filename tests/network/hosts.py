@@ -1,6 +1,6 @@
-"""Hosts of a network of their own: network namespaces, joined by a bridge that lies in one more of them.
+"""Hosts in a network of their own: network namespaces, connected by a bridge in another namespace.
 
-Nothing of it can be reached from this machine's own network, and nothing of that is changed.
+The network is isolated from this machine's own network and does not change it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Network:
-    """Hosts by their names. Each has an IPv4 address, and the IPv6 address with the same last part."""
+    """Hosts by name. Each has an IPv4 address, and an IPv6 address with the same last part."""
 
     def __init__(self) -> None:
         self._prefix = f"{PREFIX}{os.getpid()}-"
@@ -50,7 +50,7 @@ class Network:
         ip("-n", self.namespace(host), "link", "set", "lo", "up")
 
     def add(self, host: str, number: int, *, nameserver: str = "") -> str:
-        """A host at 10.77.0.number; returns its address. nameserver: what its resolv.conf says."""
+        """Add a host at 10.77.0.number and return its address. nameserver: the entry in its resolv.conf."""
         self._make(host)
         here, there = self.namespace(host), self.namespace(SWITCH)
         ip("-n", there, "link", "add", host, "type", "veth", "peer", "name", "eth0", "netns", here)
@@ -58,14 +58,14 @@ class Network:
         ip("-n", here, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
         ip("-n", here, "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
         ip("-n", here, "link", "set", "eth0", "up")
-        if nameserver:  # `ip netns exec` shows it to what it runs
+        if nameserver:  # `ip netns exec` mounts it for the program that it runs
             folder = Path("/etc/netns") / here
             folder.mkdir(parents=True)
             (folder / "resolv.conf").write_text(f"search wrong.test\noptions ndots:5\nnameserver {nameserver}\n")
         return f"10.77.0.{number}"
 
     def start(self, host: str, *command: str, log: Path, **options: Any) -> subprocess.Popen[str]:
-        """Run something there; it is stopped with the network at the latest."""
+        """Start a program on a host; it is stopped with the network at the latest."""
         with log.open("a") as errors:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace(host), *command],
@@ -79,12 +79,12 @@ class Network:
         return process
 
     def start_python(self, host: str, *arguments: str, log: Path, **options: Any) -> subprocess.Popen[str]:
-        """The same with this Python and this tree."""
+        """Start a Python program of this tree with this interpreter."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
         return self.start(host, sys.executable, *arguments, log=log, env=environment, **options)
 
     def inside(self, host: str, work: Callable[[], T]) -> T:
-        """Do something with that host's network: what is connected then stays there."""
+        """Run code in a host's network; connections that it opens stay there."""
         found: list[T] = []
 
         def run() -> None:
@@ -110,7 +110,7 @@ class Network:
         return found[0]
 
     def get(self, host: str, url: str) -> bytes:
-        """What is at a URL, asked from there."""
+        """Fetch a URL from a host."""
 
         def ask() -> bytes:
             with urllib.request.urlopen(url, timeout=30) as answer:
@@ -121,20 +121,20 @@ class Network:
     # Faults
 
     def cut_off(self, host: str) -> None:
-        """What it sends and is sent is lost from now on, without a word."""
+        """Drop everything that the host sends and receives."""
         for chain in ("INPUT", "OUTPUT"):
             self._rule(host, chain, "!", "-i" if chain == "INPUT" else "-o", "lo", "-j", "DROP")
 
     def reject(self, host: str) -> None:
-        """What is sent to it is answered that nobody is there."""
+        """Answer everything that is sent to the host with a reset."""
         self._rule(host, "INPUT", "-p", "tcp", "-j", "REJECT", "--reject-with", "tcp-reset")
 
     def lose(self, host: str, fraction: float) -> None:
-        """So many of the packets that are sent to it are lost."""
+        """Drop this share of the packets that are sent to the host."""
         self._rule(host, "INPUT", "-m", "statistic", "--mode", "random", "--probability", str(fraction), "-j", "DROP")
 
     def heal(self, host: str) -> None:
-        """End its faults."""
+        """Remove a host's faults."""
         for tool in ("iptables", "ip6tables"):
             run("ip", "netns", "exec", self.namespace(host), tool, "-w", "-F")
 
@@ -143,7 +143,7 @@ class Network:
             run("ip", "netns", "exec", self.namespace(host), tool, "-w", "-A", *rule)
 
     def close(self) -> None:
-        """End what runs there, then all of it."""
+        """Stop the processes on all hosts, then remove the hosts."""
         for process in reversed(self._processes):
             stop(process)
         for host in self._hosts:
@@ -151,7 +151,7 @@ class Network:
 
 
 def stop(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, and SIGKILL to the whole group if that does not do."""
+    """Send SIGTERM, and SIGKILL to the whole group if the process does not end."""
     for file in (process.stdin, process.stdout):
         if file is not None:
             with suppress(OSError):
@@ -171,7 +171,7 @@ def remove(namespace: str) -> None:
 
 @contextmanager
 def make_network() -> Iterator[Network]:
-    """Skips the test where it cannot be; in CI missing tools are a failure."""
+    """Create a network; skip the test where that is impossible; in CI missing tools are a failure."""
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         missing(f"there is no {', '.join(absent)}: apt-get install iproute2 iptables dnsmasq-base")
@@ -182,7 +182,7 @@ def make_network() -> Iterator[Network]:
     remove(probe)
     if tried.returncode:
         pytest.skip(f"this kernel forbids network namespaces: {tried.stderr.strip()}")
-    for line in run("ip", "netns", "list").splitlines():  # of a run that was killed
+    for line in run("ip", "netns", "list").splitlines():  # left by an interrupted run
         name = line.split()[0]
         owner = name.removeprefix(PREFIX).partition("-")[0]
         if name.startswith(PREFIX) and owner.isdigit() and not Path(f"/proc/{owner}").exists():

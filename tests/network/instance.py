@@ -1,9 +1,9 @@
-"""An instance as a process: a fake one whose sessions are in a journal that all of them share.
+"""Run a fake instance as a process; all of them share a journal of sessions.
 
     python -m tests.network.instance NAME PORT JOURNAL
 
-A session is a file with a line for each turn: its invocation id. A turn that comes again adds no line, as with the
-handlers' journals. The answer says how many there are, and who answered.
+A session is a file with one line per turn: its invocation id. A repeated turn adds no line, as in the handlers'
+journals. The response states the number of turns and the instance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchmoor.wire.session_ids import mint as mint_id
 
 KEY = b"a key of the tests of networks"
 TURN_S = 0.03
-STREAM_PIECES = 30  # so that there is always one under way
+STREAM_PIECES = 30  # so that a request is always in progress
 
 
 async def main(name: str, port: int, journal: Path) -> None:
@@ -56,7 +56,7 @@ async def main(name: str, port: int, journal: Path) -> None:
 
 
 def mint(name: str) -> str:
-    """A session id as the handler of that instance would."""
+    """Generate a session id as the handler of that instance does."""
     return mint_id({"k1": KEY}, instance=name, expires_at=0x7FFFFFFF, endpoint="llava").text
 
 

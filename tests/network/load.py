@@ -1,10 +1,10 @@
-"""Clients as a process: users who open sessions and take turns in them, and as many who ask for streams.
+"""Run clients as a process: users who take turns in sessions, and as many who request streams.
 
     python -m tests.network.load URL USERS
 
-Each line on standard input is answered with one line of JSON: what has happened so far. Users stop when it ends.
+Each line on standard input is answered with one line of JSON, the totals so far. The users stop at end of file.
 
-A session is lost if a turn is refused with a 4xx, or finds fewer turns recorded than were acknowledged.
+A session is lost if a turn is refused with a 4xx, or if it has fewer turns recorded than were acknowledged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_SESSION_ID = "X-Amzn-SageMaker-New-Session-Id"
 
 @dataclass
 class Report:
-    """answered: turns and streams. by: turns by the instance that answered. failed, broken, lost: what, in words."""
+    """answered: turns and streams. by: turns by instance. failed, broken, lost: descriptions."""
 
     answered: int = 0
     sessions: int = 0
@@ -54,11 +54,11 @@ class User:
                 if session is not None:
                     self._report.sessions += 1
                     await self._talk(session)
-        except Exception as error:  # an answer that nobody expects
+        except Exception as error:  # an unexpected response
             self._report.failed.append(repr(error))
 
     async def _ask(self, session: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Status 0: no answer."""
+        """Send a request; status 0 means that no response came."""
         try:
             async with self._client.post(
                 f"{self._url}/endpoints/llava/invocations", data=b"{}", headers={SESSION_ID: session}

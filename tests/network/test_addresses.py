@@ -1,4 +1,4 @@
-"""A zone without SRV records, over IPv6, before a proxy of several processes whose file changes."""
+"""A zone without SRV records, over IPv6, with a proxy of several processes whose configuration changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PODS = "pods.zone.test"
 
 
 def test_instances_known_by_addresses_join_a_static_one_and_leave_with_their_entry(stage: Stage) -> None:
-    """Their names are their own word, which sessions' ids carry; at a reload they go without harm to anybody."""
+    """Instances found by address join a static one with names that session ids carry, and leave at a reload."""
     static = {"name": "llava-0", "host": stage.addresses["llava-0"], "port": PORT}
     entry = {"dns_name": PODS, "record": "AAAA", "port": PORT, "interval_s": 0.5, "min_interval_s": 0.2}
     stage.zone.name_addresses(PODS, ["fd77::11", "fd77::12"])
@@ -24,7 +24,7 @@ def test_instances_known_by_addresses_join_a_static_one_and_leave_with_their_ent
     load = Load(stage.network, "clients", f"http://10.77.0.2:{proxy.port}", stage.folder)
     try:
         proxy.wait_for("llava-0", "llava-1", "llava-2")
-        load.forgive()  # who came before an instance was ready
+        load.forgive()  # clients that came before an instance was ready
         load.wait_served("llava-0", "llava-1", "llava-2")
         rows = {row["name"]: (row["source"], row["host"]) for row in proxy.look()["instances"]}
 

@@ -1,4 +1,4 @@
-"""Real TorchServe on hosts of its own, found by DNS: sessions outlive the host that they were opened on."""
+"""Real TorchServe on separate hosts, found by DNS: sessions outlive the host that opened them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.network, pytest.mark.torchserve, pytest.mark.timeout(4
 
 NAMES = ("real-0", "real-1")
 MANAGEMENT = PORT + 1
-START_S = 240  # two of them at once, on a machine that is busy
+START_S = 240  # two instances at once on a busy machine
 QUESTION = "What color is the circle?"
 
 
 @pytest.fixture
 def addresses(stage: Stage) -> Iterator[dict[str, str]]:
-    """Two instances that share a journal, each with its ports on its host's own address."""
+    """Return two instances that share a journal, each with its ports on its own host's address."""
     subprocess.run([sys.executable, ROOT / "scripts" / "build_archives.py", "--only", "llava"], check=True, timeout=120)
     settings = TorchServeSettings(model_store=ROOT / "model_store", heap_mib=256)
     found: dict[str, str] = {}
@@ -65,7 +65,7 @@ def addresses(stage: Stage) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def proxy(stage: Stage) -> Iterator[Proxy]:
-    """Their model is loaded when the management port says so."""
+    """Run a proxy; the model is loaded when the management port reports it."""
     entry = {"dns_name": SERVICE, "interval_s": 0.5, "min_interval_s": 0.2, "management_port": MANAGEMENT}
     running = Proxy(stage.network, "proxy", stage.folder, Discovery=[entry])
     yield running
@@ -75,7 +75,7 @@ def proxy(stage: Stage) -> Iterator[Proxy]:
 def test_a_session_goes_on_when_its_host_is_named_no_more_and_when_it_falls_silent(
     stage: Stage, addresses: dict[str, str], proxy: Proxy
 ) -> None:
-    """Its picture and its turns are in the journal: whoever is left answers under the same id."""
+    """A session's picture and turns are in the journal, so the remaining instance continues it under the same id."""
     stage.zone.name(addresses)
     proxy.wait_for(*NAMES, deadline_s=START_S)
 

@@ -1,4 +1,4 @@
-"""A real DNS server, dnsmasq, that says of one zone what the test wants."""
+"""Run a real DNS server, dnsmasq, for one zone that the test controls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PORT = 8085
 
 
 class Zone:
-    """Instances by name with their addresses, as SRV records; dnsmasq reads those at its start, so it starts again."""
+    """Instances by name with addresses, as SRV records; dnsmasq reads them at its start, so it is restarted."""
 
     def __init__(self, network: Network, host: str, folder: Path) -> None:
         self._network = network
@@ -23,7 +23,7 @@ class Zone:
         self._lines: list[str] = []
 
     def name(self, instances: Mapping[str, str | list[str]]) -> None:
-        """From now on it names these."""
+        """Publish these names from now on."""
         self._lines = []
         for name, addresses in instances.items():
             self._lines.append(f"srv-host={SERVICE},{name}.zone.test,{PORT}")
@@ -33,13 +33,13 @@ class Zone:
         self.start()
 
     def name_addresses(self, dns_name: str, addresses: list[str]) -> None:
-        """The same for a name that has addresses instead of services."""
+        """Publish a name with addresses instead of services."""
         self._lines = [f"host-record={dns_name},{address}" for address in addresses]
         self.stop()
         self.start()
 
     def start(self) -> None:
-        """Answer, from the file."""
+        """Start the server with the current records."""
         file = self._folder / "dnsmasq.conf"
         file.write_text("".join(f"{line}\n" for line in self._lines))
         self._server = self._network.start(
@@ -50,7 +50,7 @@ class Zone:
         )
 
     def stop(self) -> None:
-        """Answer nothing any more."""
+        """Stop the server."""
         if self._server is not None:
             stop(self._server)
             self._server = None

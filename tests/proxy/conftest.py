@@ -1,4 +1,4 @@
-"""A proxy and its instances in one background event loop; tests talk to it from outside, over real sockets."""
+"""A proxy and its instances in a background event loop; tests talk to it over real sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 KEY = b"0123456789abcdef0123456789abcdef"
 LISTEN = ListenSettings(port=0, admin_port=0)
-# Probes are out of the way unless a test wants them: what the proxy notices itself is what is tested.
+# Probes are off unless a test wants them: the tests check what the proxy notices by itself.
 NO_PROBES = HealthSettings(starting_interval_s=3600, ready_interval_s=3600)
 
 
@@ -52,11 +52,20 @@ def make_session_id(
     nonce: str = "abcdefghijklmnop",
     principal: str = "",
 ) -> str:
-    """An id as the handler of that instance would mint it."""
+    """Return an id as the handler of that instance would mint it."""
     expiry, key_id = "7fffffff", "k1"
     return compose(
         key, endpoint=endpoint, principal=principal, nonce=nonce, expiry=expiry, instance=instance, key_id=key_id
     )
+
+
+class ProxyClock:
+    """Monotonic time that a test can put ahead."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
 
 
 class Stage:
@@ -120,6 +129,7 @@ class Stage:
             chat_page=chat_page or ChatPageSettings(),
         )
         self._wall = wall
+        self._clock = ProxyClock()
         self.registry = Registry(self.settings.endpoints)
         self.instances = {name: FakeInstance(name) for name in names}
         if prepare is not None:
@@ -151,7 +161,7 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         for thing in reversed(self._closables):
             thing.close()
-        with suppress(RuntimeError):  # the loop is closed: a test has stopped the proxy itself
+        with suppress(RuntimeError):  # the loop is closed if a test has stopped the proxy itself
             self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(60)
         assert not self._thread.is_alive(), "the proxy did not stop"
@@ -183,7 +193,8 @@ class Stage:
                     state=InstanceState.READY,
                 )
             )
-        async with Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall) as self.proxy:
+        proxy = Proxy(self.settings, self.registry, rng=Random(7), wall=self._wall, clock=self._clock)
+        async with proxy as self.proxy:
             await asyncio.sleep(0)
             # The first probe, which no setting prevents.
             while self.proxy.health.is_probing and self.settings.health is NO_PROBES:  # noqa: ASYNC110
@@ -217,6 +228,20 @@ class Stage:
 
         assert self.run(watch()), f"never came: {what}"
 
+    def pass_time(self, seconds: float) -> None:
+        """Have the proxy act on each deadline and breaker that is due within `seconds`, without waiting for it.
+
+        What the proxy begins later has its full time again.
+        """
+
+        async def look_ahead() -> None:
+            self._clock.ahead_s = seconds
+            self.proxy.data.sweeper.sweep()
+            self.proxy.data.tick()
+            self._clock.ahead_s = 0.0
+
+        self.run(look_ahead())
+
     def instance(self, name: str) -> Instance:
         found = self.registry.find(name)
         assert found is not None
@@ -226,7 +251,7 @@ class Stage:
         return sum(instance.outstanding for instance in self.registry.instances())
 
     def check_clean(self) -> None:
-        """No exchange, lease, kept byte or task is left, and every pooled connection can be used."""
+        """Assert that no exchange, lease, kept byte or task is left and that every pooled connection is usable."""
         server = self.proxy.data.server
         self.until(lambda: all(c.exchange is None for c in server.connections), "all exchanges over")
         self.until(lambda: self.outstanding() == 0, "all leases released")
@@ -264,7 +289,7 @@ class Stage:
         verify: str | None = None,
         **config: Any,
     ) -> Any:
-        """An unmodified boto3 sagemaker-runtime client. verify: the certificate that it trusts."""
+        """Return an unmodified boto3 sagemaker-runtime client. verify: the certificate that it trusts."""
         client = boto3.client(
             "sagemaker-runtime",
             endpoint_url=self.proxy.runtime_url,
@@ -291,14 +316,14 @@ class Stage:
         return socket.create_connection(("127.0.0.1", self.proxy.port), timeout=DEADLINE_S)
 
     def raw(self, data: bytes) -> bytes:
-        """Send bytes, and read until the proxy closes or a whole answer with Content-Length is there."""
+        """Send bytes, and read until the proxy closes or a complete answer with Content-Length has arrived."""
         with self.socket() as sock:
             sock.sendall(data)
             return read_answer(sock)
 
 
 def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of ProxySettings that keep a queue, inputs and results in a folder."""
+    """Return the groups of ProxySettings that keep a queue, inputs and results in a folder."""
     (folder / "inputs").mkdir(exist_ok=True)
     return {
         "async_inference": AsyncInferenceSettings(
@@ -313,7 +338,7 @@ def asynchronous(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
-    """Bytes until the end of one answer with Content-Length, or (to_end) of the connection."""
+    """Read until one answer with Content-Length ends or, with `to_end`, until the connection ends."""
     data = bytearray()
     while True:
         if not to_end:
@@ -330,7 +355,7 @@ def read_answer(sock: socket.socket, *, to_end: bool = False) -> bytes:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    """The usual stage, checked on the way out."""
+    """Return the default stage; assert at teardown that it is clean."""
     with Stage() as running:
         yield running
         running.check_clean()
@@ -338,7 +363,7 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def make_stage() -> Iterator[Callable[..., Stage]]:
-    """Stages with other settings, each checked on the way out."""
+    """Return a function that makes stages with other settings; assert at teardown that each is clean."""
     stages: list[Stage] = []
 
     def make(**options: Any) -> Stage:

@@ -22,7 +22,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def lines(words: Sequence[str]) -> list[bytes]:
-    """An answer as LMI's JSON lines, one a token."""
+    """Return an answer as LMI's JSON lines, one per token."""
     values: list[dict[str, Any]] = [
         {"token": {"id": number, "text": word, "log_prob": -0.1, "special_token": False}}
         for number, word in enumerate(words)
@@ -36,7 +36,7 @@ def lines(words: Sequence[str]) -> list[bytes]:
 
 @dataclass
 class FakeChat:
-    """What all instances of a stage do, and what they were told.
+    """What all instances of a stage do, and the requests that they received.
 
     instead: behaviours for the next requests, one each. gate: what waits there after an answer's first token.
     """
@@ -55,11 +55,11 @@ class FakeChat:
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
-        """Those that were JSON, in order."""
+        """Return the bodies that were JSON, in order."""
         return [json.loads(each.body) for each in self.received]
 
     def asked(self) -> list[str]:
-        """The questions, in order."""
+        """Return the questions, in order."""
         return [body["prompt_text"] for body in self.bodies if "prompt_text" in body]
 
     def _at(self, name: str) -> Behaviour:

@@ -1,4 +1,4 @@
-"""A TorchServe instance that behaves as a test tells it to: a raw HTTP/1.1 server on a port of its own."""
+"""A TorchServe instance that behaves as a test defines: a raw HTTP/1.1 server on its own port."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class Wire:
         self.writer = writer
 
     async def send(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Send bytes unchanged."""
         self.writer.write(data)
         await self.writer.drain()
 
     async def head(self, status: int, headers: dict[str, str]) -> None:
-        """A status line and header fields."""
+        """Send a status line and header fields."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         await self.send(f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode())
 
     async def answer(self, status: int = 200, headers: dict[str, str] | None = None, body: bytes = b"{}") -> None:
-        """A whole answer with Content-Length."""
+        """Send a complete answer with Content-Length."""
         fields = {"Content-Type": "application/json", **(headers or {}), "Content-Length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         await self.send(f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode() + body)
 
     async def begin_stream(self, content_type: str, headers: dict[str, str] | None = None) -> None:
-        """The head of a chunked answer."""
+        """Send the head of a chunked answer."""
         fields = {"Content-Type": content_type, "Transfer-Encoding": "chunked", "ts_stream_next": "true"}
         await self.head(200, {**fields, **(headers or {})})
 
     async def chunk(self, piece: bytes) -> None:
-        """One chunk; an empty one ends the stream."""
+        """Send one chunk; an empty one ends the stream."""
         await self.send(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def reset(self) -> None:
-        """End the connection as a killed process does."""
+        """Reset the connection, as the death of a process does."""
         self.writer.transport.abort()
 
     async def until_closed(self) -> None:
@@ -67,7 +67,7 @@ class Wire:
 
 
 def answering(status: int = 200, headers: dict[str, str] | None = None, body: bytes = b"{}") -> Behaviour:
-    """Always this answer."""
+    """Return a behaviour that always sends this answer."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.answer(status, headers, body)
@@ -76,7 +76,7 @@ def answering(status: int = 200, headers: dict[str, str] | None = None, body: by
 
 
 def refusing(status: int, code: str | None, message: str, headers: dict[str, str] | None = None) -> Behaviour:
-    """A handler's error (with a code) or TorchServe's own (without), which closes the connection as TorchServe does."""
+    """Return a behaviour that sends a handler's error (with a code), or TorchServe's own (without) and closes."""
     if code is None:
         body = json.dumps({"code": status, "type": "SomeException", "message": message}).encode()
         fields = dict(headers or {})
@@ -92,7 +92,7 @@ def refusing(status: int, code: str | None, message: str, headers: dict[str, str
 
 
 def streaming(pieces: Iterable[bytes], content_type: str = "text/plain; charset=utf-8") -> Behaviour:
-    """A chunked answer of these pieces."""
+    """Return a behaviour that sends a chunked answer of these pieces."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream(content_type)
@@ -111,26 +111,26 @@ class Gate:
         self._opened = threading.Event()
 
     def open(self) -> None:
-        """Called by the test."""
+        """Let the behaviour continue; the test calls this."""
         self._opened.set()
 
     async def pass_through(self) -> None:
-        """Called by the behaviour."""
+        """Wait until the test opens the gate; the behaviour calls this."""
         self.reached.set()
         await asyncio.get_running_loop().run_in_executor(None, self._opened.wait, 10)
 
     def wait_reached(self) -> None:
-        """Called by the test: the behaviour has come this far."""
+        """Wait until the behaviour has reached the gate; the test calls this."""
         assert self.reached.wait(60), "the instance was not reached"
 
 
 @dataclass
 class FakeInstance:
-    """Answers with `behave`, remembers what it received, and counts the connections that it came on.
+    """Answers with `behave`, records the requests, and counts their connections.
 
-    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names; any other with
-    `on_operation` if there is one. Without it the status operation is answered with `on_status`: unless a test says
-    otherwise, as by a model that does not know it.
+    A cancel operation is answered with `on_cancel`, whatever becomes of the request that it names. Other operations
+    are answered with `on_operation` if it is set. Otherwise `on_status` answers the status operation; by default it
+    answers as a model that does not know the operation.
     """
 
     name: str
@@ -155,7 +155,7 @@ class FakeInstance:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Die: no more connections, and a reset for those that are open."""
+        """Die: refuse new connections and reset the open ones."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -190,7 +190,7 @@ class FakeInstance:
                 if request.headers.get("x-torchmoor-operation") == "status":
                     await self.on_status(request, Wire(reader, writer))
                     continue
-                if not connection:  # one that carries more than probes and cancel operations
+                if not connection:  # this connection carries more than probes and cancel operations
                     self.num_connections += 1
                     self.num_open += 1
                     connection = self.num_connections

@@ -1,4 +1,4 @@
-"""An instance with many models that behaves as many.mar does, so far as the proxy can tell."""
+"""A fake instance with many models that behaves like many.mar as far as the proxy can see."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TARGET = "x-amzn-sagemaker-target-model"
 
 @dataclass
 class FakeMany:
-    """Models by name: those that the source has, and the tier of those that were loaded.
+    """Models by name: those in the source, and the tier of each loaded one.
 
-    room: models that fit into memory; more are refused, nothing is evicted. loading: what a load waits for.
-    answering: what an answer waits for, once its model is there.
+    room: models that fit into memory; more are refused, and nothing is evicted. loading: the gate that a load waits
+    for. answering: the gate that an answer waits for once its model is loaded.
     """
 
     fake: FakeInstance
@@ -28,7 +28,7 @@ class FakeMany:
     room: int = 100
     loading: Gate | None = None
     answering: Gate | None = None
-    refusal: tuple[int, str, str] | None = None  # of every request: status, code, message
+    refusal: tuple[int, str, str] | None = None  # for every request: status, code, message
     num_loads: int = 0
     num_status: int = 0
 
@@ -37,7 +37,7 @@ class FakeMany:
         self.fake.on_operation = self.operate
 
     async def behave(self, request: Received, wire: Wire) -> None:
-        """A request for the model that its header names."""
+        """Answer a request for the model that its header names."""
         name = request.headers.get(TARGET)
         if self.refusal is not None:
             status, code, message = self.refusal
@@ -57,7 +57,7 @@ class FakeMany:
             await wire.answer(200, receipts, json.dumps({"model": name, "instance": self.fake.name}).encode())
 
     def why_not(self, name: str) -> tuple[int, str, str] | None:
-        """The refusal of a model, or None."""
+        """Return the refusal of a model, or None."""
         if name in self.broken:
             return 424, "ModelBroken", self.broken[name]
         if name not in self.source and name not in self.urls:
@@ -67,7 +67,7 @@ class FakeMany:
         return None
 
     async def load(self, name: str) -> None:
-        """Single flight: a load under way is joined."""
+        """Load a model, or join the load that is in progress."""
         if self.tiers.get(name) == "device":
             return
         if self.tiers.get(name) != "loading":
@@ -78,7 +78,7 @@ class FakeMany:
         self.tiers[name] = "device"
 
     async def operate(self, request: Received, wire: Wire) -> None:
-        """The operations status and models."""
+        """Answer the operations `status` and `models`."""
         body = json.loads(request.body)
         if request.headers["x-torchmoor-operation"] == "status":
             self.num_status += 1
@@ -129,7 +129,7 @@ class FakeMany:
 
 
 class FakeFleet:
-    """Makes every instance of a stage one with many models, before the proxy asks it what it is."""
+    """Gives every instance of a stage many models before the proxy first asks for its status."""
 
     def __init__(self, source: Iterable[str] = ()) -> None:
         self.many: dict[str, FakeMany] = {}

@@ -1,4 +1,4 @@
-"""An instance that holds sessions and tells them by the operation `sessions`, as the chat archives do."""
+"""A fake instance that holds sessions and lists them with the operation `sessions`, as the chat archives do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATUS = {"sessions": {"open": 0, "max": 1024}}
 
 
 def make_session(name: str, **facts: Any) -> dict[str, Any]:
-    """A session as a handler tells it. name: its hash."""
+    """Return a session as a handler reports it. name: its hash."""
     now = time.time()
     usual = {
         "tier": "device",
@@ -33,9 +33,10 @@ def make_session(name: str, **facts: Any) -> dict[str, Any]:
 
 @dataclass
 class FakeSessions:
-    """Sessions by their hashes. status: its answer to the status operation, beside its sessions.
+    """Sessions by their hashes.
 
-    refusal: of every action: status, code, message.
+    status: the answer to the status operation, in addition to the sessions. refusal: status, code and message for
+    every action.
     """
 
     fake: FakeInstance
@@ -48,11 +49,11 @@ class FakeSessions:
         self.fake.on_operation = self.operate
 
     def hold(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Hold these, too."""
+        """Add these sessions."""
         self.sessions.update({row["session"]: row for row in rows})
 
     async def operate(self, request: Received, wire: Wire) -> None:
-        """An operation."""
+        """Answer an operation."""
         operation = request.headers["x-torchmoor-operation"]
         if operation == "status":
             await wire.answer(body=json.dumps(self.status).encode())

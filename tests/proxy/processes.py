@@ -1,4 +1,4 @@
-"""`torchmoor serve` in several processes, before fake instances that hold their answers until they are told."""
+"""`torchmoor serve` in several processes, before fake instances that hold their answers until a test releases them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S = 60.0
 
 
 class Holding:
-    """Instances in a loop of their own, which answer with their names: at once, or when they are let go."""
+    """Instances in their own loop that answer with their names, at once or when released."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.fakes = {name: FakeInstance(name, behave=self._make_behaviour(name)) for name in names}
@@ -58,11 +58,11 @@ class Holding:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(TIMEOUT_S)
 
     def hold(self) -> None:
-        """From now on answers wait."""
+        """Make all later answers wait."""
         self._is_holding = True
 
     def release(self, name: str | None = None) -> None:
-        """Let go the one that an instance has held the longest; without a name all, and hold no more."""
+        """Release the request that an instance has held longest; without a name, release all and stop holding."""
 
         async def let_go() -> None:
             if name is not None:
@@ -105,35 +105,35 @@ class Served:
         self._connections: list[http.client.HTTPConnection] = []
 
     def children(self) -> list[int]:
-        """The proxy processes."""
+        """Return the proxy processes."""
         return children_of(self.process.pid)
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of its own, closed with the others; which process takes it is the kernel's choice."""
+        """Open a new connection, closed with the others; the kernel chooses which process accepts it."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         self._connections.append(connection)
         return connection
 
     def hang_up(self) -> None:
-        """Close whatever a test has left open, as one does that fails or whose process was killed."""
+        """Close the connections that a failed test or a killed process left open."""
         while self._connections:
             self._connections.pop().close()
 
     def send(self, endpoint: str = "chat", **headers: str) -> http.client.HTTPConnection:
-        """A request on a new connection, whose answer is not yet read."""
+        """Send a request on a new connection without reading its answer."""
         connection = self.connect()
         connection.request("POST", f"/endpoints/{endpoint}/invocations", body=b"{}", headers=headers)
         return connection
 
     def ask(self, endpoint: str = "chat", **headers: str) -> str:
-        """Who answers; asserts that somebody does."""
+        """Return the name of the instance that answers; assert that one does."""
         return read(self.send(endpoint, **headers))
 
     def instances(self) -> dict[str, dict[str, Any]]:
         return {row["name"]: row for row in self.look("instances")["instances"]}
 
     def look(self, path: str) -> Any:
-        """What the admin plane shows there."""
+        """Return what the admin plane shows there."""
         with urllib.request.urlopen(f"{self.admin}/{path}", timeout=TIMEOUT_S) as answer:
             return json.load(answer)
 
@@ -144,13 +144,13 @@ class Served:
         self.post(f"instances/{name}/{verb}")
 
     def post(self, path: str) -> None:
-        """An order for the admin plane; asserts that it is done."""
+        """Post an order to the admin plane; assert that it succeeds."""
         url = f"{self.admin}/{path}"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=TIMEOUT_S):
             pass
 
     def count(self, metric: str) -> float:
-        """A counter over all endpoints."""
+        """Return a counter's sum over all endpoints."""
         with urllib.request.urlopen(f"{self.admin}/metrics", timeout=TIMEOUT_S) as answer:
             families = text_string_to_metric_families(answer.read().decode())
             return sum(s.value for family in families for s in family.samples if s.name in (metric, f"{metric}_total"))
@@ -165,21 +165,21 @@ class Served:
 
 
 def read(connection: http.client.HTTPConnection) -> str:
-    """The answer's body; asserts that it is good."""
+    """Return the answer's body; assert that the status is 200."""
     status, body = read_any(connection)
     assert status == 200, body
     return body
 
 
 def read_any(connection: http.client.HTTPConnection) -> tuple[int, str]:
-    """The answer's status and body, whatever they are; its connection is closed, even if none comes."""
+    """Return the answer's status and body; close its connection even if no answer comes."""
     with closing(connection), connection.getresponse() as answer:
         return answer.status, answer.read().decode()
 
 
 @contextmanager
 def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Iterator[Served]:
-    """Asserts on the way out that it ends, with all its processes, when it is asked to."""
+    """Start `torchmoor serve`; assert at exit that it and all its processes end when asked to."""
     command = [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", str(processes)]
     environment = {**os.environ, "TORCHMOOR_SESSION_KEYS": keys}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -201,7 +201,7 @@ def serving(path: Path, processes: int, *, keys: str = f"k1:{KEY.hex()}") -> Ite
 
 
 def serve_in_vain(path: Path) -> subprocess.CompletedProcess[str]:
-    """A `torchmoor serve` of two processes that is to be refused."""
+    """Run a `torchmoor serve` of two processes that must refuse to start."""
     return subprocess.run(
         [sys.executable, "-m", "torchmoor", "serve", "--config", str(path), "--processes", "2"],
         capture_output=True,
@@ -212,7 +212,10 @@ def serve_in_vain(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def write_config(path: Path, endpoints: dict[str, Sequence[FakeInstance]], **changes: Any) -> Path:
-    """A file with these endpoints' instances; `late` binds late, one request at a time; `many` has many models."""
+    """Write a configuration with these endpoints' instances.
+
+    The endpoint `late` uses late binding with one request at a time; `many` has many models.
+    """
     content = {
         "Endpoints": [
             {

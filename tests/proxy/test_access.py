@@ -1,4 +1,4 @@
-"""Who may use the data plane, as boto3's and OpenAI's own clients see it: signatures, tokens, identities, TLS."""
+"""Access control of the data plane with boto3's and OpenAI's own clients: signatures, tokens, identities, TLS."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MakeStage = Callable[..., Stage]
 
 @pytest.fixture
 def guarded(make_stage: MakeStage) -> Stage:
-    """A proxy that asks for credentials."""
+    """Return a proxy that requires credentials."""
     return make_stage(credentials=CREDENTIALS)
 
 
@@ -54,7 +54,7 @@ def received(stage: Stage) -> list[Any]:
 
 
 def refused(client: Any, **arguments: Any) -> tuple[int, str, str]:
-    """Status, code and message of the ClientError that boto3 raises."""
+    """Return status, code and message of the ClientError that boto3 raises."""
     with pytest.raises(ClientError) as caught:
         client.invoke_endpoint(**{"EndpointName": "llava", "Body": b"{}", **arguments})
     response = caught.value.response
@@ -63,24 +63,24 @@ def refused(client: Any, **arguments: Any) -> tuple[int, str, str]:
 
 
 def signed(stage: Stage, body: bytes = b"{}", *, path: str = PATH, method: str = "POST", **headers: str) -> Any:
-    """A request signed by botocore, to be spoilt and sent by hand."""
+    """Return a request signed by botocore, to be tampered with and sent by hand."""
     request = AWSRequest(method, f"{stage.proxy.runtime_url}{path}", data=body, headers=headers)
     SigV4Auth(Signer("AKIAEXAMPLE", SECRET), "sagemaker", "us-east-1").add_auth(request)
     return request.prepare()
 
 
 def send(request: Any, **changes: Any) -> tuple[int, str]:
-    """Status, and the name of the error."""
+    """Return the status and the name of the error."""
     data = changes.get("body", request.body)
     url = changes.get("url", request.url)
     headers = {**dict(request.headers.items()), **changes.get("headers", {})}
-    headers.pop("Content-Length", None)  # written anew for the body as it is
+    headers.pop("Content-Length", None)  # requests computes it for the body
     answer = requests.request(request.method, url, data=data, headers=headers, timeout=60)
     return answer.status_code, answer.headers.get("x-amzn-errortype", "")
 
 
 def test_a_request_signed_with_a_known_key_passes(guarded: Stage) -> None:
-    """boto3 unchanged; its credentials stay with the proxy, its identity goes on."""
+    """boto3 works unchanged: the proxy keeps its credentials and forwards its identity."""
     client = guarded.client(secret=SECRET)
 
     for body in (b'{"a": 1}', b"", b"x" * 300_000):
@@ -100,7 +100,7 @@ def make_session_id_of(key_id: str) -> str:
 
 
 def test_a_stream_is_signed_as_well(guarded: Stage) -> None:
-    """InvokeEndpointWithResponseStream has the same signature."""
+    """InvokeEndpointWithResponseStream is signed in the same way."""
     answer = guarded.client(secret=SECRET).invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
 
     assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"{}"
@@ -123,7 +123,7 @@ def test_a_stream_is_signed_as_well(guarded: Stage) -> None:
 def test_boto3_raises_the_error_that_aws_would_give(
     guarded: Stage, credentials: dict[str, str], code: str, message: str
 ) -> None:
-    """ClientError with AWS's code, status 403; no instance hears of the request."""
+    """boto3 raises ClientError with AWS's code and status 403; no instance receives the request."""
     status, given, text = refused(guarded.client(**credentials))
 
     assert (status, given) == (403, code)
@@ -132,7 +132,7 @@ def test_boto3_raises_the_error_that_aws_would_give(
 
 
 def test_a_session_token_that_belongs_to_its_key_is_asked_for(guarded: Stage) -> None:
-    """Temporary credentials have three parts."""
+    """Temporary credentials consist of three parts."""
     client = guarded.client(key_id="ASIATEMPORARY", secret=OTHER_SECRET, session_token="session-token-1")
 
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")
@@ -142,7 +142,7 @@ def test_a_session_token_that_belongs_to_its_key_is_asked_for(guarded: Stage) ->
 
 @pytest.mark.parametrize(("skew_s", "word"), [(400, "Signature expired"), (-400, "Signature not yet current")])
 def test_a_signature_is_good_for_five_minutes(make_stage: MakeStage, skew_s: float, word: str) -> None:
-    """On either side of the proxy's clock."""
+    """The limit holds in both directions of the proxy's clock."""
     shift = [skew_s]
     stage = make_stage(credentials=CREDENTIALS, wall=lambda: time.time() + shift[0])
     client = stage.client(secret=SECRET)
@@ -156,7 +156,7 @@ def test_a_signature_is_good_for_five_minutes(make_stage: MakeStage, skew_s: flo
 
 
 def test_nothing_of_a_tampered_request_reaches_an_instance(guarded: Stage) -> None:
-    """Body, path, query, and every field that gives the request its meaning are as they were signed."""
+    """Body, path, query and every field that gives the request its meaning must be as they were signed."""
     custom = "X-Amzn-SageMaker-Custom-Attributes"
     request = signed(guarded, b'{"n": 1}', **{custom: "one"})
 
@@ -174,14 +174,14 @@ def test_nothing_of_a_tampered_request_reaches_an_instance(guarded: Stage) -> No
 
 
 def test_a_request_can_be_sent_again_while_its_signature_is_good(guarded: Stage) -> None:
-    """As at AWS: retries by the same bytes are allowed, so a listener on plain HTTP could replay them; use TLS."""
+    """As at AWS, retries with the same bytes are allowed; on plain HTTP others could replay them, so use TLS."""
     request = signed(guarded)
 
     assert [send(request)[0] for _ in range(2)] == [200, 200]
 
 
 def test_a_chunked_body_is_verified_too(guarded: Stage) -> None:
-    """Its length is not known before its end."""
+    """The length of a chunked body is not known before its end."""
     request = signed(guarded, b"abcdef")
 
     assert send(request, body=iter([b"abc", b"def"]))[0] == 200
@@ -190,7 +190,7 @@ def test_a_chunked_body_is_verified_too(guarded: Stage) -> None:
 
 
 def test_a_declared_hash_binds_the_body(guarded: Stage) -> None:
-    """x-amz-content-sha256, as other SDKs send it."""
+    """Other SDKs send the hash as x-amz-content-sha256."""
     right = hashlib.sha256(b"{}").hexdigest()
     request = signed(guarded, b"{}", **{"X-Amz-Content-SHA256": right})
 
@@ -205,7 +205,7 @@ def test_a_declared_hash_binds_the_body(guarded: Stage) -> None:
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_an_unsigned_payload_must_be_allowed(make_stage: MakeStage, is_allowed: bool) -> None:
-    """Nothing would notice a changed body."""
+    """The proxy could not detect a changed body."""
     stage = make_stage(credentials=CREDENTIALS, access=AccessSettings(allows_unsigned_payload=is_allowed))
     request = signed(stage, b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
 
@@ -213,7 +213,7 @@ def test_an_unsigned_payload_must_be_allowed(make_stage: MakeStage, is_allowed: 
 
 
 def test_what_is_no_signature_is_told_so(guarded: Stage) -> None:
-    """Each with the code that AWS has for it."""
+    """Each mistake gets the code that AWS has for it."""
     url = guarded.proxy.runtime_url + PATH
 
     def post(query: str = "", **headers: str) -> tuple[int, str, str]:
@@ -233,7 +233,7 @@ def test_what_is_no_signature_is_told_so(guarded: Stage) -> None:
 
 
 def test_another_service_or_region_is_refused(make_stage: MakeStage) -> None:
-    """A signature for S3 is none for SageMaker."""
+    """A signature for S3 is not valid for SageMaker."""
     stage = make_stage(credentials=CREDENTIALS, access=AccessSettings(region="eu-west-1"))
     request = AWSRequest("POST", stage.proxy.runtime_url + PATH, data=b"{}")
 
@@ -243,7 +243,7 @@ def test_another_service_or_region_is_refused(make_stage: MakeStage) -> None:
 
 
 def test_a_session_belongs_to_the_caller_that_opened_it(guarded: Stage) -> None:
-    """Another key with the id gets what an invented id gets, also after the owner has used it."""
+    """Another key with the id gets the same answer as for an invented id, even after the owner has used it."""
     session_id = make_session_id_of("AKIAEXAMPLE")
 
     guarded.client(secret=SECRET).invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
@@ -254,7 +254,7 @@ def test_a_session_belongs_to_the_caller_that_opened_it(guarded: Stage) -> None:
 
 
 def test_a_client_cannot_name_itself(guarded: Stage, stage: Stage) -> None:
-    """X-Torchmoor-Principal is the proxy's to write, with and without access control."""
+    """Only the proxy writes X-Torchmoor-Principal, with and without access control."""
     name = {"X-Torchmoor-Principal": "somebody"}
 
     send(signed(guarded, **name))
@@ -265,7 +265,7 @@ def test_a_client_cannot_name_itself(guarded: Stage, stage: Stage) -> None:
 
 
 def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
-    """api_key is the token; a wrong one raises AuthenticationError with OpenAI's object, a missing one too."""
+    """api_key is the token; a wrong or missing one raises AuthenticationError with OpenAI's error object."""
     body = {"id": "1", "object": "chat.completion", "created": 1, "model": "llava", "choices": []}
     guarded.a.behave = guarded.b.behave = answering(body=json.dumps(body).encode())
 
@@ -295,7 +295,7 @@ def test_openai_client_comes_in_with_a_token(guarded: Stage) -> None:
     "path", ["/models", "/models/llava", "/api-description", "/workflows/x", "/metrics", "/cancel"]
 )
 def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, path: str) -> None:
-    """Unknown paths to those who may come in, forbidden ones to others."""
+    """Such paths are unknown to callers with credentials and forbidden to others."""
     for method in ("GET", "POST", "PUT", "DELETE"):
         assert requests.request(method, guarded.proxy.runtime_url + path, timeout=60).status_code == 403
         answer = requests.request(
@@ -306,12 +306,12 @@ def test_torchserves_management_is_not_behind_the_data_plane(guarded: Stage, pat
 
 
 def test_a_prober_needs_no_credentials(guarded: Stage) -> None:
-    """/ping says only whether anything is ready."""
+    """/ping reveals only whether an instance is ready."""
     assert requests.get(f"{guarded.proxy.runtime_url}/ping", timeout=60).status_code == 200
 
 
 def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
-    """Whether an endpoint exists is no business of who only knows a key's id."""
+    """A caller who knows only a key's id cannot learn whether an endpoint exists."""
     unknown = "/endpoints/other/invocations"
 
     assert send(signed(guarded, b"{}", path=unknown)) == (400, "ValidationError")
@@ -321,7 +321,7 @@ def test_nothing_is_told_before_a_signature_is_right(guarded: Stage) -> None:
 
 
 def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
-    """It would have to be held; a token's body passes by."""
+    """The proxy would have to keep a signed body; a body with a token is forwarded as it arrives."""
     access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=5000)
     stage = make_stage(credentials=CREDENTIALS, access=access)
 
@@ -335,7 +335,7 @@ def test_a_long_signed_body_is_refused(make_stage: MakeStage) -> None:
 
 
 def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None:
-    """Beyond the bound clients are told to come again, and a client that goes away takes its share with it."""
+    """Above the bound clients get a retry hint, and a client that disconnects frees its share."""
     access = AccessSettings(max_signed_body_bytes=1000, max_unverified_bytes=1500)
     stage = make_stage(credentials=CREDENTIALS, access=access)
     request = signed(stage, b"x" * 1000)
@@ -359,7 +359,7 @@ def test_what_is_held_for_verification_is_bounded(make_stage: MakeStage) -> None
 
 
 def test_refusals_are_counted(guarded: Stage) -> None:
-    """On the admin plane, by kind."""
+    """The admin plane counts refusals by kind."""
     refused(guarded.client(secret="wrong"))
     requests.post(guarded.proxy.runtime_url + PATH, timeout=60)
 
@@ -370,7 +370,7 @@ def test_refusals_are_counted(guarded: Stage) -> None:
 
 
 def test_signed_requests_are_spread_by_the_body_they_begin_with(make_stage: MakeStage) -> None:
-    """A strategy that looks at the body has it after the check as before."""
+    """A strategy that looks at the body sees it after the check as it would without one."""
     stage = make_stage(credentials=CREDENTIALS, strategy="PREFIX_AWARE")
     client = stage.client(secret=SECRET)
 
@@ -381,13 +381,13 @@ def test_signed_requests_are_spread_by_the_body_they_begin_with(make_stage: Make
 
 
 def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
-    """For a scraper as a bearer token, for a browser as a password; probes need none."""
+    """A scraper sends it as a bearer token, a browser as a password; probes need none."""
     stage = make_stage(credentials=Credentials(admin_token="admin-token-0123456789"))
     url = stage.proxy.admin_url
 
     for path in ("/healthz", "/livez"):
         assert requests.get(url + path, timeout=60).status_code == 200
-    assert requests.get(f"{url}/readyz", timeout=60).status_code in (200, 503)  # whether or not it has probed already
+    assert requests.get(f"{url}/readyz", timeout=60).status_code in (200, 503)  # before or after its probes
     for path in ("/instances", "/metrics", "/nothing"):
         answer = requests.get(url + path, timeout=60)
         assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
@@ -399,7 +399,7 @@ def test_the_admin_plane_can_have_a_token(make_stage: MakeStage) -> None:
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed one for 127.0.0.1."""
+    """Make a self-signed certificate for 127.0.0.1."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     subprocess.run(
         [
@@ -422,7 +422,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, P
 
 
 def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tuple[Path, Path]]) -> None:
-    """Whole answers, streams and long bodies; nothing older than TLS 1.2, nothing but HTTP/1.1."""
+    """Whole answers, streams and long bodies pass; only TLS 1.2 or later and HTTP/1.1 are accepted."""
     certificate, key = certificates[0]
     listen = LISTEN.replace(tls_certificate=str(certificate), tls_key=str(key))
     stage = make_stage(credentials=CREDENTIALS, listen=listen)
@@ -445,7 +445,7 @@ def test_boto3_and_openai_speak_tls(make_stage: MakeStage, certificates: list[tu
 def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
     make_stage: MakeStage, certificates: list[tuple[Path, Path]]
 ) -> None:
-    """Its token must not cross a network in clear; the data plane has its own certificate, or none."""
+    """The admin plane's token must not cross a network unencrypted; the data plane has its own certificate, or none."""
     certificate, key = map(str, certificates[0])
     stage = make_stage(
         listen=LISTEN.replace(admin_tls_certificate=certificate, admin_tls_key=key),
@@ -461,7 +461,7 @@ def test_the_admin_plane_speaks_tls_with_a_certificate_of_its_own(
 def test_a_renewed_certificate_is_taken_without_a_restart(
     make_stage: MakeStage, certificates: list[tuple[Path, Path]], tmp_path: Path
 ) -> None:
-    """New connections get it, old ones go on; files that do not fit together change nothing."""
+    """New connections get it and existing ones continue; a certificate and key that do not match change nothing."""
     certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"
     certificate.write_bytes(certificates[0][0].read_bytes())
     key.touch(0o600)
@@ -488,7 +488,7 @@ def test_a_renewed_certificate_is_taken_without_a_restart(
 
 
 def test_many_signed_uploads_at_once_all_arrive(guarded: Stage) -> None:
-    """Each body is verified and passed on whole, whatever the others do."""
+    """Each body is verified and forwarded completely, regardless of the others."""
     failures: list[BaseException] = []
 
     def upload(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The access log of a running proxy: one line of JSON for each request."""
+"""The access log of a running proxy: one line of JSON per request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def logging_to(path: Path) -> ObserveSettings:
 
 
 def lines(path: Path, count: int = 1) -> list[dict[str, Any]]:
-    """The log's lines, once there are so many."""
+    """Return the log's lines once it has `count` of them."""
     wait_until(lambda: path.read_bytes().count(b"\n") >= count, f"{count} lines in the access log")
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(found) == count
@@ -47,7 +47,7 @@ def lines(path: Path, count: int = 1) -> list[dict[str, Any]]:
 
 
 def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path: Path) -> None:
-    """Who asked whom for what, why there, how it ended, its sizes and its times; never a body."""
+    """A line has caller, endpoint, instance, reason, result, sizes and times, and never a body."""
     body = b'{"prompt_text": "a secret prompt"}'
     stage.a.behave = stage.b.behave = answering(body=b'{"response_text": "a secret answer"}')
 
@@ -73,7 +73,7 @@ def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path:
 
 
 def test_lines_of_one_session_share_a_hash(stage: Stage, path: Path) -> None:
-    """From the answer that opens it on, so that its way can be followed without its id."""
+    """The answer that opens a session has the hash too, so that a session can be followed without its id."""
     headers = {"X-Amzn-SageMaker-New-Session-Id": f"{NEW_ID}; Expires=2038-01-19T03:14:07Z"}
     stage.a.behave = stage.b.behave = answering(headers=headers)
     client = stage.client()
@@ -90,7 +90,7 @@ def test_lines_of_one_session_share_a_hash(stage: Stage, path: Path) -> None:
 
 
 def test_one_inference_id_reaches_the_worker(stage: Stage, path: Path) -> None:
-    """The client's, or without one the proxy's request id."""
+    """It is the client's id or, without one, the proxy's request id."""
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", InferenceId="order-7")
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
 
@@ -104,7 +104,7 @@ def test_one_inference_id_reaches_the_worker(stage: Stage, path: Path) -> None:
 
 
 def test_errors_are_named(stage: Stage, path: Path) -> None:
-    """A model's error has its own status beside ours, a retry is counted, and what the proxy refuses has a line."""
+    """A model's error has its own status beside the proxy's, a retry is counted, and a refusal has a line."""
     stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no such thing")
     client = stage.client()
     with pytest.raises(ClientError):
@@ -123,7 +123,7 @@ def test_errors_are_named(stage: Stage, path: Path) -> None:
 
 
 def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stage], path: Path) -> None:
-    """Also those that wait for a body or for an operation, and that no endpoint has seen."""
+    """This includes requests that wait for a body or an operation and requests that no endpoint received."""
     settings = ContainerSettings(serves_models=True)
     stage = make_stage(
         observe=logging_to(path),
@@ -146,7 +146,7 @@ def test_answers_without_an_invocation_have_lines(make_stage: Callable[..., Stag
 
 
 def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) -> None:
-    """A stream that its instance broke off has an error's name; a client that left has no status."""
+    """A stream that its instance broke off has an error name; a request whose client left has no status."""
 
     async def break_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain")
@@ -177,7 +177,7 @@ def test_broken_stream_and_gone_client_are_told_apart(stage: Stage, path: Path) 
 
 
 def test_refused_for_its_size_while_it_is_sent(make_stage: Callable[..., Stage], path: Path) -> None:
-    """Also what is answered before any instance is chosen."""
+    """The log includes answers that are sent before an instance is chosen."""
     stage = make_stage(observe=logging_to(path), limits=LimitSettings(max_body_bytes=100))
     with pytest.raises(ClientError):
         stage.client().invoke_endpoint(EndpointName="llava", Body=b"x" * 101)
@@ -192,7 +192,7 @@ def test_refused_for_its_size_while_it_is_sent(make_stage: Callable[..., Stage],
 
 
 def test_credentials_are_never_logged(make_stage: Callable[..., Stage], path: Path) -> None:
-    """The caller is named by the hash that instances know; a refusal says why."""
+    """The hash that instances receive identifies the caller; a refusal has its reason."""
     token = "a-token-that-nobody-guesses"
     stage = make_stage(observe=logging_to(path), credentials=Credentials(tokens={"app": token}))
     for given in (token, "wrong-token-of-some-length"):
@@ -209,7 +209,7 @@ def test_credentials_are_never_logged(make_stage: Callable[..., Stage], path: Pa
 
 
 def test_stream_counts_what_the_client_got(stage: Stage, path: Path) -> None:
-    """bytes_out is the whole answer as it was sent, every frame of a stream."""
+    """bytes_out counts the whole answer as it was sent, including every frame of a stream."""
     stage.a.behave = stage.b.behave = streaming([b"one ", b"two"])
     answer = stage.client().invoke_endpoint_with_response_stream(EndpointName="llava", Body=b"{}")
     assert b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"]) == b"one two"
@@ -220,9 +220,9 @@ def test_stream_counts_what_the_client_got(stage: Stage, path: Path) -> None:
 
 
 def test_log_goes_on_after_rotation(stage: Stage, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Moved away and reopened, as logrotate does with a SIGHUP: the next line is in the new file, none is lost.
+    """After a rotation with SIGHUP, as logrotate does it, the next line is in the new file and none is lost.
 
-    The operator is told that nothing else is read again.
+    A log message says that nothing else is read again.
     """
     client = stage.client()
     client.invoke_endpoint(EndpointName="llava", Body=b"{}")

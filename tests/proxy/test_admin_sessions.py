@@ -1,4 +1,4 @@
-"""Sessions on the admin plane: which are where, closed and pinned there, and by nobody from outside."""
+"""Sessions on the admin plane: listed, closed and pinned there, and not from outside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def holders() -> FakeHolders:
 
 @pytest.fixture
 def stage(make_stage: Callable[..., Stage], holders: FakeHolders) -> Stage:
-    """Instance `a` holds the first four sessions, `b` the fourth, too, and the others."""
+    """Instance `a` holds the first four sessions, `b` the fourth and the others."""
     stage = make_stage(prepare=holders)
     holders.of["a"].hold(make_session(name) for name in NAMES[:4])
     holders.of["b"].hold(make_session(name) for name in NAMES[3:])
@@ -45,7 +45,7 @@ def post(stage: Stage, path: str, **headers: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
 def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int) -> None:
-    """Whatever a page's size; a session that two instances hold is never cut in two."""
+    """Pages of any size are complete, and a session that two instances hold is never split between pages."""
     found, after = [], ""
     for _ in range(20):
         page = get(stage, f"?limit={limit}&after={after}")
@@ -59,7 +59,7 @@ def test_pages_have_every_session_once_for_each_holder(stage: Stage, limit: int)
 
 
 def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
-    """The filters go to the instances, so that a page of them is full."""
+    """Instances apply the filters, so that a page of results is full."""
     assert [row["session"] for row in get(stage, "?instance=b")["sessions"]] == list(NAMES[3:])
     assert [row["instance"] for row in get(stage, f"?session={NAMES[3]}")["sessions"]] == ["a", "b"]
     assert get(stage, "?endpoint=llava&session=ffff")["sessions"] == []
@@ -75,7 +75,7 @@ def test_sessions_of_one_instance_or_of_a_beginning(stage: Stage) -> None:
     ids=lambda query: query[:20],
 )
 def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> None:
-    """With a word on what would."""
+    """The error says which values are allowed."""
     answer = requests.get(f"{stage.proxy.admin_url}/sessions?{query}", timeout=10)
 
     assert answer.status_code == 400
@@ -83,7 +83,7 @@ def test_question_that_makes_no_sense_is_refused(stage: Stage, query: str) -> No
 
 
 def test_row_has_what_is_known_of_a_session_and_nothing_else(stage: Stage, holders: FakeHolders) -> None:
-    """An instance that says more, an id above all, or that talks nonsense, is not passed on."""
+    """Extra fields of an instance, above all an id, and malformed ones are not forwarded."""
     holders.of["a"].hold([make_session("a" * 16, session_id="ts-seq-secret", turns="many", is_pinned="yes", tier=7)])
     holders.of["a"].hold([{"session": "ts-seq-secret"}])
 
@@ -102,7 +102,7 @@ def test_row_has_what_is_known_of_a_session_and_nothing_else(stage: Stage, holde
 
 
 def test_session_is_closed_wherever_it_is_held(stage: Stage, holders: FakeHolders) -> None:
-    """Else the instance that had it before would go on holding it."""
+    """Otherwise an instance that held the session earlier would keep it."""
     status, told = post(stage, f"{NAMES[3]}/close")
 
     assert status == 200
@@ -113,7 +113,7 @@ def test_session_is_closed_wherever_it_is_held(stage: Stage, holders: FakeHolder
 
 
 def test_session_is_pinned_and_unpinned(stage: Stage) -> None:
-    """And the list shows it at once."""
+    """The list shows the change at once."""
     get(stage)
     assert post(stage, f"{NAMES[0]}/pin")[0] == 200
     assert [row["session"] for row in get(stage)["sessions"] if row["is_pinned"]] == [NAMES[0]]
@@ -123,7 +123,7 @@ def test_session_is_pinned_and_unpinned(stage: Stage) -> None:
 
 
 def test_refusal_of_an_instance_is_told_in_its_words(stage: Stage, holders: FakeHolders) -> None:
-    """So that an operator knows what to do."""
+    """The operator sees the instance's own message."""
     holders.of["a"].refusal = (507, "OutOfMemory", "pinned sessions may hold 50% of the KV cache; unpin one first")
 
     status, told = post(stage, f"{NAMES[0]}/pin")
@@ -133,18 +133,18 @@ def test_refusal_of_an_instance_is_told_in_its_words(stage: Stage, holders: Fake
 
 @pytest.mark.parametrize("name", ["ts-seq-abcdefghijklmnop", "0" * 15, "0" * 17, "G" * 16])
 def test_only_a_hash_names_a_session(stage: Stage, name: str) -> None:
-    """An id is no hash."""
+    """An id is not accepted in place of a hash."""
     assert post(stage, f"{name}/close")[0] == 400
 
 
 def test_page_of_elsewhere_closes_nothing(stage: Stage, holders: FakeHolders) -> None:
-    """A browser that has the admin plane open is not a tool of other sites."""
+    """A page of another site cannot use the browser of an operator who has the admin plane open."""
     assert post(stage, f"{NAMES[0]}/close", Origin="http://evil.example")[0] == 403
     assert NAMES[0] in holders.of["a"].sessions
 
 
 def test_drained_instance_is_asked_too(stage: Stage, holders: FakeHolders) -> None:
-    """Its sessions are there until they end."""
+    """A drained instance holds its sessions until they end."""
 
     async def drain() -> None:
         stage.registry.drain("a")
@@ -157,7 +157,7 @@ def test_drained_instance_is_asked_too(stage: Stage, holders: FakeHolders) -> No
 
 
 def test_foreign_container_cannot_tell_and_is_never_invoked(make_stage: Callable[..., Stage]) -> None:
-    """It would take an operation for a request of its model."""
+    """A foreign container would treat an operation as a request for its model."""
     stage = make_stage()
     for fake in stage.instances.values():
         fake.on_status = answering(body=b'{"label": "a cat"}')
@@ -177,7 +177,7 @@ def test_foreign_container_cannot_tell_and_is_never_invoked(make_stage: Callable
 
 
 def test_many_who_look_cost_one_round(stage: Stage, holders: FakeHolders) -> None:
-    """Instances are asked for a question once a second, whoever asks."""
+    """Any number of readers causes one query to the instances per second."""
     for _ in range(20):
         get(stage)
 
@@ -187,7 +187,7 @@ def test_many_who_look_cost_one_round(stage: Stage, holders: FakeHolders) -> Non
 
 @pytest.mark.parametrize("path", ["/endpoints/llava/invocations", "/invocations", "/predictions/llava"])
 def test_operation_from_outside_reaches_no_instance(stage: Stage, holders: FakeHolders, path: str) -> None:
-    """The data plane takes the header away: what arrives is an invocation like any other."""
+    """The data plane removes the header, so that the request arrives as an ordinary invocation."""
     body = json.dumps({"action": "close", "session": NAMES[0]}).encode()
     for name in ("X-Torchmoor-Operation", "x-torchmoor-operation", "X-TORCHMOOR-OPERATION"):
         requests.post(stage.proxy.runtime_url + path, data=body, headers={name: "sessions"}, timeout=10)
@@ -199,7 +199,7 @@ def test_operation_from_outside_reaches_no_instance(stage: Stage, holders: FakeH
 
 
 def test_hash_is_that_of_the_decisions(stage: Stage) -> None:
-    """So that a session in the list can be found among the decisions, and in the access log."""
+    """A session in the list can be found among the decisions and in the access log."""
     session_id = make_session_id("a")
     stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId=session_id)
 

@@ -1,4 +1,4 @@
-"""InvokeEndpointAsync with an unmodified boto3: what is promised in the answer is what becomes of the request."""
+"""InvokeEndpointAsync with an unmodified boto3: each accepted request ends as its answer promised."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refusal(stage: Stage, **members: Any) -> tuple[str, str]:
 
 
 def test_inline_body_is_answered_under_the_promised_name(stage: Stage) -> None:
-    """202 with an id and both locations; the answer is at the one, and never anything at the other."""
+    """The answer is 202 with an id and both locations; the result is at the first, and nothing at the other."""
     stage.a.behave = stage.b.behave = answering(body=b'{"generated_text": "yes"}')
 
     answer = submit(stage, Body=b'{"inputs": "?"}', ContentType="application/json", Accept="application/json")
@@ -81,7 +81,7 @@ def test_inline_body_is_answered_under_the_promised_name(stage: Stage) -> None:
 
 
 def test_input_location_is_read_for_the_instance(stage: Stage, tmp_path: Path) -> None:
-    """The body may lie where InputLocation says."""
+    """The body may be stored where InputLocation says."""
     (tmp_path / "inputs/in.bin").write_bytes(b"x" * 300_000)
 
     answer = submit(stage, InputLocation=(tmp_path / "inputs/in.bin").as_uri(), InferenceId="mine-1")
@@ -93,7 +93,7 @@ def test_input_location_is_read_for_the_instance(stage: Stage, tmp_path: Path) -
 
 
 def test_filename_and_extension_name_the_result(stage: Stage) -> None:
-    """Filename instead of the id, S3OutputPathExtension as a folder."""
+    """Filename replaces the id, and S3OutputPathExtension is a folder."""
     answer = submit(stage, Body=b"{}", Filename="a.json", S3OutputPathExtension="mine/today")
 
     assert answer["OutputLocation"].endswith("/async-endpoint-outputs/llava/mine/today/a.json")
@@ -101,7 +101,7 @@ def test_filename_and_extension_name_the_result(stage: Stage) -> None:
 
 
 def test_model_error_becomes_a_failure_object(stage: Stage) -> None:
-    """The reason is worded as for a real-time client."""
+    """The reason has the same wording as for a real-time client."""
     stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no question")
 
     answer = submit(stage, Body=b"{}")
@@ -113,7 +113,7 @@ def test_model_error_becomes_a_failure_object(stage: Stage) -> None:
 
 
 def test_retried_submit_is_one_request(stage: Stage) -> None:
-    """boto3 sends again what was not answered, under the same invocation id: it gets the first one's answer."""
+    """boto3 repeats an unanswered request with the same invocation id and gets the first request's answer."""
     client = stage.client()
     ids = []
 
@@ -154,7 +154,7 @@ def test_inference_id_of_another_request_is_refused(stage: Stage) -> None:
     ],
 )
 def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: Any, words: str) -> None:
-    """Each with its reason; what is not right at the submission is never found out by a failure object."""
+    """Each error is reported with its reason at submission, never later in a failure object."""
     code, message = refusal(stage, **members)
 
     assert code == "ValidationError"
@@ -164,7 +164,7 @@ def test_wrong_request_is_refused_and_nothing_is_queued(stage: Stage, members: A
 
 @pytest.mark.parametrize(("header", "value"), [("RequestTTLSeconds", "59"), ("InvocationTimeoutSeconds", "3601")])
 def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
-    """boto3 checks the least value and not the greatest; others check nothing."""
+    """boto3 checks only the minimum, and other clients check nothing."""
     connection = stage.http()
     connection.request(
         "POST", "/endpoints/llava/async-invocations", body=b"{}", headers={f"X-Amzn-SageMaker-{header}": value}
@@ -178,7 +178,7 @@ def test_numbers_are_checked(stage: Stage, header: str, value: str) -> None:
 
 
 def test_invocation_id_is_not_cut(stage: Stage) -> None:
-    """Of two that begin alike the second would get the first one's answer."""
+    """Otherwise the second of two ids with the same beginning would get the first one's answer."""
     connection = stage.http()
     connection.request("POST", "/endpoints/llava/async-invocations", b"{}", {"amz-sdk-invocation-id": "i" * 257})
 
@@ -216,7 +216,7 @@ def test_clients_who_wait_go_first(tmp_path: Path, make_stage: MakeStage) -> Non
 
 
 def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeStage) -> None:
-    """MaxConcurrentInvocationsPerInstance bounds what runs at each instance."""
+    """MaxConcurrentInvocationsPerInstance bounds the requests that run at each instance."""
     gate = Gate()
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -239,7 +239,7 @@ def test_requests_at_a_time_are_as_configured(tmp_path: Path, make_stage: MakeSt
 
 
 def test_signed_requests_are_their_senders(tmp_path: Path, make_stage: MakeStage) -> None:
-    """A signature is checked as everywhere; the same invocation id of two principals is two requests."""
+    """The signature is checked, and the same invocation id of two principals is two requests."""
     keys = {name: AccessKey(secret=name.lower() * 4) for name in ("AKIDALICE", "AKIDBOB")}
     stage = make_stage(async_folder=tmp_path, credentials=Credentials(keys=keys))
     ids = []
@@ -262,7 +262,7 @@ def _same_invocation(request: Any, **_: Any) -> None:
 
 
 def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
-    """What an operator sees and may do; the result passes through unchanged."""
+    """The admin plane forwards a result unchanged."""
     gate = Gate()
 
     async def behave(received: Received, wire: Wire) -> None:
@@ -290,7 +290,7 @@ def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
     assert (status, body) == (200, {"inference_id": "slow", "state": "CANCELLED"})
     assert until_there(slow["FailureLocation"])
     wait_until(lambda: admin(stage, "/async-requests/slow")[1]["state"] == "CANCELLED", "it has ended")
-    wait_until(lambda: stage.a.cancels + stage.b.cancels, "the instance is told")
+    wait_until(lambda: stage.a.cancels + stage.b.cancels, "a cancellation")
 
     _, listed = admin(stage, "/async-requests")
     assert [(each["inference_id"], each["state"]) for each in listed["requests"]] == [
@@ -312,7 +312,7 @@ def test_admin_plane_lists_shows_cancels_and_fetches(stage: Stage) -> None:
 
 
 def test_metrics_are_cloudwatchs(stage: Stage) -> None:
-    """The names that dashboards and policies of SageMaker know."""
+    """The metrics have the names that dashboards and policies of SageMaker use."""
     answer = submit(stage, Body=b"{}")
     until_there(answer["OutputLocation"])
     url = f"{stage.proxy.admin_url}/metrics"
@@ -333,7 +333,7 @@ def test_metrics_are_cloudwatchs(stage: Stage) -> None:
 
 
 def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> None:
-    """What was answered 202 before a stop is answered after the next start."""
+    """A request accepted with 202 before a stop is answered after the next start."""
 
     async def behave(received: Received, wire: Wire) -> None:
         await wire.until_closed()
@@ -355,7 +355,7 @@ def test_restart_goes_on_where_it_was(tmp_path: Path, make_stage: MakeStage) -> 
 
 
 def test_endpoint_with_many_models_cannot_be_asynchronous(tmp_path: Path, make_stage: MakeStage) -> None:
-    """As on SageMaker; said at the start."""
+    """As on SageMaker; the proxy refuses the configuration at the start."""
     with pytest.raises(ConfigError, match="many models"):
         make_stage(async_folder=tmp_path, multi_model=MultiModelSettings())
 
@@ -365,7 +365,7 @@ def command(stage: Stage, *arguments: str) -> Result:
 
 
 def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Path) -> None:
-    """torchmoor async: for people, and as JSON for programs."""
+    """`torchmoor async` prints text for people and JSON for programs."""
     stage.a.behave = stage.b.behave = answering(body=b"result")
     answer = submit(stage, Body=b"{}", InferenceId="a/b c")
     until_there(answer["OutputLocation"])
@@ -388,7 +388,7 @@ def test_command_line_lists_shows_fetches_and_cancels(stage: Stage, tmp_path: Pa
 
 
 def test_command_line_says_that_nobody_answers() -> None:
-    """The address that was tried is in the message."""
+    """The message contains the address that was tried."""
     result = CliRunner().invoke(main, ["async", "list", "--admin-url", "http://127.0.0.1:9"])
 
     assert result.exit_code == 3

@@ -1,4 +1,4 @@
-"""kill -9 of proxies, and instances that die in every way, while asynchronous requests run: one end for each."""
+"""Asynchronous requests while proxies are killed and instances fail in every way: each request has one result."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.waiting import wait_until
 
 NUM_REQUESTS = 200
 NUM_KILLS = 5
-LARGE = 300_000  # too large for the queue: staged beside the results
+LARGE = 300_000  # too large for the queue, so it is stored beside the results
 
 
 def answer_to(body: bytes) -> bytes:
-    """What a request is to be answered with; every tenth answer is large."""
+    """Return the expected answer to a request; every tenth is large."""
     digest = hashlib.sha256(body).digest()
     return digest * (LARGE // 32) if body.endswith(b"0") else digest
 
 
 class Unreliable:
-    """An instance in a loop of its own. Of its answers some are late, cut, or none at all."""
+    """Runs an instance in its own loop that delays, truncates or omits some of its answers."""
 
     def __init__(self) -> None:
         self.fake = FakeInstance("a", behave=self._behave)
@@ -77,7 +77,7 @@ def instance() -> Iterator[Unreliable]:
 
 
 def write_config(folder: Path, instance: FakeInstance) -> Path:
-    """An asynchronous endpoint; leases are short, since whoever holds one is killed often."""
+    """Configure an asynchronous endpoint with short leases, because lease holders are killed often."""
     content: dict[str, Any] = {
         "Endpoints": [
             {
@@ -110,7 +110,7 @@ def write_config(folder: Path, instance: FakeInstance) -> Path:
 
 
 def submit_all(ports: list[int], accepted: dict[str, bytes]) -> None:
-    """As boto3 does: sends again what was not answered, under the same invocation id. The last port is the proxy's."""
+    """Submit as boto3 does: repeat unanswered requests with the same invocation id. The last port is the proxy's."""
     for number in range(NUM_REQUESTS):
         body = b"request %d" % number
         while body not in accepted.values():
@@ -122,7 +122,7 @@ def submit_all(ports: list[int], accepted: dict[str, bytes]) -> None:
                 content = json.loads(answer.read())
                 if answer.status == 202:
                     accepted[content["InferenceId"]] = body
-            except (OSError, http.client.HTTPException):  # nobody is there, or whoever was there is no more
+            except (OSError, http.client.HTTPException):  # no process listens there, or it has just been killed
                 time.sleep(0.02)
             finally:
                 connection.close()
@@ -130,9 +130,11 @@ def submit_all(ports: list[int], accepted: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, processes: int) -> None:
-    """Hundreds of requests, proxies killed in the middle of submits, attempts, decisions and publications, and an
-    instance that fails one attempt of seven: every accepted request has its own answer, there is no failure, and
-    nothing staged is left."""
+    """Every accepted request of hundreds has its own answer despite kills and failures.
+
+    Proxies are killed during submits, attempts, decisions and publications, and an instance fails one attempt of
+    seven. There is no failure object, and no staged file is left.
+    """
     rng = random.Random(processes)
     outputs = tmp_path / "results/async-endpoint-outputs/chat"
     accepted: dict[str, bytes] = {}
@@ -179,5 +181,5 @@ def test_every_request_has_its_one_result(instance: Unreliable, tmp_path: Path, 
     assert found.keys() == accepted.keys()
     assert all(found[each].read_bytes() == answer_to(body) for each, body in accepted.items())
     everything = {path for path in (tmp_path / "results").rglob("*") if path.is_file()}
-    # What a killed process was writing nobody removes; it never had a name that anybody asks for.
+    # A file that a killed process was writing remains, but never under a name that is read.
     assert [path for path in everything - set(found.values()) if path.suffix != ".part"] == []

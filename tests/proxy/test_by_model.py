@@ -1,4 +1,4 @@
-"""OpenAI's paths without an endpoint, before several: the body's `model` decides."""
+"""OpenAI's paths without an endpoint in front of several: the body's `model` selects the endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TWO: Any = {"endpoints": {"a": "sees", "b": "talks"}}
 
 @pytest.fixture
 def stage(make_stage: Callable[..., Stage]) -> Stage:
-    """Two endpoints of one instance each."""
+    """Two endpoints with one instance each."""
     return make_stage(**TWO)
 
 
@@ -33,7 +33,7 @@ def told(error: openai.APIStatusError) -> tuple[Any, ...]:
 
 
 def test_openais_client_is_served_by_the_endpoint_of_its_model(stage: Stage) -> None:
-    """Whole and streamed; its body, which names the model last, arrives as it was sent."""
+    """Whole and streamed answers pass; the body, which names the model last, arrives as it was sent."""
     stage.a.behave = answering(body=b'{"id": "1", "choices": [], "model": "sees"}')
     stage.b.behave = streaming([chunk({"content": "hi"}), b"data: [DONE]\n\n"], "text/event-stream")
     gpt = client(stage)
@@ -50,7 +50,7 @@ def test_openais_client_is_served_by_the_endpoint_of_its_model(stage: Stage) -> 
 
 
 def test_unknown_model_is_told_what_there_is(stage: Stage) -> None:
-    """OpenAI's 404, for a completion and for the model itself."""
+    """A completion and a query for the model itself get OpenAI's 404."""
     gpt = client(stage)
 
     with pytest.raises(openai.NotFoundError, match=r"`gpt-5` does not exist\. There is: `sees`, `talks`") as completing:
@@ -65,7 +65,7 @@ def test_unknown_model_is_told_what_there_is(stage: Stage) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"messages": [{"model": "sees"}]}'])
 def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
-    """400, and the field to blame."""
+    """The answer is 400 and names the field."""
     status, _, answer = call(stage, PATH, body)
 
     assert (status, answer["error"]["param"]) == (400, "model")
@@ -73,7 +73,7 @@ def test_missing_model_is_asked_for(stage: Stage, body: bytes) -> None:
 
 
 def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
-    """The same checks as on an endpoint's own path."""
+    """The checks are the same as on an endpoint's own path."""
     variant = {"X-Amzn-SageMaker-Target-Variant": "other"}
 
     status, _, answer = call(stage, PATH, b'{"model": "sees"}', **variant)
@@ -82,7 +82,7 @@ def test_bad_header_is_told_before_the_instance_is_chosen(stage: Stage) -> None:
 
 
 def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stage]) -> None:
-    """Before it, it is found however long the body is; beyond it, the error says what to do."""
+    """The model is found anywhere before the limit; beyond it, the error says what to do."""
     stage = make_stage(limits=LimitSettings(max_unrouted_body_bytes=1000, max_replay_body_bytes=1000), **TWO)
     pad = "x" * 3_000_000
     first = json.dumps({"model": "talks", "pad": pad}).encode()
@@ -98,7 +98,7 @@ def test_model_beyond_the_limit_is_not_looked_for(make_stage: Callable[..., Stag
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 44", b"Transfer-Encoding: chunked"])
 def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: bytes) -> None:
-    """While one body is awaited there is no room for another; when its client leaves there is again."""
+    """While one body is buffered a second is refused; when the first client disconnects, the memory is free again."""
     limits = LimitSettings(max_unrouted_body_bytes=50, max_waiting_bytes=60)
     stage = make_stage(limits=limits, **TWO)
     body = b'{"model": "sees", "pad": "xxxxxxxxxxxxxxxxx"}'
@@ -114,7 +114,7 @@ def test_what_is_held_is_bounded(make_stage: Callable[..., Stage], framing: byte
 
 
 def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_stage: Callable[..., Stage]) -> None:
-    """The refusal waits for the signature, and the gate keeps none of the body's bytes."""
+    """The refusal waits for the signature check, and none of the body's bytes are kept."""
     limits = LimitSettings(max_waiting_bytes=10)
     stage = make_stage(limits=limits, credentials=CREDENTIALS, **TWO)
 
@@ -128,7 +128,7 @@ def test_signed_request_that_finds_no_room_is_told_so_once_it_is_checked(make_st
 
 
 def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """413, announced or not, before and after the endpoint is known."""
+    """The answer is 413, with or without Content-Length, before and after the endpoint is known."""
     stage = make_stage(limits=LimitSettings(max_passthrough_body_bytes=40), **TWO)
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -139,7 +139,7 @@ def test_body_over_the_dialects_limit_is_refused(make_stage: Callable[..., Stage
 
 
 def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage: Callable[..., Stage]) -> None:
-    """504 for the one; for the other the instance is told, and its lease is given back."""
+    """A time-out is answered with 504; a disconnect cancels the work at the instance and releases the lease."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02), **TWO)
     gate = Gate()
 
@@ -160,7 +160,7 @@ def test_time_out_and_client_that_leaves_are_as_on_the_endpoints_path(make_stage
 
 
 def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callable[..., Stage]) -> None:
-    """With the whole body, which was held anyway."""
+    """The request is repeated with its whole body, which the proxy has kept."""
     stage = make_stage(names=("a", "b", "c"), endpoints={"a": "sees", "b": "sees", "c": "talks"})
 
     async def dying(request: Received, wire: Wire) -> None:
@@ -173,7 +173,7 @@ def test_dead_instance_is_replaced_by_another_of_the_endpoint(make_stage: Callab
 
 
 def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stage]) -> None:
-    """Late binding: its queue is its endpoint's, and the other one is not held up."""
+    """With late binding a request waits in its endpoint's queue, and the other endpoint is not delayed."""
     stage = make_stage(capacity=1, late_binding=LateBindingSettings(), **TWO)
     gate = Gate()
 
@@ -195,7 +195,7 @@ def test_request_waits_for_its_endpoints_instance(make_stage: Callable[..., Stag
 
 
 def test_signature_is_checked_before_the_model_is_looked_for(make_stage: Callable[..., Stage]) -> None:
-    """A caller without the secret hears nothing of what models there are; the others are served."""
+    """A caller without the secret learns nothing about the models; other callers are served."""
     stage = make_stage(credentials=CREDENTIALS, **TWO)
 
     good = signed(stage, b'{"model": "sees"}', path=PATH)

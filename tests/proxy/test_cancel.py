@@ -1,4 +1,4 @@
-"""Requests that nobody waits for any more: what the proxy tells the instance that works on them."""
+"""Cancellation: what the proxy sends to an instance when a client leaves or a request times out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BODY = b'{"type": "send_text_prompt"}'
 
 
 async def never(request: Received, wire: Wire) -> None:
-    """Work on the request until the proxy gives up."""
+    """Work on the request until the proxy cancels it."""
     await wire.until_closed()
 
 
@@ -31,7 +31,7 @@ def post(
 
 
 def ask(stage: Stage, request: bytes, target: FakeInstance) -> socket.socket:
-    """Send a request and return once the instance has it whole."""
+    """Send a request and return once the instance has received it completely."""
     before = len(target.received)
     sock = stage.socket()
     stage.close_later(sock)
@@ -41,7 +41,7 @@ def ask(stage: Stage, request: bytes, target: FakeInstance) -> socket.socket:
 
 
 def ids(target: FakeInstance) -> list[str]:
-    """The proxy's ids of what the instance was asked to do."""
+    """Return the proxy's ids of the requests that the instance received."""
     return [request.headers["x-torchmoor-request-id"] for request in target.received]
 
 
@@ -55,7 +55,7 @@ def ids(target: FakeInstance) -> list[str]:
     ],
 )
 def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Stage, path: str) -> None:
-    """In every dialect, once, by the id that the request carried, on the request's own path."""
+    """In every dialect one cancellation is sent on the request's own path with the id that the request carried."""
     stage.a.behave = never
     sock = ask(stage, post(path), stage.a)
 
@@ -70,7 +70,7 @@ def test_client_that_leaves_before_the_answer_is_told_to_the_instance(stage: Sta
 
 
 def test_cancellation_holds_no_lease(stage: Stage) -> None:
-    """However long the operation takes, routing sees an idle instance."""
+    """Routing sees an idle instance, however long the operation takes."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -89,7 +89,7 @@ def test_cancellation_holds_no_lease(stage: Stage) -> None:
 
 
 def test_operations_use_the_pooled_connections(stage: Stage) -> None:
-    """What one operation leaves open serves the next, and then a request."""
+    """The connection of an operation serves the next operation, and then a request."""
     stage.a.behave = never
     for _ in range(2):
         before = len(stage.a.cancels)
@@ -99,7 +99,7 @@ def test_operations_use_the_pooled_connections(stage: Stage) -> None:
 
 
 def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> None:
-    """While one operation is under way, the ids gather and go together with the next."""
+    """While one operation is in flight, further ids are collected and sent together with the next."""
     gate = Gate()
 
     async def slow(request: Received, wire: Wire) -> None:
@@ -122,7 +122,7 @@ def test_many_clients_that_leave_at_once_cost_few_operations(stage: Stage) -> No
 
 
 def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[..., Stage]) -> None:
-    """The client is told that the model timed out, and the model that nobody waits."""
+    """The client gets a model time-out, and the model gets a cancellation."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=0.2, sweep_interval_s=0.02))
     stage.a.behave = never
 
@@ -134,7 +134,7 @@ def test_request_given_up_at_its_deadline_is_cancelled(make_stage: Callable[...,
 
 
 def test_request_that_goes_elsewhere_after_a_reset_is_cancelled_where_it_was(stage: Stage) -> None:
-    """A broken connection says nothing of the work behind it; the second attempt is left alone."""
+    """A broken connection does not stop the work behind it; the second attempt is not cancelled."""
 
     async def dying(request: Received, wire: Wire) -> None:
         wire.reset()
@@ -149,7 +149,7 @@ def test_request_that_goes_elsewhere_after_a_reset_is_cancelled_where_it_was(sta
 
 
 def test_client_that_leaves_during_the_second_attempt_ends_that_one(stage: Stage) -> None:
-    """The instance that refused is not told again; the one that works is."""
+    """The instance that refused gets no cancellation; the instance that works on the request does."""
     stage.a.behave, stage.b.behave = refusing(429, "Overloaded", "full"), never
     sock = ask(stage, post(), stage.b)
 
@@ -160,7 +160,7 @@ def test_client_that_leaves_during_the_second_attempt_ends_that_one(stage: Stage
 
 
 def test_answered_request_is_never_cancelled(stage: Stage) -> None:
-    """Whole or streamed, read to the end or left in the middle: TorchServe notices by itself whom it writes to."""
+    """TorchServe itself notices a closed connection while it writes an answer."""
 
     async def endless(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/plain; charset=utf-8")
@@ -191,7 +191,7 @@ def read_answer_until(sock: socket.socket, text: bytes) -> None:
 
 
 def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[..., Stage]) -> None:
-    """TorchServe begins only with what it has whole; the closed connection is enough."""
+    """TorchServe starts only with a complete request, so closing the connection is sufficient."""
     stage = make_stage(limits=LimitSettings(max_body_bytes=1 << 20))
     with stage.socket() as sock:
         sock.sendall(post(body=b"x" * 100_000)[:50_000])
@@ -202,7 +202,7 @@ def test_request_that_was_not_sent_whole_is_not_cancelled(make_stage: Callable[.
 
 
 def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
-    """An operation that cannot be delivered is given up quietly."""
+    """A cancellation that cannot be delivered is dropped without an error."""
     stage.a.behave = never
     sock = ask(stage, post(), stage.a)
 
@@ -217,7 +217,7 @@ def test_dead_instance_costs_no_more_than_one_attempt(stage: Stage) -> None:
 
 
 def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., Stage]) -> None:
-    """A hanging instance keeps no connection of the proxy, and what gathered meanwhile is tried."""
+    """A hanging instance does not keep a connection, and the ids collected meanwhile are tried."""
     stage = make_stage(timeouts=TimeoutSettings(cancel_timeout_s=0.2, sweep_interval_s=0.02))
     stage.a.behave = stage.a.on_cancel = never
     request = post(session=make_session_id("a"))
@@ -232,7 +232,7 @@ def test_operation_that_is_not_answered_ends_in_time(make_stage: Callable[..., S
 
 
 def test_client_cannot_cancel_through_the_proxy(stage: Stage) -> None:
-    """What only proxy and handler say to each other never comes from outside."""
+    """The data plane removes the headers that only proxy and handler exchange."""
     more = "X-Torchmoor-Operation: cancel\r\nX-Torchmoor-Request-Id: mine\r\nX-Torchmoor-Timeout-Ms: 1\r\n"
     body = json.dumps({"request_ids": ["other"]}).encode()
 
@@ -250,7 +250,7 @@ def test_client_cannot_cancel_through_the_proxy(stage: Stage) -> None:
 
 
 def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage]) -> None:
-    """The operation's own limit, a little longer; a second attempt has what is left of it."""
+    """The header carries the operation's limit plus a margin; a second attempt gets the time that is left."""
     stage = make_stage(timeouts=TimeoutSettings(model_timeout_s=5, stream_total_timeout_s=50))
     gate = Gate()
 
@@ -273,5 +273,5 @@ def test_request_says_how_long_the_proxy_waits(make_stage: Callable[..., Stage])
         read_answer(sock)
     first, second = sorted(int(f.received[1].headers["x-torchmoor-timeout-ms"]) for f in (stage.b, stage.a))
 
-    assert 1_000 < whole <= 6_000 < streamed <= 51_000  # a body that came after its head has taken its part
+    assert 1_000 < whole <= 6_000 < streamed <= 51_000  # a late body has used part of the time
     assert first <= second <= 6_000

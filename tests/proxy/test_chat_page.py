@@ -1,4 +1,4 @@
-"""The chat page in a real browser, before fake instances: what it sends, shows, and says when something goes wrong."""
+"""The chat page in a real browser, before fake instances: requests, display and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tab(chat: FakeChat, browser: Browser) -> Iterator[Tab]:
 
 
 def picture_file(name: str, size: tuple[int, int] = (64, 48), form: str = "PNG") -> dict[str, Any]:
-    """As Playwright takes files; a picture that cannot be squeezed into few bytes."""
+    """Return a file as Playwright takes it, with a picture that compresses badly."""
     encoded = io.BytesIO()
     noise = Image.frombytes("RGB", size, random.Random(7).randbytes(size[0] * size[1] * 3))
     noise.save(encoded, form)
@@ -76,12 +76,12 @@ def ask(page: Page, question: str) -> Locator:
 
 
 def wait_ready(page: Page) -> None:
-    """Until it knows whom it can talk to."""
+    """Wait until the page knows its endpoints."""
     expect(page.locator("#frame[inert]")).to_have_count(0)
 
 
 def images_of(body: dict[str, Any]) -> list[Image.Image]:
-    """The pictures in a request's body."""
+    """Return the pictures in a request's body."""
     return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in body["images"]]
 
 
@@ -89,7 +89,7 @@ def images_of(body: dict[str, Any]) -> list[Image.Image]:
 
 
 def test_files_are_only_for_their_own_origin_and_sent_again_only_if_changed(stage: Stage) -> None:
-    """Strict headers on each; an ETag that saves the body; HEAD as GET; nothing else is served there."""
+    """Files have strict headers and an ETag that saves the body, HEAD works as GET, and other paths are not served."""
     for path in FILES:
         url = stage.proxy.runtime_url + path
         answer = requests.get(url, timeout=10)
@@ -113,7 +113,7 @@ def test_files_are_only_for_their_own_origin_and_sent_again_only_if_changed(stag
 
 
 def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
-    """GET / answers who takes HTML with the way, by an address that stays below what is before the proxy."""
+    """GET / redirects clients that accept HTML, with an address that stays below a path prefix of a front server."""
     url = stage.proxy.runtime_url
     found = requests.get(url, headers={"Accept": "text/html,*/*"}, allow_redirects=False, timeout=10)
 
@@ -123,7 +123,7 @@ def test_a_browser_is_led_to_the_page_and_a_client_is_not(stage: Stage) -> None:
 
 
 def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
-    """Then its paths are unknown operations, like all that nobody serves."""
+    """The page's paths are then unknown operations like any other path that is not served."""
     url = make_stage(chat_page=ChatPageSettings(is_on=False)).proxy.runtime_url
 
     for path in ("/", "/chat", "/chat/main.js", "/chat/endpoints"):
@@ -132,7 +132,7 @@ def test_page_can_be_switched_off(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: Callable[..., Stage]) -> None:
-    """The names of endpoints are behind the gate, with everything else."""
+    """The names of endpoints require credentials like everything else."""
     url = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice"})).proxy.runtime_url
     mine = {"Authorization": "Bearer a-token-of-alice"}
 
@@ -147,7 +147,7 @@ def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: C
 
 @pytest.mark.browser
 def test_decoder_agrees_with_botocore_however_the_bytes_are_cut(tab: Tab) -> None:
-    """Our proxy's frames, cut at random, damaged or broken off: the same events, or an error where botocore has one."""
+    """Frames that are cut at random, damaged or truncated give the same events, or errors, as in botocore."""
     rng = random.Random(11)
     cases: list[dict[str, Any]] = []
     expected: list[list[list[Any]] | None] = []
@@ -191,7 +191,7 @@ def test_decoder_agrees_with_botocore_however_the_bytes_are_cut(tab: Tab) -> Non
 
 
 def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
-    """Headers and payload of each event; None if the bytes are damaged, or end within one."""
+    """Return headers and payload of each event; None if the bytes are damaged or end within one."""
     buffer = EventStreamBuffer()
     buffer.add_data(data)
     events: list[list[Any]] = []
@@ -210,7 +210,7 @@ def decode_as_botocore(data: bytes) -> list[list[Any]] | None:
 
 @pytest.mark.browser
 def test_two_presses_to_a_streamed_answer_with_its_receipt(chat: FakeChat, tab: Tab) -> None:
-    """A sample picture, a sample question; the answer grows token by token, and its receipt says what it cost."""
+    """A sample picture and a sample question: the answer grows token by token, and its receipt shows its cost."""
     page, chat.gate = tab.page, Gate()
     expect(page.get_by_role("heading", name="Ask a model about your pictures")).to_be_visible()
     tab.check_accessibility()
@@ -240,7 +240,7 @@ def test_two_presses_to_a_streamed_answer_with_its_receipt(chat: FakeChat, tab: 
 
 @pytest.mark.browser
 def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) -> None:
-    """Large ones are made smaller before they are sent, in as many requests as they need; no picture is told."""
+    """Large pictures are scaled down and sent in several requests; a file that is not a picture gets a notice."""
     page = tab.page
     files = [picture_file(f"noise{n}.jpg", (1400, 1000), "JPEG") for n in range(3)]
     wide = picture_file("wide.png", (3200, 100))
@@ -267,7 +267,7 @@ def test_pictures_are_scaled_down_split_and_removed(chat: FakeChat, tab: Tab) ->
 
 @pytest.mark.browser
 def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeChat, tab: Tab) -> None:
-    """Whoever presses Enter at once has not asked without it."""
+    """Pressing Enter at once includes the picture in the question."""
     page = tab.page
     wait_ready(page)
     page.evaluate("() => { Image.prototype.decode = () => new Promise((resolve) => (window.goOn = resolve)) }")
@@ -285,7 +285,7 @@ def test_a_picture_that_is_still_being_read_belongs_to_the_question(chat: FakeCh
 
 @pytest.mark.browser
 def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
-    """Anywhere on the page."""
+    """The whole page accepts them."""
     page, data = tab.page, base64.b64encode(picture_file("x.png")["buffer"]).decode()
     for kind in ("drop", "paste"):
         page.evaluate(
@@ -304,7 +304,7 @@ def test_pictures_are_dropped_and_pasted(chat: FakeChat, tab: Tab) -> None:
 
 @pytest.mark.browser
 def test_words_of_models_people_and_files_are_never_markup(chat: FakeChat, tab: Tab) -> None:
-    """Markup in an answer, a question, a file's name and an error is shown as it was written."""
+    """Markup in an answer, a question, a file name or an error is shown as text."""
     evil = "<img src=x onerror=\"document.title='evil'\"><script>document.title='evil'</script>"
     chat.words = (evil, "\u202e", evil)
     page = tab.page
@@ -320,7 +320,7 @@ def test_words_of_models_people_and_files_are_never_markup(chat: FakeChat, tab: 
 
 @pytest.mark.browser
 def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
-    """One answers while another is looked at; each keeps what was typed; all are closed at the server."""
+    """One session answers while another is shown; each keeps its draft; all are closed at the server."""
     page, chat.gate = tab.page, Gate()
     first = ask(page, "First question")
     expect(first.locator(".text")).to_have_text("The")
@@ -351,7 +351,7 @@ def test_sessions_beside_each_other(chat: FakeChat, tab: Tab) -> None:
 
 @pytest.mark.browser
 def test_an_answer_is_stopped_and_asked_for_again(chat: FakeChat, tab: Tab) -> None:
-    """By the button or the Escape key; what came stays; asked again it is another request."""
+    """The button and the Escape key stop it; the partial answer stays, and asking again is another request."""
     page, chat.gate = tab.page, Gate()
     turn = ask(page, "What color is the circle?")
     expect(turn.locator(".text")).to_have_text("The")
@@ -369,7 +369,7 @@ def test_an_answer_is_stopped_and_asked_for_again(chat: FakeChat, tab: Tab) -> N
 
 @pytest.mark.browser
 def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab) -> None:
-    """Characters whose bytes are cut come whole."""
+    """A character whose bytes are split between chunks is shown correctly."""
     smile = "a 🙂!".encode()
     chat.instead = []
     expect(ask(tab.page, "one").locator(".text")).to_have_text("The circle is red.")
@@ -383,7 +383,7 @@ def test_a_handler_that_streams_plain_text_is_shown_too(chat: FakeChat, tab: Tab
 
 
 def breaking(at: int) -> Callable[[Received, Wire], Any]:
-    """An instance that dies in the middle of its answer."""
+    """Break off in the middle of an answer."""
 
     async def behave(request: Received, wire: Wire) -> None:
         await wire.begin_stream("application/jsonlines", RECEIPT)
@@ -396,7 +396,7 @@ def breaking(at: int) -> Callable[[Received, Wire], Any]:
 
 @pytest.mark.browser
 def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, tab: Tab) -> None:
-    """As the same request, so that an answer which was recorded after all is not made twice."""
+    """The retry has the same id, so that an answer that was recorded is not generated twice."""
     page = tab.page
     expect(ask(page, "one").locator(".text")).to_have_text("The circle is red.")
     chat.instead = [breaking(2)]
@@ -414,7 +414,7 @@ def test_an_instance_lost_in_mid_stream_is_told_and_asked_again(chat: FakeChat, 
 
 @pytest.mark.browser
 def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """Another instance went on with it: from which, to which."""
+    """The page says from which instance to which the session moved."""
     stage = make_stage(are_journaled=True)
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:
@@ -433,7 +433,7 @@ def test_a_session_that_moved_says_so(make_stage: Callable[..., Stage], browser:
 
 @pytest.mark.browser
 def test_overload_is_waited_out_where_one_can_see_it(chat: FakeChat, browser: Browser) -> None:
-    """As long as Retry-After says, then again under the same name; stopping ends the wait."""
+    """The page waits as long as Retry-After says and retries with the same id; stopping ends the wait."""
     url = f"{chat.stage.proxy.runtime_url}/chat"
     with open_tab(browser, url, refusals=("503",)) as tab:
         busy = refusing(429, "Overloaded", "all rows are taken", {"Retry-After": "1"})
@@ -455,7 +455,7 @@ def test_overload_is_waited_out_where_one_can_see_it(chat: FakeChat, browser: Br
 
 @pytest.mark.browser
 def test_a_lost_network_is_told_and_nothing_typed_is_lost(chat: FakeChat, browser: Browser) -> None:
-    """The question stays, and is asked when somebody presses again."""
+    """The question stays and is sent again at the next press."""
     url = f"{chat.stage.proxy.runtime_url}/chat"
     with open_tab(browser, url, refusals=("ERR_INTERNET_DISCONNECTED",)) as tab:
         page = tab.page
@@ -472,7 +472,7 @@ def test_a_lost_network_is_told_and_nothing_typed_is_lost(chat: FakeChat, browse
 
 @pytest.mark.browser
 def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: Browser) -> None:
-    """With the question, to be sent without it."""
+    """The picture returns with the question, so that the question can be sent without it."""
     url = f"{chat.stage.proxy.runtime_url}/chat"
     with open_tab(browser, url, refusals=("424",)) as tab:
         page = tab.page
@@ -491,8 +491,10 @@ def test_a_picture_that_the_server_refuses_comes_back(chat: FakeChat, browser: B
 
 @pytest.mark.browser
 def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser: Browser) -> None:
-    """Announced before it comes; afterwards the session is opened again with its pictures, and the page says what it
-    has forgotten. A question that finds it gone is asked in the new one."""
+    """The page announces the expiry and opens the session again with its pictures afterwards.
+
+    It says what the new session has forgotten. A question that meets the expiry is asked in the new session.
+    """
     url = f"{chat.stage.proxy.runtime_url}/chat"
     with open_tab(browser, url, refusals=("400",)) as tab:
         page = tab.page
@@ -525,7 +527,7 @@ def test_expiry_is_counted_down_and_mended_by_one_press(chat: FakeChat, browser:
 
 @pytest.mark.browser
 def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """Asked for once the page opens, and again if it is wrong; it is in no storage of the browser."""
+    """The page asks for a token when it opens, and again if the token is wrong; it stores none in the browser."""
     stage = make_stage(credentials=Credentials(tokens={"alice": "a-token-of-alice", "bob": "a-token-of-bobby"}))
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat", refusals=("403", "400")) as tab:
@@ -547,18 +549,18 @@ def test_a_wrong_token_leads_to_a_field_for_the_right_one(make_stage: Callable[.
         page.get_by_role("button", name="Access token").click()
         dialog.get_by_label("Token").fill("a-token-of-bobby")
         page.keyboard.press("Enter")
-        turn = ask(page, "two")  # another caller, whose session this is not
+        turn = ask(page, "two")  # another caller, who does not own this session
         turn.get_by_role("button", name="Open it again").click()
         expect(turn.locator(".text")).to_have_text("The circle is red.")
         assert chat.num_opened == 2
 
 
-# Everybody
+# Accessibility
 
 
 @pytest.mark.browser
 def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
-    """From the first Tab to the close of a session, without a pointer."""
+    """A session can be used from opening to closing without a pointer."""
     page = tab.page
     expect(page.locator("#samples button")).to_have_count(2)
 
@@ -592,7 +594,7 @@ def test_keyboard_is_enough(chat: FakeChat, tab: Tab) -> None:
 def test_any_light_a_small_phone_and_both_directions(
     chat: FakeChat, browser: Browser, tmp_path: Path, scheme: str, size: tuple[int, int]
 ) -> None:
-    """Nothing is wider than the screen; receipts are folded where there is no room; axe-core finds nothing."""
+    """Nothing is wider than the screen, receipts are folded on a narrow one, and axe-core reports nothing."""
     with open_tab(browser, f"{chat.stage.proxy.runtime_url}/chat", scheme=scheme, size=size) as tab:
         page = tab.page
         page.emulate_media(reduced_motion="reduce")
@@ -613,7 +615,7 @@ def test_any_light_a_small_phone_and_both_directions(
 
 @pytest.mark.browser
 def test_one_of_several_endpoints_is_chosen(make_stage: Callable[..., Stage], browser: Browser) -> None:
-    """A new session is with the model that was chosen; those that there are stay with theirs."""
+    """A new session uses the selected model; existing sessions keep theirs."""
     stage = make_stage(endpoints={"a": "llava", "b": "llm"})
     chat = FakeChat(stage)
     with open_tab(browser, f"{stage.proxy.runtime_url}/chat") as tab:

@@ -24,6 +24,7 @@ from torchmoor.config.access import AccessKey, Credentials
 from torchmoor.config.limits import LimitSettings
 from torchmoor.config.routing import LateBindingSettings, VariantSettings
 from torchmoor.config.scaling import ScalingSettings
+from torchmoor.proxy.http.exchange import Exchange
 from torchmoor.proxy.instances.instance import Instance, InstanceState
 
 LONG = ScalingSettings(max_hold_s=20)
@@ -134,11 +135,18 @@ def test_body_that_is_still_coming_shortens_no_hold(make_stage: Callable[..., St
     zero.stage.until(lambda: received(zero.stage.a) == [b"1"], "the first at a")
 
     slow.sendall(body)
-    time.sleep(0.3)  # longer than the proxy takes to see that a deadline has passed
+    stage = zero.stage
+    stage.until(lambda: all(each.is_request_complete for each in exchanges(stage)), "the whole body")
+    stage.pass_time(LONG.max_hold_s / 2)
     held.let_go(b"1")
     held.let_go(body)
 
     assert [status(sock) for sock in (first, slow)] == [200] * 2
+
+
+def exchanges(stage: Stage) -> list[Exchange]:
+    """What the proxy works on."""
+    return [each.exchange for each in stage.proxy.data.server.connections if each.exchange is not None]
 
 
 def send_raw(stage: Stage, body: bytes) -> socket.socket:
@@ -226,9 +234,9 @@ def test_as_many_are_held_as_may_be(make_stage: Callable[..., Stage]) -> None:
 
 def test_with_late_binding_too(make_stage: Callable[..., Stage]) -> None:
     """A request is held for as long as the start may take, not for as long as it may wait for a busy instance."""
-    zero = Zero(make_stage, late_binding=LateBindingSettings(max_wait_s=0.1))
+    zero = Zero(make_stage, late_binding=LateBindingSettings(max_wait_s=1))
     sock = send(zero.stage, b"1")
-    time.sleep(0.3)  # longer than late binding waits
+    zero.stage.pass_time(LONG.max_hold_s / 2)  # longer than late binding waits
     assert waiting(zero.stage) == 1
 
     zero.come()

@@ -167,11 +167,12 @@ def test_waiting_bytes_are_bounded_too(make_stage: Callable[..., Stage]) -> None
 @pytest.mark.parametrize("session", [None, "a"])
 def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: str | None) -> None:
     """503 with Retry-After, on a connection that can be used again; the instance never saw the request."""
-    stage = late(make_stage, names=("a",), late_binding=LateBindingSettings(max_waiting=8, max_wait_s=0.05))
+    stage = late(make_stage, names=("a",))
     held = Held(stage, stage.a)
     send(stage, b"1")
 
     sock = send(stage, b"2", session=make_session_id(session) if session else None)
+    stage.pass_time(LATE.max_wait_s + 1)
     answer = read_answer(sock)
 
     assert answer.startswith(b"HTTP/1.1 503")
@@ -186,14 +187,21 @@ def test_wait_ends_with_its_deadline(make_stage: Callable[..., Stage], session: 
 
 def test_model_timeout_counts_the_wait_as_well(make_stage: Callable[..., Stage]) -> None:
     """A client's patience is one: what is left of it after the wait is the model's."""
-    stage = late(make_stage, names=("a",), timeouts=TimeoutSettings(model_timeout_s=0.3, sweep_interval_s=0.02))
-    Held(stage, stage.a)
+    stage = late(make_stage, names=("a",), timeouts=TimeoutSettings(model_timeout_s=30, sweep_interval_s=0.02))
+    held = Held(stage, stage.a)
 
     first, second = send(stage, b"1"), send(stage, b"2")
+    stage.pass_time(31)
 
     assert status(first) == 424
     assert status(second) in (424, 503)
     stage.until(lambda: stage.outstanding() == 0, "both over")
+    third, fourth = send(stage, b"3"), send(stage, b"4")
+    held.let_go(b"3")
+    assert status(third) == 200
+    stage.until(lambda: received(stage.a)[-1] == b"4", "the fourth after its wait")
+    stage.pass_time(31)
+    assert status(fourth) == 424
 
 
 def test_client_that_leaves_while_it_waits_gives_its_place_up(make_stage: Callable[..., Stage]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.proxy.conftest import Stage, read_answer
 from tests.proxy.fake_instance import Gate, Received, Wire, answering
 from torchmoor.config.limits import LimitSettings
+from torchmoor.proxy.http.client import ClientConnection
 
 LINE = b"POST /endpoints/llava/invocations HTTP/1.1\r\n"
 HEAD = LINE + b"Host: x\r\n"
@@ -24,6 +25,11 @@ def refused(answer: bytes, status: int = 400) -> None:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"connection: close" in answer.lower()
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def connections_of(stage: Stage) -> set[ClientConnection]:
+    """The clients' connections, as the proxy has them."""
+    return stage.proxy.data.server.connections
 
 
 @pytest.mark.parametrize(
@@ -159,10 +165,12 @@ def test_chunk_extensions_are_dropped(stage: Stage) -> None:
 
 def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     """Slowloris: 408 and the end, however the bytes drip."""
-    stage = make_stage(limits=LimitSettings(header_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
     with stage.socket() as sock:
         sock.sendall(b"POST /endpo")
+        stage.until(lambda: any(not each.is_idle for each in connections_of(stage)), "the request begun")
+        stage.pass_time(31)
         answer = read_answer(sock, to_end=True)
 
     refused(answer, 408)
@@ -170,18 +178,22 @@ def test_slow_head_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 def test_silent_connection_is_closed(make_stage: Callable[..., Stage]) -> None:
     """A connection that never says anything ends without an answer."""
-    stage = make_stage(limits=LimitSettings(header_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(header_timeout_s=30))
 
     with stage.socket() as sock:
+        stage.until(lambda: connections_of(stage), "the connection")
+        stage.pass_time(31)
         assert sock.recv(1) == b""
 
 
 def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
     """The instance's connection closes too: it never takes half a body for a whole one."""
-    stage = make_stage(limits=LimitSettings(body_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(body_timeout_s=30))
 
     with stage.socket() as sock:
         sock.sendall(HEAD + b"Content-Length: 10\r\n\r\nhalf")
+        stage.until(lambda: any(each.exchange is not None for each in connections_of(stage)), "the head read")
+        stage.pass_time(31)
         answer = read_answer(sock, to_end=True)
 
     refused(answer, 408)
@@ -190,11 +202,12 @@ def test_slow_body_is_timed_out(make_stage: Callable[..., Stage]) -> None:
 
 def test_idle_connection_is_closed_after_its_time(make_stage: Callable[..., Stage]) -> None:
     """keep_alive_timeout_s."""
-    stage = make_stage(limits=LimitSettings(keep_alive_timeout_s=0.1))
+    stage = make_stage(limits=LimitSettings(keep_alive_timeout_s=30))
 
     with stage.socket() as sock:
         sock.sendall(GOOD)
         assert read_answer(sock).startswith(b"HTTP/1.1 200")
+        stage.pass_time(31)
         assert sock.recv(1) == b""
 
 

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, before real instances: it is live, and its buttons do what they say."""
+"""The dashboard in a real browser with real instances: it updates live, and its buttons work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def drained(fleet: Fleet) -> Iterator[str]:
-    """The instance that a test drains; all serve as before when the test is over."""
+    """Return the instance that a test drains, and resume it afterwards."""
     yield "llava-1"
     for instance in fleet.instances():  # refused if the test has done it
         requests.post(f"{fleet.admin}/instances/{instance['name']}/resume", timeout=60)
@@ -42,7 +42,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
 def test_dashboard_follows_the_fleet_and_drains_an_instance(
     fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
 ) -> None:
-    """Sessions, memory, latencies and decisions move with what boto3 asks; drained and resumed by click."""
+    """Sessions, memory, latencies and decisions follow boto3's requests; buttons drain and resume an instance."""
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page
         expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
@@ -79,12 +79,12 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
 
 
 def hash_of(session_id: str) -> str:
-    """As the access log and the admin plane name a session."""
+    """Return a session's hash, as in the access log and the admin plane."""
     return hashlib.blake2b(session_id.encode(), digest_size=8).hexdigest()
 
 
 def press(page: Page, button: str, answer: str) -> None:
-    """Press a button, and answer the question that comes."""
+    """Press a button and confirm its dialog."""
     page.get_by_role("button", name=button, exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name=answer, exact=True).click()
 
@@ -92,7 +92,7 @@ def press(page: Page, button: str, answer: str) -> None:
 def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
     fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
 ) -> None:
-    """What the page says that it did, the instance and the client of the session say too."""
+    """The instance and the session's client see the effects that the page reports."""
     chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(3)]
     for chat in chats:
         for question in ("What color is the circle?", "Where is it?"):

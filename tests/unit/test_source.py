@@ -24,7 +24,6 @@ ONLY = {
 SHARED_NAMES = {
     "Assignment",
     "Caller",
-    "ConfigError",
     "Event",
     "Outcome",
     "Reply",

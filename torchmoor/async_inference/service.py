@@ -68,7 +68,7 @@ class AsyncEndpointContext:
 class AsyncInference:
     """Accepts asynchronous requests and runs them, within its context.
 
-    remember_s: how long the queue remembers an ended request. wall: epoch seconds.
+    wall: epoch seconds.
     on_submitted: called with the endpoint of each new request.
     """
 
@@ -83,7 +83,6 @@ class AsyncInference:
         parts: AsyncParts,
         *,
         connect_timeout_s: float,
-        remember_s: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
@@ -91,7 +90,6 @@ class AsyncInference:
         self.workers: dict[str, Worker] = {}
         self.on_submitted: Callable[[str], None] = lambda endpoint: None
         self._parts = parts
-        self._remember_s = remember_s
         self._wall = wall
         self._client = InstanceClient(connect_timeout_s=connect_timeout_s)
         self._submitting: set[asyncio.Task[None]] = set()
@@ -153,7 +151,6 @@ class AsyncInference:
             topics=endpoint.topics,
             output_path=endpoint.output_path,
             max_delay_s=self.settings.max_backoff_s,
-            max_late_s=self._remember_s,
             wall=self._wall,
         )
         return Worker(endpoint.name, self.queue, capacity, context, publisher, self._wall)

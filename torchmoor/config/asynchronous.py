@@ -26,7 +26,7 @@ class AsyncEndpointSettings(SettingsGroup, title="AsyncInferenceConfig"):
 class AsyncInferenceSettings(SettingsGroup, title="async_inference"):
     """Where asynchronous requests and results are kept, and how often an attempt is repeated."""
 
-    queue: str = Field("", description="sqlite:///a/file.db, redis://host:port/db or rediss://...")
+    queue: str = Field("", repr=False, description="sqlite:///a/file.db, redis://host:port/db or rediss://...")
     output_root: str = Field(
         "", description="file:///directory or s3://bucket/prefix, for endpoints without S3OutputPath."
     )

@@ -162,19 +162,28 @@ def _allowed(details: ErrorDetails, field: FieldInfo | None) -> str:
         expected = f"one of {', '.join(map(str, get_args(field.annotation)))}" if field else details["ctx"]["expected"]
     elif kind.endswith("_type") or kind == "finite_number":
         expected = _EXPECTED.get(kind.partition("_")[0], kind)
-        if field is not None and "tuple" in str(field.annotation):
-            expected = "a list of texts" if field.annotation == tuple[str, ...] else "a list"
+        if field is not None and field.annotation == tuple[str, ...]:
+            expected = "a list of texts"
     else:
         expected = (allowed_range(field) if field else "") or details["msg"]
-    is_secret = field is not None and not field.repr
-    return expected if is_secret else f"{expected}, not {value!r}"
+    return expected if field is not None and _has_secret(field) else f"{expected}, not {value!r}"
+
+
+def _has_secret(field: FieldInfo) -> bool:
+    """Return True if a field, or a field of a group in it, must not be shown."""
+    groups = groups_of(field.annotation)
+    return not field.repr or any(_has_secret(each) for group in groups for each in group.model_fields.values())
 
 
 def _find_field(group: type[SettingsGroup], path: Sequence[int | str]) -> FieldInfo | None:
-    """Return the field that a path of an error leads to."""
-    names = [part for part in path if isinstance(part, str)]
-    fields = _find_group(group, names[:-1]).model_fields
-    return next((field for name, field in fields.items() if names[-1:] in ([name], [field.alias])), None)
+    """Return the field that a path of an error leads to, or the last field on the way, whose value has no fields."""
+    found = None
+    for part in path:
+        fields = group.model_fields
+        field = next((each for name, each in fields.items() if part in (name, each.alias)), None)
+        if field is not None:
+            found, group = field, next(groups_of(field.annotation), group)
+    return found
 
 
 def _find_group(group: type[SettingsGroup], path: Sequence[int | str]) -> type[SettingsGroup]:

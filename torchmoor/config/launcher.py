@@ -11,8 +11,6 @@ from torchmoor.config.group import Count, SettingsGroup
 DEFAULT_CAPACITY = 100  # below the handlers' own limit
 DEFAULT_HEAP_MIB = 512
 DEFAULT_BODY_MIB = 64
-HeapMib = Annotated[int, Field(ge=128)]
-StartSeconds = Annotated[float, Field(ge=1)]
 
 
 class LaunchSettings(SettingsGroup, title="launcher"):
@@ -23,14 +21,7 @@ class LaunchSettings(SettingsGroup, title="launcher"):
         "", description="The instances' folders and logs while they run; empty: a temporary directory."
     )
     capacity: Count = Field(DEFAULT_CAPACITY, description="Requests that an instance is sent at a time.")
-    start_timeout_s: StartSeconds = Field(
+    start_timeout_s: Annotated[float, Field(ge=1)] = Field(
         180.0,
         description="Seconds for an instance to load its model; a large checkpoint that is downloaded needs more.",
-    )
-    max_body_mib: Annotated[int, Field(ge=1, le=2047)] = Field(
-        DEFAULT_BODY_MIB,
-        description="Longest request or answer of an instance. Asynchronous requests may need 1024, and a larger heap.",
-    )
-    heap_mib: HeapMib = Field(
-        DEFAULT_HEAP_MIB, description="Memory of an instance's JVM; it holds bodies several times."
     )

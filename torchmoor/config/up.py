@@ -7,7 +7,7 @@ from pydantic import Field
 from torchmoor.config.access import AccessSettings
 from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.config.group import SettingsGroup, Texts, like
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
 from torchmoor.config.routing import VariantSettings
@@ -46,8 +46,18 @@ class UpSettings(SettingsGroup, title="up"):
         le=MAX_INSTANCES,
         description="Go up to this number of instances with load (default: --instances, or 1).",
     )
+    max_body_mib: int = Field(
+        DEFAULT_BODY_MIB,
+        ge=1,
+        le=2047,
+        description="Longest request or answer of an instance. Asynchronous requests may need 1024, and a larger heap.",
+    )
+    heap_mib: int = Field(
+        DEFAULT_HEAP_MIB, ge=128, description="Memory of an instance's JVM; it holds bodies several times."
+    )
     journal: str | None = Field(
         None,
+        repr=False,
         description="Where sessions are recorded so that another instance can take them over: file:///a/directory, "
         "redis://host:port/db, rediss://..., s3://bucket/prefix, or off (default: a directory for as long as the fleet "
         "runs). Put a URL with a password into the environment instead.",

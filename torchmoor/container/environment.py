@@ -16,10 +16,11 @@ from pydantic import Field, field_validator
 
 from torchmoor.config.group import Count, Port, SettingsGroup, like
 from torchmoor.config.instances import check_instance_name
-from torchmoor.config.launcher import HeapMib, LaunchSettings, StartSeconds
+from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.limits import TimeoutSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.observe import ObserveSettings
+from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 
 TORCHSERVE_PREFIX = "TS_"
@@ -102,7 +103,7 @@ class ContainerEnvironment(
         description="Instances of `serve`, in turns on the GPUs. Unset: one for each GPU, or one.",
     )
     capacity: Count = like(LaunchSettings, "capacity", alias="TORCHMOOR_CAPACITY")
-    start_timeout_s: StartSeconds = like(
+    start_timeout_s: Seconds = like(
         LaunchSettings,
         "start_timeout_s",
         default=1800.0,
@@ -119,7 +120,7 @@ class ContainerEnvironment(
         alias="TORCHMOOR_SETTLE_S",
         description="Seconds of these until `instance` looks whether anything runs, so that proxies learn of the end.",
     )
-    heap_mib: HeapMib = like(LaunchSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
+    heap_mib: Count = like(UpSettings, "heap_mib", alias="TORCHMOOR_HEAP_MIB")
     access_log: str = like(ObserveSettings, "access_log", alias="TORCHMOOR_ACCESS_LOG")
     admin_port: Port = like(
         ListenSettings,
@@ -207,10 +208,14 @@ def _convert(kind: object, text: str) -> object:
         return Path(text)
     if kind is str:
         return text
-    try:
-        return float(text) if kind is float else int(text)
-    except ValueError:
-        raise ValueError("a number of seconds" if kind is float else "a whole number") from None
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError("a number of seconds") from None
+    if not text.isdecimal():  # int() accepts signs and underscores
+        raise ValueError("a whole number")
+    return int(text)
 
 
 def _parse_ports(text: str) -> range:

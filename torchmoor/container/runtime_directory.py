@@ -59,15 +59,16 @@ def make_home(folder: Path) -> None:
 
 def container_launcher_settings(variables: ContainerEnvironment, found: FoundModel, work: Path) -> LauncherSettings:
     """Return how the container's instances are started."""
-    launch = LaunchSettings(
-        model_store=str(found.store),
-        capacity=variables.capacity,
-        heap_mib=variables.heap_mib,
-        start_timeout_s=variables.start_timeout_s,
-    )
-    settings = make_launcher_settings(launch, work / "run")
+    launch = LaunchSettings(model_store=str(found.store), capacity=variables.capacity)
+    settings = make_launcher_settings(launch, work / "run", heap_mib=variables.heap_mib)
     torchserve = replace(settings.torchserve, logs_to_console=True, properties=variables.properties)
-    return replace(settings, torchserve=torchserve, stop_grace_s=STOP_GRACE_S, ports=variables.safe_ports or USUAL)
+    return replace(
+        settings,
+        torchserve=torchserve,
+        start_timeout_s=variables.start_timeout_s,
+        stop_grace_s=STOP_GRACE_S,
+        ports=variables.safe_ports or USUAL,
+    )
 
 
 def make_session_keys(environ: Mapping[str, str]) -> str:

@@ -39,13 +39,14 @@ class Proxy:
         *,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """rng, wall: for the data plane of one process. Raises ConfigError."""
+        """rng, wall, clock: for the data plane of one process. Raises ConfigError."""
         listen = settings.listen
         self.registry = registry
         self.data: DataPlane | ProcessGroup
         if listen.processes == 1:
-            self.data = DataPlane(settings, registry, self._suspect, rng=rng, wall=wall)
+            self.data = DataPlane(settings, registry, self._suspect, rng=rng, wall=wall, clock=clock)
             listener = None
         else:
             self.data = listener = ProcessGroup(settings, registry, self._suspect)

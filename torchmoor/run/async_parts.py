@@ -53,7 +53,6 @@ def make_async_inference(
         endpoints,
         parts,
         connect_timeout_s=settings.timeouts.connect_timeout_s,
-        remember_s=settings.async_queue.remember_s,
     )
 
 

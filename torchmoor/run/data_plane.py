@@ -51,17 +51,19 @@ class DataPlane:
         *,
         rng: Random | None = None,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         has_async_workers: bool = True,
     ) -> None:
         """suspect: called with an instance that seems to be dead, so that it is probed at once.
 
-        wall: seconds since 1970, for signatures. has_async_workers: False if another process has them.
+        wall: seconds since 1970, for signatures. clock: decides when deadlines have passed and breakers half open.
+        has_async_workers: False if another process has them.
         Raises ConfigError if a certificate cannot be used.
         """
         limits, timeouts, listen = settings.limits, settings.timeouts, settings.listen
         self.registry = registry
         self.port = listen.port
-        self.sweeper = Sweeper(timeouts.sweep_interval_s)
+        self.sweeper = Sweeper(timeouts.sweep_interval_s, clock=clock)
         self.budget = ReplayBudget(
             max_body_bytes=limits.max_replay_body_bytes, max_total_bytes=limits.max_replay_total_bytes
         )
@@ -72,7 +74,7 @@ class DataPlane:
             max_header_bytes=4 * limits.max_header_bytes,
         )
         self.operations = Operations()
-        self.recovery = Recovery(registry, settings.recovery)
+        self.recovery = Recovery(registry, settings.recovery, clock=clock)
         self.subrequests = Subrequests(connector, self.sweeper, timeout_s=timeouts.cancel_timeout_s)
         self.gateway = Gateway(
             settings, registry, rng or Random(), Cancellations(self.subrequests), self.recovery, suspect

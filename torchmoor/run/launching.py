@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.launcher import DEFAULT_BODY_MIB, DEFAULT_HEAP_MIB, LaunchSettings
 from torchmoor.errors import ConfigError
 from torchmoor.fleet.launcher import LauncherSettings
 from torchmoor.fleet.torchserve import TorchServeSettings
@@ -23,15 +23,17 @@ def find_run_dir(launch: LaunchSettings) -> Path:
     return Path(launch.run_dir).resolve() if launch.run_dir else Path(tempfile.mkdtemp(prefix="torchmoor-"))
 
 
-def make_launcher_settings(launch: LaunchSettings, run_dir: Path) -> LauncherSettings:
+def make_launcher_settings(
+    launch: LaunchSettings, run_dir: Path, *, heap_mib: int = DEFAULT_HEAP_MIB, max_body_mib: int = DEFAULT_BODY_MIB
+) -> LauncherSettings:
     """Return how instances are started in a run directory."""
     java_home = os.environ.get(JAVA_HOME)
     return LauncherSettings(
         torchserve=TorchServeSettings(
             model_store=Path(launch.model_store).resolve(),
             java_home=Path(java_home) if java_home else None,
-            heap_mib=launch.heap_mib,
-            max_body_bytes=launch.max_body_mib << 20,
+            heap_mib=heap_mib,
+            max_body_bytes=max_body_mib << 20,
         ),
         run_dir=run_dir,
         start_timeout_s=launch.start_timeout_s,

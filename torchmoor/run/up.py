@@ -45,6 +45,9 @@ async def run(
     scaling = options.variant_scaling()
     keys = os.environ.get(SESSION_KEYS) or f"k0:{secrets.token_hex(32)}"
     run_dir = find_run_dir(options.launch)
+    launcher_settings = make_launcher_settings(
+        options.launch, run_dir, heap_mib=options.heap_mib, max_body_mib=options.max_body_mib
+    )
     kept = AsyncFolder(run_dir / ASYNC_FOLDER, report, more_inputs=options.async_inputs)
     many = plan_many(options.endpoints, options.models, os.environ)
     settings = ProxySettings(
@@ -75,7 +78,7 @@ async def run(
         environment[ALLOWED_HOSTS] = ",".join(options.allowed_image_hosts)
     async with (
         kept,
-        Launcher(make_launcher_settings(options.launch, run_dir), registry, environment, report) as launcher,
+        Launcher(launcher_settings, registry, environment, report) as launcher,
         Proxy(settings, registry) as proxy,  # stops first: what runs is answered before its instance goes
         HostFleet(
             settings, registry, launcher, proxy.data, launches, report, find_pending=find_pending(proxy)

@@ -21,7 +21,7 @@ WAIT_S = 0.2  # between two checks whether a waiting request is cancelled
 
 
 class S3Images:
-    """Reads images with AWS's usual configuration. Any thread. Raises ConfigError if that is invalid."""
+    """Reads images with AWS's usual configuration. Any thread. Raises SettingsError if that is invalid."""
 
     def __init__(self, settings: IntakeSettings) -> None:
         self._settings = settings

@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from torchmoor.wire.session_ids import (
     INSTANCE_VARIABLE,
     KEYS_VARIABLE,
@@ -30,16 +30,16 @@ class SessionIds:
     def from_environment(cls, environ: Mapping[str, str]) -> "SessionIds":
         """Read the keys and the name that the launcher gives; without keys, make one for this process alone.
 
-        Raises ConfigError if a variable has another form.
+        Raises SettingsError if a variable has another form.
         """
         instance = environ.get(INSTANCE_VARIABLE) or "local"
         if not is_instance_name(instance):
-            raise ConfigError(f"{INSTANCE_VARIABLE} must be lower-case letters, digits, single hyphens: {instance!r}")
+            raise SettingsError(f"{INSTANCE_VARIABLE} must be lower-case letters, digits, single hyphens: {instance!r}")
         text = environ.get(KEYS_VARIABLE)
         try:
             return cls(parse_session_keys(text) if text else {"k0": os.urandom(32)}, instance)
         except ValueError as exc:
-            raise ConfigError(f"{KEYS_VARIABLE} {exc}") from exc
+            raise SettingsError(f"{KEYS_VARIABLE} {exc}") from exc
 
     def mint(self, expires_at: int, endpoint: str, principal: str) -> SessionId:
         """Make a new id for this endpoint and caller. expires_at: seconds since 1970."""

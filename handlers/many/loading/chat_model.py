@@ -18,7 +18,7 @@ from handlers.engine.engine import Engine
 from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
-from handlers.errors import ConfigError, ModelBroken, OutOfMemory, Overloaded
+from handlers.errors import ModelBroken, OutOfMemory, Overloaded, SettingsError
 from handlers.many.loading.placement import ModelPlacement
 from handlers.many.loading.transformers_loading import Assembled
 from handlers.models.loader import load_model
@@ -54,7 +54,7 @@ class ChatModel:
             else:
                 self._placement = ModelPlacement(assembled.model, assembled.mapped, device)
                 self._model = _make_text_model(assembled.model, folder)
-        except ConfigError as exc:
+        except SettingsError as exc:
             raise ModelBroken(str(exc)) from exc
         self._service: ChatService | None = None
         self._kv_bytes = 0
@@ -117,7 +117,7 @@ class ChatModel:
 
 
 def _make_text_model(model: Any, folder: Path) -> TextModel:
-    """Prepare a model for the engine and compare its results there. Raises ConfigError, ModelBroken.
+    """Prepare a model for the engine and compare its results there. Raises SettingsError, ModelBroken.
 
     The weights are not packed, since packed ones would be private memory instead of page cache.
     """
@@ -126,7 +126,7 @@ def _make_text_model(model: Any, folder: Path) -> TextModel:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         made = TextModel(model, tokenizer)
         probe.check(made)
-    except (ConfigError, torch.OutOfMemoryError):
+    except (SettingsError, torch.OutOfMemoryError):
         raise
     except Exception as exc:  # each of transformers' families fails in its own way
         raise ModelBroken(f"the model cannot generate text here: {type(exc).__name__}: {str(exc)[:300]}") from exc

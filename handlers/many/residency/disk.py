@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from handlers.errors import ConfigError, ModelBroken, OutOfDisk, SourceUnavailable
+from handlers.errors import ModelBroken, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.folder import find_model_folder
 from handlers.many.model import DiskLease, LoadProgress
 from handlers.many.residency.eviction import disk_victim
@@ -271,7 +271,7 @@ class _Space:
 def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
     """Lock a folder below cache_dir for this process. Returns it and its lock file, which must stay open.
 
-    The lock ends with the process, so that the next worker gets the folder with its content. Raises ConfigError.
+    The lock ends with the process, so that the next worker gets the folder with its content. Raises SettingsError.
     """
     base = Path(settings.cache_dir).expanduser()
     try:
@@ -285,8 +285,8 @@ def take_home(settings: ManySettings) -> tuple[Path, IO[str]]:
             except BlockingIOError:
                 lock.close()
     except OSError as exc:
-        raise ConfigError(f"handler.many.cache_dir {base} cannot be used: {exc.strerror or exc}") from exc
-    raise ConfigError(f"{MAX_WORKERS} workers use handler.many.cache_dir {base} already")
+        raise SettingsError(f"handler.many.cache_dir {base} cannot be used: {exc.strerror or exc}") from exc
+    raise SettingsError(f"{MAX_WORKERS} workers use handler.many.cache_dir {base} already")
 
 
 def _read_marker(home: Path) -> _Unpacked | None:

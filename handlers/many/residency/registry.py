@@ -249,7 +249,7 @@ class ModelRegistry:
 
 
 def open_registry(settings: ManySettings, archive: Path, load: Loader, device: torch.device) -> ModelRegistry:
-    """Build a registry with its source and its disk. archive: base of a relative source. Raises ConfigError."""
+    """Build a registry with its source and its disk. archive: base of a relative source. Raises SettingsError."""
     source = GivenSource(open_source(settings, archive), settings.url_roots, settings.max_files)
     home, lock_file = take_home(settings)
     return ModelRegistry(settings, source, DiskCache(home, source, settings), load, device, lock_file)

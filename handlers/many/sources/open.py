@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.many.sources.directory import DirectorySource
 from handlers.many.sources.given import NoSource
 from handlers.many.sources.source import ModelSource
@@ -10,7 +10,7 @@ from handlers.settings import ManySettings
 
 
 def open_source(settings: ManySettings, archive: Path) -> ModelSource:
-    """Make the source; makes no request. archive: base of a relative directory. Raises ConfigError."""
+    """Make the source; makes no request. archive: base of a relative directory. Raises SettingsError."""
     if not settings.source:
         return NoSource()
     if settings.source.startswith("s3://"):
@@ -18,8 +18,8 @@ def open_source(settings: ManySettings, archive: Path) -> ModelSource:
 
         return open_s3(settings)
     if "://" in settings.source:
-        raise ConfigError("handler.many.source must be a directory or s3://bucket/prefix")
+        raise SettingsError("handler.many.source must be a directory or s3://bucket/prefix")
     root = (archive / Path(settings.source).expanduser()).resolve()
     if not root.is_dir():
-        raise ConfigError(f"handler.many.source: there is no directory {root}")
+        raise SettingsError(f"handler.many.source: there is no directory {root}")
     return DirectorySource(root, settings.max_files)

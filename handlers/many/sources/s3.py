@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from handlers.errors import ConfigError, ModelUnknown, SourceUnavailable
+from handlers.errors import ModelUnknown, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.sources.source import ARCHIVES, File, Found, Replaced, check_number_of_files, is_archive, version_of
 from handlers.s3 import PIECE_BYTES, PieceReader, S3Error, list_objects, make_client, read_object, split_url, translated
@@ -74,10 +74,10 @@ def _as_source_errors() -> Iterator[None]:
 
 
 def open_s3(settings: ManySettings) -> S3Source:
-    """Make the source; makes no request. Raises ConfigError."""
+    """Make the source; makes no request. Raises SettingsError."""
     bucket, prefix = split_url(settings.source)
     if not bucket:
-        raise ConfigError(f"handler.many.source must be s3://bucket/prefix, not {settings.source!r}")
+        raise SettingsError(f"handler.many.source must be s3://bucket/prefix, not {settings.source!r}")
     client = make_client(
         "handler.many.source",
         settings.connect_timeout_s,

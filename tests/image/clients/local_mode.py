@@ -1,4 +1,4 @@
-"""The SageMaker Python SDK's local mode deploys the image, asks it, and takes it down again.
+"""Deploy, invoke and delete the image with the SageMaker Python SDK's local mode.
 
 local_mode.py IMAGE MODEL_DATA PORT FOLDER QUESTION_PICTURE; prints a line of JSON.
 """
@@ -13,7 +13,7 @@ from sagemaker.model import Model
 from sagemaker.predictor import Predictor
 from sagemaker.serializers import JSONSerializer
 
-entities.HEALTH_CHECK_TIMEOUT_LIMIT = 600  # seconds until the container is well; 120 are few on a busy machine
+entities.HEALTH_CHECK_TIMEOUT_LIMIT = 600  # seconds until the container is healthy; 120 is too short on a busy machine
 
 
 def main(image: str, model_data: str, port: str, folder: str, picture: str) -> None:

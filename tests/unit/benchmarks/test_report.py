@@ -1,31 +1,18 @@
-"""What a benchmark prints is read by people and by programs, and drawn."""
+"""Benchmark output is read by people and by programs, and drawn as charts."""
 
-import importlib
 import json
 import xml.etree.ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from benchmarks import plot, report
+
 ROWS = [{"arm": "alone", "ms": 12.5, "tokens": None}, {"arm": "ours", "ms": 3.0, "tokens": 8}]
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("report")
-
-
-@pytest.fixture
-def plot(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("plot")
-
-
-def test_report_is_a_table_and_one_line_of_json(report: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A benchmark prints rows with aligned columns, its ratios, and one last line of JSON with all of it."""
+def test_report_is_a_table_and_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """A benchmark prints aligned rows, its ratios, and a last line of JSON with all of it."""
     report.print_report("example", ROWS, {"ours_vs_alone": 0.24, "ours_vs_peer": None}, rounds=5)
 
     *table, last = capsys.readouterr().out.splitlines()
@@ -38,9 +25,9 @@ def test_report_is_a_table_and_one_line_of_json(report: Any, capsys: pytest.Capt
 
 
 def test_kept_result_is_the_last_line(
-    report: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What --save keeps for docs/benchmarks.md is what was printed."""
+    """--save keeps exactly the printed result for docs/benchmarks.md."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
 
     report.print_report("example", ROWS, {}, save=True)
@@ -50,10 +37,8 @@ def test_kept_result_is_the_last_line(
 
 
 @pytest.mark.parametrize(("arguments", "rounds"), [([], 5), (["--quick"], 1), (["--rounds", "3"], 3)])
-def test_quick_run_has_one_round(
-    report: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], rounds: int
-) -> None:
-    """A whole run takes the medians of five rounds, a quick one is a single round, unless it is told otherwise."""
+def test_quick_run_has_one_round(monkeypatch: pytest.MonkeyPatch, arguments: list[str], rounds: int) -> None:
+    """A whole run takes the medians of five rounds, a quick run one round, unless an option says otherwise."""
     monkeypatch.setattr("sys.argv", ["example.py", *arguments])
 
     assert rounds == report.parse_options("Example.", quick="less").rounds
@@ -61,9 +46,9 @@ def test_quick_run_has_one_round(
 
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--quick", "--save"]])
 def test_options_that_make_no_sense_are_refused(
-    report: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """No round gives no figure, and a quick run's figures are not kept."""
+    """Zero rounds, and saving a quick run, are refused."""
     monkeypatch.setattr("sys.argv", ["example.py", *arguments])
 
     with pytest.raises(SystemExit):
@@ -72,8 +57,8 @@ def test_options_that_make_no_sense_are_refused(
     assert arguments[-1] in capsys.readouterr().err
 
 
-def test_chart_shows_every_arm_and_goal(plot: Any) -> None:
-    """A drawn result is well-formed SVG with a bar for each arm, its figure, and a mark for each goal."""
+def test_chart_shows_every_arm_and_goal() -> None:
+    """A chart is well-formed SVG with a bar and a figure for each arm, and a mark for each goal."""
     bars = [
         plot.Bar("alone & slow", 12.5, 12.0, 13.0, False, "12.5 ms"),
         plot.Bar("ours", 3.0, 2.5, 3.5, True, "3.0 ms", goal=3.4),
@@ -84,11 +69,11 @@ def test_chart_shows_every_arm_and_goal(plot: Any) -> None:
     texts = [element.text for element in xml.etree.ElementTree.fromstring(drawn).iter() if element.text]
     assert {"Time", "one thread", "alone & slow", "ours", "12.5 ms", "3.0 ms"} <= set(texts)
     marks = drawn.count('class="goal"')
-    assert marks == 2  # the goal's and the legend's
+    assert marks == 2  # of the goal and the legend
 
 
-def test_kept_charts_are_drawn_from_the_kept_results(plot: Any) -> None:
-    """Nobody has changed a figure without drawing it again."""
+def test_kept_charts_are_drawn_from_the_kept_results() -> None:
+    """The kept charts match the kept results."""
     kept = {path.stem: json.loads(path.read_text()) for path in plot.RESULTS.glob("*.json")}
 
     drawn = {name: plot.draw(plot.CHARTS[name](kept[name])) for name in plot.CHARTS if name in kept}

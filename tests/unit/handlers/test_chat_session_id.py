@@ -6,7 +6,7 @@ import string
 import pytest
 
 from handlers.chat.sessions.session_id import SessionIds
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from torchmoor.wire.session_ids import SessionId, verify
 
 EXPIRES_AT = 1_800_003_600
@@ -162,14 +162,14 @@ def test_without_environment_each_process_has_its_own_key() -> None:
     ],
 )
 def test_malformed_keys_stop_the_worker(keys: str) -> None:
-    """A key that is missing, short, twice there or not hexadecimal is a ConfigError that names the variable."""
-    with pytest.raises(ConfigError, match="TORCHMOOR_SESSION_KEYS"):
+    """A key that is missing, short, twice there or not hexadecimal is a SettingsError that names the variable."""
+    with pytest.raises(SettingsError, match="TORCHMOOR_SESSION_KEYS"):
         SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": keys})
 
 
 def test_key_errors_do_not_tell_the_key() -> None:
     """What is wrong with a key is said without repeating the key."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(SettingsError) as caught:
         SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
 
     assert "5ec2e7" not in str(caught.value)
@@ -177,6 +177,6 @@ def test_key_errors_do_not_tell_the_key() -> None:
 
 @pytest.mark.parametrize("name", ["-a", "a-", "a--b", "A", "a_b", "a.b", "é", "a" * 64, "a b", "a\n"])
 def test_malformed_instance_names_stop_the_worker(name: str) -> None:
-    """A name that the id's form cannot hold is a ConfigError that names the variable."""
-    with pytest.raises(ConfigError, match="TORCHMOOR_INSTANCE"):
+    """A name that the id's form cannot hold is a SettingsError that names the variable."""
+    with pytest.raises(SettingsError, match="TORCHMOOR_INSTANCE"):
         SessionIds.from_environment({"TORCHMOOR_INSTANCE": name})

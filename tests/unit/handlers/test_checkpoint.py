@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models import checkpoint as checkpoint_module
 from handlers.models import memory
 from handlers.models.checkpoint import find_checkpoint
@@ -64,7 +64,7 @@ def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_another_kind_of_address_is_refused(tmp_path: Path) -> None:
     """With those that there are."""
-    with pytest.raises(ConfigError, match=r"s3://.*hf://"):
+    with pytest.raises(SettingsError, match=r"s3://.*hf://"):
         find_checkpoint(ModelSettings(path="https://example.com/model"), tmp_path, {})
 
 
@@ -138,7 +138,7 @@ def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monke
         return found
 
     monkeypatch.setattr(checkpoint_module, "_list", stale)
-    with pytest.raises(ConfigError, match="has changed"):
+    with pytest.raises(SettingsError, match="has changed"):
         find_checkpoint(where, tmp_path, {})
     monkeypatch.setattr(checkpoint_module, "_list", listed)
 
@@ -149,13 +149,13 @@ def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monke
 @pytest.mark.parametrize("path", ["s3://", "s3://bucket", "s3:///prefix"])
 def test_an_address_without_bucket_or_prefix_is_refused(path: str, tmp_path: Path) -> None:
     """A whole bucket is no checkpoint."""
-    with pytest.raises(ConfigError, match="bucket/prefix"):
+    with pytest.raises(SettingsError, match="bucket/prefix"):
         find_checkpoint(settings(tmp_path, path), tmp_path, {})
 
 
 def test_a_prefix_without_a_checkpoint_is_refused(bucket: Any, tmp_path: Path) -> None:
     """Named as it was given."""
-    with pytest.raises(ConfigError, match=r"no config\.json in s3://checkpoints/nothing"):
+    with pytest.raises(SettingsError, match=r"no config\.json in s3://checkpoints/nothing"):
         find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/nothing"), tmp_path, {})
 
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path:
     """The limit is a setting, and it is named."""
     bucket.put_object(Bucket=BUCKET, Key="large/config.json", Body=b"{}" + b" " * 1000)
 
-    with pytest.raises(ConfigError, match="max_download_bytes"):
+    with pytest.raises(SettingsError, match="max_download_bytes"):
         find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/large", max_download_bytes=999), tmp_path, {})
 
     assert not (tmp_path / "cache").exists()
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path:
 
 def test_a_bucket_that_is_not_there_is_a_config_error(bucket: Any, tmp_path: Path) -> None:
     """In S3's words."""
-    with pytest.raises(ConfigError, match="s3://no-such-bucket/x cannot be read"):
+    with pytest.raises(SettingsError, match="s3://no-such-bucket/x cannot be read"):
         find_checkpoint(settings(tmp_path, "s3://no-such-bucket/x"), tmp_path, {})
 
 
@@ -198,14 +198,14 @@ def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path
 @pytest.mark.parametrize("options", [{"path": "hf://someone/else"}, {"path": "hf://someone/tiny", "revision": "v9"}])
 def test_a_name_that_is_not_in_the_cache_says_so(options: Any, hub_cache: Path, tmp_path: Path) -> None:
     """And why nobody was asked."""
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
+    with pytest.raises(SettingsError, match="HF_HUB_OFFLINE"):
         find_checkpoint(ModelSettings(**options), tmp_path, {})
 
 
 @pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up"])
 def test_what_cannot_be_a_name_on_the_hub_is_refused(name: str, tmp_path: Path) -> None:
     """A folder that is not there must not be looked for on the internet."""
-    with pytest.raises(ConfigError, match="no directory here"):
+    with pytest.raises(SettingsError, match="no directory here"):
         find_checkpoint(ModelSettings(path=f"hf://{name}"), tmp_path, {})
 
 
@@ -228,7 +228,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     needed = weight_bytes(checkpoint, torch.float32)
     monkeypatch.setattr(memory, "free_bytes", lambda device: needed - 1)
 
-    with pytest.raises(ConfigError, match=r"GB free: choose a smaller handler\.model\.dtype"):
+    with pytest.raises(SettingsError, match=r"GB free: choose a smaller handler\.model\.dtype"):
         load_model(checkpoint, CPU, "float32")
 
     check_fits(checkpoint, CPU, torch.float16)

@@ -20,14 +20,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models.checkpoint import find_checkpoint
 from handlers.settings import ModelSettings
 try:
     settings = ModelSettings(path="hf://" + sys.argv[1], max_download_bytes=int(sys.argv[2]))
     print(find_checkpoint(settings, Path("."), os.environ))
-except ConfigError as error:
-    print("ConfigError:", error)
+except SettingsError as error:
+    print("SettingsError:", error)
 """
 
 
@@ -134,12 +134,12 @@ def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path)
     assert "more than handler.model.max_download_bytes (101)" in find(hub, tmp_path, max_bytes=101)
     assert not [path for path in hub.asked if "resolve" in path]
 
-    assert "ConfigError" not in find(hub, tmp_path, max_bytes=102)
+    assert "SettingsError" not in find(hub, tmp_path, max_bytes=102)
 
 
 def test_a_name_that_the_hub_does_not_have_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
     """One line that names it."""
     said = find(hub, tmp_path, name="someone/else")
 
-    assert said.startswith("ConfigError: someone/else cannot be had from the Hugging Face hub")
+    assert said.startswith("SettingsError: someone/else cannot be had from the Hugging Face hub")
     assert "\n" not in said

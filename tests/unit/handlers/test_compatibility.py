@@ -9,7 +9,7 @@ import pytest
 
 from handlers import compatibility
 from handlers.compatibility import understand
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
 
 
@@ -128,7 +128,7 @@ def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None
 )
 def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: str) -> None:
     """A worker that starts with half its configuration would be worse than none."""
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(SettingsError, match=named):
         settings(environ)
 
 
@@ -143,7 +143,7 @@ def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: st
 )
 def test_contradictions_are_refused(environ: dict[str, str], named: str) -> None:
     """Two names for one thing must agree, and an answer needs room."""
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(SettingsError, match=named):
         settings(environ)
 
 
@@ -160,14 +160,14 @@ def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
     """To ignore it would answer with another model than the one asked for."""
     (name,) = environ
 
-    with pytest.raises(ConfigError, match=f"{name}.*not offered"):
+    with pytest.raises(SettingsError, match=f"{name}.*not offered"):
         settings(environ)
 
 
 @pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])
 def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> None:
     """With what to do instead."""
-    with pytest.raises(ConfigError, match="one instance per GPU"):
+    with pytest.raises(SettingsError, match="one instance per GPU"):
         settings(environ)
 
 
@@ -199,7 +199,7 @@ def test_more_requests_than_the_archive_carries_are_not_let_in(caplog: pytest.Lo
 
 def test_properties_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
     """A line that is no assignment is a slip of somebody's finger."""
-    with pytest.raises(ConfigError, match="max_model_len 4096"):
+    with pytest.raises(SettingsError, match="max_model_len 4096"):
         settings({}, properties(tmp_path, "option.max_model_len 4096"))
 
 

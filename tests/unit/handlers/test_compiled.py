@@ -12,7 +12,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import SamplingParams, Sequence, TokenEvent
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models.loader import load_model
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -
 
 def test_float32_on_a_cpu_is_not_compiled(checkpoint: Path) -> None:
     """Its weights are packed, which is faster; the two do not go together."""
-    with pytest.raises(ConfigError, match=r"handler\.model\.compile must be off"):
+    with pytest.raises(SettingsError, match=r"handler\.model\.compile must be off"):
         load_model(checkpoint, CPU, "float32", is_compiled=True)
 
 
@@ -68,5 +68,5 @@ def test_a_compiler_that_does_not_work_is_a_config_error(
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nonexistent/c++",))
     torch._dynamo.reset()
 
-    with pytest.raises(ConfigError, match=r"torch\.compile fails"):
+    with pytest.raises(SettingsError, match=r"torch\.compile fails"):
         load_model(checkpoint, CPU, "bfloat16", is_compiled=True)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from handlers.chat_entry import ChatHandler
 from handlers.device import choose_device
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.settings import HandlerSettings, load_settings
 from handlers.start import start_chat
 
@@ -93,7 +93,7 @@ def test_environment_beats_the_file() -> None:
 )
 def test_wrong_settings_are_named(config: dict[str, Any], named: str) -> None:
     """Unknown groups and keys, wrong types and values out of range stop the worker with a RuntimeError."""
-    with pytest.raises(ConfigError, match=named) as caught:
+    with pytest.raises(SettingsError, match=named) as caught:
         load_settings(config, {})
 
     assert isinstance(caught.value, RuntimeError)
@@ -105,7 +105,7 @@ def test_wrong_settings_are_named(config: dict[str, Any], named: str) -> None:
 )
 def test_wrong_environment_is_named(name: str, value: str) -> None:
     """A value from the environment is checked as one from the file."""
-    with pytest.raises(ConfigError, match=name.partition("_")[2].lower()):
+    with pytest.raises(SettingsError, match=name.partition("_")[2].lower()):
         load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value})
 
 
@@ -160,7 +160,7 @@ def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
     """What the handler would accept beyond TorchServe's batch would wait there unseen."""
     config = {"batchSize": 112, "handler": {"model": {"path": checkpoint.name}}}
 
-    with pytest.raises(ConfigError, match="max_in_flight must be below the archive's batchSize"):
+    with pytest.raises(SettingsError, match="max_in_flight must be below the archive's batchSize"):
         start_chat(checkpoint.parent, None, config, {})
 
 
@@ -191,5 +191,5 @@ def test_entry_starts_a_worker(
 
 def test_misspelt_variable_is_refused() -> None:
     """A setting that would be ignored in silence is an error; other variables are nobody's business."""
-    with pytest.raises(ConfigError, match="TORCHMOOR_HANDLER_SESSION_TTL"):
+    with pytest.raises(SettingsError, match="TORCHMOOR_HANDLER_SESSION_TTL"):
         load_settings({}, {"TORCHMOOR_HANDLER_SESSION_TTL": "5", "PATH": "/bin"})

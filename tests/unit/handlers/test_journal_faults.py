@@ -13,7 +13,7 @@ import botocore.exceptions
 import pytest
 import redis.exceptions
 
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.journal import directory
 from handlers.journal import redis as redis_journal
 from handlers.journal import s3 as s3_journal
@@ -490,7 +490,7 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
 )
 def test_urls_that_name_no_journal_are_refused(url: str) -> None:
     """A misspelt journal must not mean none; and nobody reads its password in the log."""
-    with pytest.raises(ConfigError, match=r"handler\.journal\.url") as refused:
+    with pytest.raises(SettingsError, match=r"handler\.journal\.url") as refused:
         open_journal(JournalSettings(url=url), tombstone_s=3600)
 
     assert PASSWORD not in str(refused.value)
@@ -502,7 +502,7 @@ def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> N
     (tmp_path / "file").touch()
 
     for url in ((tmp_path / "file" / "journal").as_uri(), "file:///tmp/%00"):
-        with pytest.raises(ConfigError, match="cannot be used"):
+        with pytest.raises(SettingsError, match="cannot be used"):
             opened(url)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from handlers.errors import ConfigError, LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SourceUnavailable
+from handlers.errors import LoadTimedOut, ModelBroken, ModelUnknown, OutOfDisk, SettingsError, SourceUnavailable
 from handlers.many.model import LoadProgress
 from handlers.many.residency.disk import PARTIAL, DiskCache, take_home
 from handlers.many.sources.directory import DirectorySource
@@ -337,7 +337,7 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
 def test_a_source_that_is_none_is_a_wrong_setting(tmp_path: Path) -> None:
     """The worker does not start."""
     for source in ("nowhere", "http://host/x", "s3://"):
-        with pytest.raises(ConfigError, match=r"handler\.many\.source"):
+        with pytest.raises(SettingsError, match=r"handler\.many\.source"):
             open_source(ManySettings(source=source), tmp_path)
 
 

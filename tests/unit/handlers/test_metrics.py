@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handlers.counters import MAX_TIMES, Counters
-from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPublisher, _let_speak
+from handlers.metrics import CHAT_METRICS, COUNTER, HISTOGRAM, PREFIX, MetricsPublisher, enable_metric_lines
 from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
@@ -43,7 +43,7 @@ def told(kept_loggers: None) -> Iterator[Told]:
     """TorchServe's own metric objects as the entry file lets them speak."""
     speaker, handler = logging.getLogger(SPEAKER), Told()
     speaker.addHandler(handler)
-    _let_speak()
+    enable_metric_lines()
     yield handler
     speaker.removeHandler(handler)
 

@@ -15,7 +15,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
-from handlers.errors import ConfigError, InvalidRequest
+from handlers.errors import InvalidRequest, SettingsError
 from handlers.models.loader import load_model
 from handlers.models.text import TextModel
 
@@ -174,10 +174,10 @@ def test_text_family_answers_as_in_transformers(
 def test_family_that_would_answer_otherwise_is_refused(
     family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
-    """A model whose packed step is not the model's own is a ConfigError at load, never a wrong answer."""
+    """A model whose packed step is not the model's own is a SettingsError at load, never a wrong answer."""
     save(REFUSED[family](), tmp_path, checkpoint)
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingsError):
         load_model(tmp_path, CPU, "float32")
 
 
@@ -256,7 +256,7 @@ def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
     """A vision model of another construction is refused by its type, before its weights are read."""
     hf.Qwen2VLConfig().save_pretrained(tmp_path)
 
-    with pytest.raises(ConfigError, match="qwen2_vl"):
+    with pytest.raises(SettingsError, match="qwen2_vl"):
         load_model(tmp_path, CPU, "auto")
 
 
@@ -302,7 +302,7 @@ def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path)
 
 def test_directory_without_a_checkpoint_is_a_config_error(tmp_path: Path) -> None:
     """The path that is wrong is named."""
-    with pytest.raises(ConfigError, match=str(tmp_path)):
+    with pytest.raises(SettingsError, match=str(tmp_path)):
         load_model(tmp_path, CPU, "auto")
 
 
@@ -316,7 +316,7 @@ def test_damaged_checkpoint_is_a_config_error(name: str, damage: str, tmp_path: 
     else:
         (tmp_path / name).write_bytes(b"{broken")
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingsError):
         load_model(tmp_path, CPU, "auto")
 
 
@@ -326,7 +326,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     torch.save(own.state_dict(), tmp_path / "pytorch_model.bin")
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(SettingsError):
         load_model(tmp_path, CPU, "auto")
 
 

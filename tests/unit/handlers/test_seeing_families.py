@@ -18,7 +18,7 @@ from handlers.engine.pace import Pace
 from handlers.engine.runner import ModelRunner, cache_shape
 from handlers.engine.scheduler import Scheduler
 from handlers.engine.sequence import ImageSpan, SamplingParams, Sequence, TokenEvent
-from handlers.errors import ConfigError
+from handlers.errors import SettingsError
 from handlers.models.attention import RAGGED
 from handlers.models.llava import Pixels
 from handlers.models.loader import load_model
@@ -205,7 +205,7 @@ def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, check
     """flash_attention_2 is a package and a GPU of its own."""
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
 
-    with pytest.raises(ConfigError, match=r"(?i)flash"):
+    with pytest.raises(SettingsError, match=r"(?i)flash"):
         load_model(tmp_path, CPU, "float32", attention="flash_attention_2")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmoor.config.access import AccessKey, Credentials
+from torchmoor.config.asynchronous import AsyncInferenceSettings
 from torchmoor.config.file import MAX_FILE_BYTES, parse, read_file
 from torchmoor.config.launcher import LaunchSettings
+from torchmoor.config.notifications import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
+from torchmoor.config.sessions import SessionSettings
 from torchmoor.config.settings import Configuration
+from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
 from torchmoor.proxy.instances.registry import Registry
 from torchmoor.run.static_instances import make_instances
@@ -36,6 +42,9 @@ SMALL: dict[str, Any] = {
     ],
     "Instances": [{"name": "a", "port": 8080}],
 }
+
+
+SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
@@ -158,12 +167,61 @@ VARIANT = "Endpoints.0.EndpointConfig.ProductionVariants.0"
         ("sessions", {"keys": {}}, "sessions: unknown key 'keys'"),
         ("sessions", {"are_journaled": "yes"}, "are_journaled must be true or false, not 'yes'"),
         ("account_id", 123, "account_id must be text"),
+        ("launcher", {"heap_mib": 512}, "launcher: unknown key 'heap_mib'; known are capacity, model_store, run_dir, "),
+        ("launcher", {"max_body_mib": 64}, "launcher: unknown key 'max_body_mib'"),
+        ("notices", {"webhooks": ["a"]}, r"notices.webhooks\[0\] must be keys and values"),
     ],
 )
 def test_error_names_the_key_and_the_value(path: str, value: object, message: str) -> None:
     """Whoever wrote the file finds the line; nothing unknown is ignored."""
     with pytest.raises(ConfigError, match=message):
         parse(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("notices", [{"webhooks": SECRET}]),
+        ("notices", {"webhooks": SECRET}),
+        ("notices", {"webhooks": [SECRET]}),
+        ("notices", {"webhooks": {"url": "https://a/", "secret": SECRET}}),
+        ("notices", {"webhooks": [{"url": "https://a/", "secret": [SECRET]}]}),
+        ("notices", {"webhooks": [{"url": f"https://a:{SECRET}@a/", "secret": SECRET}]}),
+        ("async_inference", {"queue": [f"redis://:{SECRET}@a/0"]}),
+    ],
+)
+def test_errors_show_no_secret(path: str, value: object) -> None:
+    """An error goes to the log, whatever form the secret was given in."""
+    with pytest.raises(ConfigError, match=path) as caught:
+        parse(changed(path, value))
+
+    assert SECRET not in f"{caught.value!r} {caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Credentials.read({"tokens": {"alice": [SECRET]}}),
+        lambda: Credentials.read({"keys": {"alice": SECRET}}),
+        lambda: SessionSettings.read({"keys": {"k1": SECRET}}),
+    ],
+)
+def test_errors_about_one_of_several_keys_show_no_secret(make: Callable[[], object]) -> None:
+    """The secret is an item of a field, not the field's value."""
+    with pytest.raises(ConfigError) as caught:
+        make()
+
+    assert SECRET not in str(caught.value)
+
+
+def test_settings_are_shown_without_secrets() -> None:
+    """Tracebacks and debug logs show whole groups."""
+    queue = AsyncInferenceSettings(queue=f"redis://:{SECRET}@a/0")
+    credentials = Credentials(keys={"abc": AccessKey(secret=SECRET)}, tokens={"alice": SECRET * 2}, admin_token=SECRET)
+    webhook = Webhook(url="https://a/", secret=SECRET)
+
+    shown = repr((queue, credentials, webhook, UpSettings(journal=f"redis://:{SECRET}@a/0")))
+    assert SECRET not in shown
 
 
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do() -> None:

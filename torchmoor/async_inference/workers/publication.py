@@ -21,6 +21,7 @@ from torchmoor.metrics.invocations import InvocationMetrics
 
 logger = logging.getLogger(__name__)
 
+MAX_LATE_S = 86_400.0  # after a request's time to live; a location that cannot be written for so long is abandoned
 FAILURE_TYPE = "text/plain; charset=utf-8"
 
 
@@ -35,10 +36,7 @@ class PublishLater(Exception):
 
 @dataclass(slots=True)
 class Publisher:
-    """Publishes one endpoint's requests.
-
-    max_late_s: how long after a request's time to live its publication is tried. wall: epoch seconds.
-    """
+    """Publishes one endpoint's requests. wall: epoch seconds."""
 
     queue: Queue
     store: ObjectStore
@@ -47,7 +45,6 @@ class Publisher:
     topics: NotificationTopics
     output_path: str
     max_delay_s: float
-    max_late_s: float
     wall: Callable[[], float]
 
     async def publish(self, claim: Claim, outcome: AsyncOutcome, variant: str | None) -> None:
@@ -79,7 +76,7 @@ class Publisher:
         """Raise PublishLater unless another try is useless: stores recover, and permissions are corrected."""
         late_s = self.wall() - request.expires_at
         is_gone = isinstance(error, ObjectMissing) and outcome.staged is not None  # removed after its publication
-        if is_gone or late_s > self.max_late_s:
+        if is_gone or late_s > MAX_LATE_S:
             logger.error("result not published inference_id=%s error=%s", request.inference_id, error)
             return
         age_s = max(0.0, self.wall() - request.received_at)

@@ -62,8 +62,8 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
 )
-@option("launch.max_body_mib", "--max-body-mib")
-@option("launch.heap_mib", "--heap-mib")
+@option("max_body_mib", "--max-body-mib")
+@option("heap_mib", "--heap-mib")
 @option("models", "--models", metavar="DIR|S3URL")
 @option("strategy", "--strategy", type=click.Choice(tuple(STRATEGIES)))
 @option("launch.capacity", "--capacity", type=click.IntRange(1, 100_000))

@@ -1,1 +1,4 @@
-"""The dialects that clients speak, one a file; `application` tells them apart by the request's path."""
+"""The dialects: how requests of each API are read, checked and answered, one dialect per module.
+
+Imports dispatch and the layers below it, and torchmoor.async_inference for InvokeEndpointAsync.
+"""

@@ -1,4 +1,4 @@
-"""Tells the dialects apart by path and method; the data plane's Application."""
+"""The data plane's Application: finds the dialect of a request by its path and method."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Api:
         gate: Gate | None = None,
         async_inference: AsyncInference | None = None,
     ) -> None:
-        """gate: None lets everybody in. async_inference: None if no endpoint has it."""
+        """gate: None admits every caller. async_inference: None if no endpoint has it."""
         self._gateway = gateway
         self._gate = gate
         pass_through = PassThrough(gateway)
@@ -55,16 +55,16 @@ class Api:
         self._torchserve = TorchServeApi(gateway, pass_through)
         settings = gateway.settings
         self._page = ChatPage(gateway.registry, settings) if settings.chat_page.is_on else None
-        # A load balancer has no credentials, nor has a browser before it has the page that asks for them.
+        # A load balancer has no credentials; a browser has none before it has the page that asks for them.
         self._open_paths = frozenset((container.PING, *(() if self._page is None else self._page.open_paths)))
         self.metrics: MetricsApi | None = None  # set before the first request, where this port shows them
 
     def note(self, name: bytes) -> Note:
-        """What becomes of header fields of that name."""
+        """Say how header fields of that name are treated."""
         return make_note(name)
 
     def find_handler(self, method: bytes, path: bytes) -> Handler:
-        """Whose operation a method and a path name."""
+        """Find what serves a method and a path."""
         if self._openai.serves(path):
             return self._openai.handle
         if path.startswith(runtime.PREFIX):
@@ -83,7 +83,7 @@ class Api:
         return _refuse if page is None else page
 
     def handle(self, request: Request) -> Call | Reply:
-        """Hand the request to its dialect. A fault of ours is a 500 that tells an id and nothing else."""
+        """Pass the request to its dialect. A fault of the proxy is a 500 that has an id and no details."""
         request_id = self._gateway.new_request_id()
         try:
             if self._gate is not None and request.path not in self._open_paths:
@@ -111,15 +111,14 @@ class Api:
         return decision
 
     def _error(self, request: Request, error: ApiError, request_id: bytes) -> Reply:
-        """An error that no dialect has seen, in the words of the one that was meant."""
+        """Render an error from outside the dialects in the form of the one that the path means."""
         say = openai_error if self._openai.serves(request.path) else runtime_error
         return say(error, request_id)
 
     def refuse(self, status: int, message: str) -> Reply:
-        """Answer bytes that are no servable request."""
+        """Answer bytes that are not a servable request."""
         return refusal(status, message, self._gateway.new_request_id())
 
 
 def _refuse(request: Request, request_id: bytes) -> Reply:
-    """Nobody serves that."""
     return runtime_error(unknown_operation(request), request_id)

@@ -1,6 +1,6 @@
 """InvokeEndpointAsync: POST /endpoints/{EndpointName}/async-invocations.
 
-A request is answered 202 once it is in the queue for good, and never before.
+A request is answered 202 only once it is durably in the queue.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AsyncOperation:
         self._service = service
 
     def invoke(self, request: Request, request_id: bytes) -> Submission | Reply:
-        """The submission of a request, or why there is none."""
+        """Make the submission of a request, or refuse it."""
         try:
             layout = request.layout
             check_members(layout)
@@ -66,7 +66,7 @@ class AsyncOperation:
         return Submission(self, request, request_id)
 
     def refuse(self, error: ApiError, request_id: bytes) -> Reply:
-        """The error's reply, counted."""
+        """Render an error, and count it."""
         self._count(error.status)
         return runtime_error(error, request_id)
 
@@ -76,14 +76,14 @@ class AsyncOperation:
         metrics.count_status(status)
 
     def read(self, request: Request, body: bytes) -> AsyncRequest:
-        """What a request asks for. Raises ValidationError."""
+        """Read a request from its fields and body. Raises ValidationError."""
         input_location = _text(request, INPUT_LOCATION)
         if bool(input_location) == bool(body):
             given = "both" if body else "neither"
             raise ValidationError(f"InputLocation or a Body, one of the two, is what a request has; this has {given}.")
         inference_id = _text(request, INFERENCE_ID) or str(uuid.uuid4())
         invocation_id = _text(request, INVOCATION_ID)
-        if len(invocation_id) > MAX_INVOCATION_ID_CHARS:  # cut, it could be another's
+        if len(invocation_id) > MAX_INVOCATION_ID_CHARS:  # a shortened id could be another request's
             raise ValidationError(f"{INVOCATION_ID.decode()} may have up to {MAX_INVOCATION_ID_CHARS} characters.")
         try:
             if input_location:
@@ -113,7 +113,7 @@ class AsyncOperation:
         )
 
     def start(self, submission: Submission, request: AsyncRequest) -> None:
-        """Have a request queued; the submission is told. Raises ServiceUnavailable."""
+        """Start to queue a request; the submission ends with the result. Raises ServiceUnavailable."""
 
         def on_done(stored: AsyncRequest | ApiError) -> None:
             if isinstance(stored, ApiError):
@@ -141,7 +141,7 @@ class AsyncOperation:
 class Submission:
     """A Call (see torchmoor.proxy.http.call) that is answered once its request is in the queue.
 
-    If the client leaves, the request is queued all the same: it may have been, and a retry finds it.
+    The request is queued even if the client leaves; a retry finds it.
     """
 
     __slots__ = (
@@ -166,7 +166,7 @@ class Submission:
         self._waiter: Waiter | None = None
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
-        """Queue it, once the whole body is here and is what was signed, if it was."""
+        """Verify the body and queue the request."""
         try:
             if self._request.body_check is not None:
                 self._request.body_check.verify(body)
@@ -177,34 +177,34 @@ class Submission:
         return WAIT
 
     def end(self, reply: Reply) -> None:
-        """It is queued, or cannot be."""
+        """End with the reply."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.resume(reply)
 
     def on_wait_over(self) -> Reply:
-        """The queue's own time-out should have come first."""
+        """Answer if the queue's own time-out has not come first."""
         self._waiter = None
         return self._operation.refuse(ServiceUnavailable("The queue has not answered in time."), self.request_id)
 
     def on_body_too_large(self) -> Reply:
-        """More than may be sent inline."""
+        """Answer a body above the limit for inline bodies."""
         return self._operation.refuse(body_too_long(), self.request_id)
 
     def finish(self, outcome: Outcome) -> None:
-        """Nobody waits any more."""
+        """Forget the client; free the verification of the body."""
         self._waiter = None
         if self._request.body_check is not None:
             self._request.body_check.release()
 
 
 def body_too_long() -> ValidationError:
-    """The refusal of a body that is to be an object instead."""
+    """Refuse an inline body that must be an object instead."""
     return ValidationError(
         f"An inline body may have up to {MAX_BODY_BYTES} bytes; put a longer one where InputLocation can say."
     )
 
 
 def _text(request: Request, name: bytes) -> str:
-    """A field's value, "" without one; those of the API are ASCII by now."""
+    """Return a field's value, "" without one. The API's fields were checked to be ASCII."""
     return (request.find(name) or b"").decode("latin-1")

@@ -1,7 +1,7 @@
-"""OpenAI's paths without an endpoint, where there are several: the body's `model` says which one is meant.
+"""OpenAI's paths without an endpoint: with several endpoints, the body's `model` names the one that is meant.
 
-OpenAI's own client writes `model` after `messages`, so a body is held until it is whole or the limit is reached; the
-instance could not begin with less of it anyway. What is held counts as waiting (limits.max_waiting_bytes).
+OpenAI's own client writes `model` after `messages`, so the body is kept until it is whole or the limit is reached; the
+instance could not begin with less of it anyway. Kept bytes count as waiting (limits.max_waiting_bytes).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchmoor.proxy.http.message import Reply, Request
 MAX_TOKENS = 50_000  # strings and brackets before `model`: as many messages as are allowed have a tenth of that
 
 _TOKEN = re.compile(rb'["{}\[\]]')
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # nothing is tried twice: as long as the body takes
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # without backtracking: linear in the body
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _KEY = "model"
 _PLAIN_KEY = b'"model"'
@@ -28,9 +28,9 @@ _QUOTE, _BACKSLASH = b'"\\'
 
 
 def find_model(body: bytes) -> str | None:
-    """The value of `model` in the beginning of a JSON object; None if it is not in what there is.
+    """Find the value of `model` in the beginning of a JSON object; None if it is not there.
 
-    Raises WrongModel if it is no text.
+    Raises WrongModel if it is not a string.
     """
     depth = at = 0
     for _ in range(MAX_TOKENS):
@@ -53,11 +53,11 @@ def find_model(body: bytes) -> str | None:
 
 
 def _end_of_string(body: bytes, start: int) -> int:
-    """Where the string that begins at a quote has ended; 0 if that is not in what there is."""
+    """Return the end of the string that begins at a quote; 0 if it does not end in this body."""
     end = body.find(b'"', start + 1)
     if end < 0:
         return 0
-    if body[end - 1] != _BACKSLASH:  # as of most strings, the longest included: pictures have no escapes
+    if body[end - 1] != _BACKSLASH:  # true of most strings, pictures included
         return end + 1
     string = _STRING.match(body, start)
     return 0 if string is None else string.end()
@@ -68,7 +68,7 @@ def _is_key(text: bytes) -> bool:
 
 
 def _read_value(body: bytes, start: int) -> str | None:
-    """The string that begins there; None if it does not end in what there is."""
+    """Read the string that begins there; None if it does not end in this body."""
     if start == len(body):
         return None
     if body[start] != _QUOTE:
@@ -90,7 +90,7 @@ def _try_read(text: bytes) -> str | None:
 
 
 class ByModel:
-    """A Call that finds its endpoint in the body, and then is that endpoint's invocation."""
+    """A Call that finds its endpoint in the body, and then leaves the request to that endpoint's call."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class ByModel:
         make: Callable[[str], Call],
         say: Callable[[ApiError], Reply],
     ) -> None:
-        """make: the call of the endpoint of that name, or raises ApiError; say: how an error is told.
+        """make: makes the call of the endpoint of that name, or raises ApiError. say: renders an error.
 
-        Raises ServiceUnavailable if too much is held already.
+        Raises ServiceUnavailable if too many bytes are kept already.
         """
         check = request.body_check
         self.deadlines = deadlines
@@ -124,16 +124,16 @@ class ByModel:
         if self._waiting.used_bytes + self._num_held > self._waiting.max_bytes:
             raise ServiceUnavailable("Too many requests are being received. Try again later.")
         self._waiting.used_bytes += self._num_held
-        self._check, request.body_check = check, None  # made here, before the name is believed, and not once more
+        self._check, request.body_check = check, None  # verified here, before the name is used, and not again
 
     @property
     def wait_ends_at(self) -> float:
-        """When the endpoint's invocation has waited too long."""
+        """When the endpoint's call has waited too long."""
         assert self._call is not None  # only it waits
         return self._call.wait_ends_at
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
-        """Find the endpoint, and have it choose."""
+        """Find the endpoint, and let its call place the request."""
         self._let_go()
         try:
             if self._check is not None:
@@ -155,12 +155,12 @@ class ByModel:
         self._num_held = 0
 
     def on_wait_over(self) -> Reply:
-        """Answer as the endpoint's invocation does."""
+        """Answer as the endpoint's call does."""
         assert self._call is not None
         return self._call.on_wait_over()
 
     def on_body_too_large(self) -> Reply:
-        """Before the endpoint is known, the dialect's error."""
+        """Answer as the endpoint's call does; with the dialect's error before there is one."""
         if self._call is not None:
             return self._call.on_body_too_large()
         error = body_too_large(self.max_body_bytes)
@@ -168,7 +168,7 @@ class ByModel:
         return self._say(error)
 
     def finish(self, outcome: Outcome) -> None:
-        """The end, whether or not an endpoint was found."""
+        """Free everything, whether or not an endpoint was found."""
         self._let_go()
         if self._check is not None:
             self._check.release()

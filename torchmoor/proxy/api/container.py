@@ -15,14 +15,14 @@ _UNHEALTHY = Reply(503)
 
 
 class ContainerApi:
-    """Makes this proxy and its instances look like one container."""
+    """Presents this proxy and its instances as one container."""
 
     def __init__(self, gateway: Gateway, pass_through: PassThrough) -> None:
         self._endpoint = gateway.registry.endpoints()[0]
         self._pass_through = pass_through
 
     def ping(self, request: Request, request_id: bytes) -> Reply:
-        """Healthy while at least one instance is ready, or none has to be; the body is empty."""
+        """Answer 200 while an instance is ready, or none has to be; the body is empty."""
         return _HEALTHY if self._endpoint.can_serve() else _UNHEALTHY
 
     def invoke(self, request: Request, request_id: bytes) -> Invocation | Reply:

@@ -1,14 +1,14 @@
 """The operations on models of SageMaker's containers (AWS: "Custom Containers Contract for Multi-Model Endpoints").
 
-    POST   /models                 {"model_name", "url"}: load; 409 if it is loaded, 507 if there is no room
-    GET    /models                 those that are loaded, in pages
-    GET    /models/{name}          one of them, or 404
-    DELETE /models/{name}          unload: its memory is free when this is answered
-    POST   /models/{name}/invoke   a request to it, or 404
+    POST   /models                 {"model_name", "url"}: load; 409 if it is loaded, 507 without memory for it
+    GET    /models                 list the loaded models, in pages
+    GET    /models/{name}          describe a loaded model, or 404
+    DELETE /models/{name}          unload; its memory is free when this is answered
+    POST   /models/{name}/invoke   send a request to it, or 404
 
-A name is what the platform makes of a model, not a TargetModel. A model is loaded by one instance of the first
-endpoint, and its requests go there: nobody else has been told where it lies. It counts as loaded until it is unloaded
-or that instance loses its memory; the instance may move it to a slower tier meanwhile.
+The platform chooses the names; they are not TargetModels. One instance of the first endpoint loads a model and gets its
+requests, because only that instance knows the model's url. A model counts as loaded until it is unloaded or that
+instance loses its memory; the instance may move it to a slower tier meanwhile.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ _WITHOUT_MEMORY = frozenset((InstanceState.STARTING, InstanceState.DOWN))
 
 
 class ModelNotLoaded(ApiError):
-    """No model of that name was loaded, or it is unloaded."""
+    """Raised for a name without a loaded model."""
 
     status = 404
     kind = "ModelNotFoundException"
 
 
 class ModelIsLoading(ApiError):
-    """Another request is loading the model."""
+    """Raised while another request loads or unloads the model."""
 
     status = 409
     kind = "ModelAlreadyLoadedException"
 
 
 class TooManyModels(ApiError):
-    """As many models as may be are loaded; the platform unloads some and tries again."""
+    """Raised at the limit of loaded models; the platform unloads some and tries again."""
 
     status = NO_ROOM
     kind = "InsufficientResources"
@@ -63,7 +63,7 @@ class TooManyModels(ApiError):
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model by its url. instance: who has it, or is loading it."""
+    """A model by its url. instance: the one that has it or is loading it."""
 
     url: str
     instance: str
@@ -71,7 +71,7 @@ class LoadedModel:
 
 
 class ContainerModelsApi:
-    """Maps them to the `models` operation of the handlers."""
+    """Maps the platform's operations to the handlers' `models` operation."""
 
     def __init__(self, gateway: Gateway, pass_through: PassThrough, operations: Operations) -> None:
         self._gateway = gateway
@@ -85,11 +85,11 @@ class ContainerModelsApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """True if a path is one of models."""
+        """Return whether a path belongs to these operations."""
         return path == PATH or path.startswith(PATH + b"/")
 
     def handle(self, request: Request, request_id: bytes) -> Invocation | DeferredReply | Reply:
-        """Do what is asked, or say why not."""
+        """Serve a request, or render its error."""
         try:
             return self._handle(request, request_id)
         except ApiError as error:
@@ -117,7 +117,7 @@ class ContainerModelsApi:
         return model
 
     def _list(self, request: Request) -> Reply:
-        """A page of them in the order of their names; a token is the last name of the page before."""
+        """List a page of models by name; a token is the last name of the page before."""
         query = parse_qs(request.query.decode("latin-1"))
         token = query.get("next_page_token", [""])[0]
         names = sorted(name for name, model in self._models.items() if model.is_ready)
@@ -145,21 +145,21 @@ class ContainerModelsApi:
         return DeferredReply(request, request_id, begin, timeout_s=timeout_s, tell=self._gateway.tell)
 
     def _load(self, order: DeferredReply, body: bytes) -> None:
-        """Have a model loaded. Raises ApiError."""
+        """Start to load a model. Raises ApiError."""
         name, url = _read_load(body)
         known = self._models.get(name)
         if known is not None and not known.is_ready:
             raise ModelIsLoading(f"Model {name} is being loaded or unloaded already.")
         if known is None and len(self._models) >= self._settings.max_models:
             raise TooManyModels(f"{self._settings.max_models} models are loaded; unload some first.")
-        # Of one that is loaded its instance will say so, unless it has lost it, and loads it again.
+        # The instance of a loaded model answers 409, or loads the model again if it has lost it.
         home = None if known is None else self._gateway.registry.find(known.instance)
         self._load_at(order, name, url, home or self._choose(name, frozenset()), frozenset())
 
     def _choose(self, name: str, tried: frozenset[str]) -> Instance:
         dispatcher = self._gateway.first_dispatcher(self._endpoint)
         models, pool = dispatcher.variant.models, dispatcher.variant.pool
-        assert models is not None  # the settings see to that
+        assert models is not None  # checked by the settings
         pick = models.choose(name, pool, tried)
         if pick is None:
             raise ServiceUnavailable("No instance is ready to load the model. Try again later.")
@@ -181,16 +181,16 @@ class ContainerModelsApi:
                     self._load_at(order, name, url, self._choose(name, now_tried), now_tried)
                     return
                 except ServiceUnavailable:
-                    pass  # nobody is left: the last word is that there is no room
+                    pass  # no instance is left: the last answer says that there is no memory
             _tell(order, answer, _row(name, model))
 
         self._start(instance, {"action": "load", "model": name, "url": url}, on_done, lambda: self._models.pop(name))
 
     def _unload(self, order: DeferredReply, name: str) -> None:
-        """Have a model unloaded. Raises ApiError."""
+        """Start to unload a model. Raises ApiError."""
         model = self._get(name)
         instance = self._gateway.registry.find(model.instance)
-        assert instance is not None  # else the model would be forgotten
+        assert instance is not None  # otherwise the model would be forgotten
         model.is_ready = False
 
         def on_done(answer: OperationAnswer | None) -> None:
@@ -200,7 +200,7 @@ class ContainerModelsApi:
                 return
             if self._models.get(name) is model:
                 del self._models[name]
-            order.end(_json(200, _row(name, model)))  # 404: the instance had evicted it by itself
+            order.end(_json(200, _row(name, model)))  # 404: the instance had evicted it
 
         def undo() -> None:
             model.is_ready = True
@@ -220,7 +220,7 @@ class ContainerModelsApi:
             raise ServiceUnavailable("Too many models are being loaded or unloaded. Try again later.")
 
     def _on_change(self, instance: Instance) -> None:
-        """What an instance held is gone with its memory."""
+        """Forget the models of an instance that has lost its memory."""
         if self._gateway.registry.find(instance.name) is not instance or instance.state in _WITHOUT_MEMORY:
             for name in [name for name, model in self._models.items() if model.instance == instance.name]:
                 del self._models[name]
@@ -237,13 +237,13 @@ class LoadedModelDialect(PassThroughDialect):
 
 
 def _read_path(request: Request) -> tuple[str, str]:
-    """The name and the operation in a path; each may be empty."""
+    """Read the name and the operation from a path; each may be empty."""
     name, _, operation = unquote(request.path[len(PATH) + 1 :].decode("latin-1")).partition("/")
     return name, operation
 
 
 def _read_load(body: bytes) -> tuple[str, str]:
-    """The name and the url in a body. Raises ValidationError."""
+    """Read the name and the url from a body. Raises ValidationError."""
     try:
         content = json.loads(body)
     except ValueError:
@@ -259,7 +259,7 @@ def _read_load(body: bytes) -> tuple[str, str]:
 
 
 def _tell(order: DeferredReply, answer: OperationAnswer | None, row: dict[str, str]) -> None:
-    """A success in the contract's words, anything else in the instance's."""
+    """Answer a success in the contract's form, anything else as the instance does."""
     if answer is None:
         order.fail(ServiceUnavailable("The instance gave no answer. Try again later."))
     elif answer.status == 200:

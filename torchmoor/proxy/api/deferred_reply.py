@@ -1,4 +1,4 @@
-"""A request that is answered when an operation at an instance is done, and goes to no instance itself."""
+"""A reply that is sent when an operation of the proxy has ended; the request itself goes to no instance."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torchmoor.proxy.http.call import WAIT, WHOLE_BODY, Deadlines, Outcome, Plac
 from torchmoor.proxy.http.message import Reply, Request
 
 MAX_BODY_BYTES = 65_536
-GRACE_S = 2.0  # after the operation's own time-out, which is the one that shall be told
+GRACE_S = 2.0  # after the operation's own time-out, which is reported first
 
 
 class DeferredReply:
-    """A Call (see torchmoor.proxy.http.call) that is answered when an operation at an instance is done.
+    """A Call (see torchmoor.proxy.http.call) that is answered when an operation has ended.
 
-    The operation goes on if the client leaves: what it does is done all the same.
+    The operation continues if the client leaves.
     """
 
     __slots__ = (
@@ -41,10 +41,7 @@ class DeferredReply:
         timeout_s: float,
         tell: Callable[[Request, bytes, Reply], None],
     ) -> None:
-        """begin: is given the body, and calls `end`, now or later; it may raise ApiError instead.
-
-        timeout_s: of the operation. tell: called with what was answered, if anything was.
-        """
+        """timeout_s: of the operation. tell: called with the reply."""
         wait_s = timeout_s + GRACE_S
         self.max_body_bytes = MAX_BODY_BYTES
         self.body_need = WHOLE_BODY
@@ -58,7 +55,7 @@ class DeferredReply:
         self._reply: Reply | None = None
 
     def route(self, body: bytes, waiter: Waiter) -> Placement:
-        """Begin, once the whole body is here and is what was signed, if it was."""
+        """Verify the body and begin the operation."""
         try:
             if self._request.body_check is not None:
                 self._request.body_check.verify(body)
@@ -71,24 +68,24 @@ class DeferredReply:
         return WAIT
 
     def end(self, reply: Reply) -> None:
-        """The operation is done."""
+        """End with a reply."""
         self._reply = reply
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.resume(self._told(reply))
 
     def fail(self, error: ApiError) -> None:
-        """The operation cannot be done."""
+        """End with an error."""
         self.end(container_error(error, self._request_id))
 
     def on_wait_over(self) -> Reply:
-        """The operation's own time-out should have come first."""
+        """Answer if the operation's own time-out has failed to end it."""
         self._waiter = None
         late = ServiceUnavailable("The instance has not answered in time.")
         return self._told(container_error(late, self._request_id))
 
     def on_body_too_large(self) -> Reply:
-        """HTTP's own status for it."""
+        """Answer with HTTP's own status for it."""
         message = f"The body may have up to {MAX_BODY_BYTES} bytes."
         return self._told(container_error(ValidationError(message), self._request_id, status=413))
 
@@ -97,7 +94,7 @@ class DeferredReply:
         return reply
 
     def finish(self, outcome: Outcome) -> None:
-        """Nobody waits any more."""
+        """Forget the client; free the verification of the body."""
         self._waiter = None
         if self._request.body_check is not None:
             self._request.body_check.release()

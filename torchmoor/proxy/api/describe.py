@@ -1,6 +1,6 @@
-"""GET /endpoints/{EndpointName}: how an endpoint does, for a client who waits; in the form of AWS's DescribeEndpoint.
+"""GET /endpoints/{EndpointName}: the state of an endpoint, for waiting clients; in the form of AWS's DescribeEndpoint.
 
-An instance that is being started, and for how long, is told as a variant's status.
+A variant's status names the instances that are being started, and for how long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 def describe_endpoint(endpoint: Endpoint) -> Reply:
-    """What there is and what is coming."""
+    """Describe an endpoint and its variants."""
     content = {
         "EndpointName": endpoint.name,
         "EndpointStatus": "InService" if endpoint.can_serve() else "OutOfService",

@@ -1,4 +1,4 @@
-"""Prometheus' page on the data plane's port, where SageMaker looks for it; the admin plane makes it."""
+"""Prometheus' page on the data plane's port, where SageMaker looks for it; the admin plane renders it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TIMEOUT_S = 10.0
 _TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 TryStart = Callable[[Callable[[bytes | None], None]], bool]
-"""Have the page made: the callback gets it, or None if it cannot be made. False if too many are being made."""
+"""Start to render the page: the callback gets it, or None on failure. False if too many are being rendered."""
 
 
 class MetricsApi:
-    """try_start: how the page is made."""
+    """try_start: starts to render the page."""
 
     def __init__(self, gateway: Gateway, try_start: TryStart) -> None:
         self._gateway = gateway
         self._try_start = try_start
 
     def handle(self, request: Request, request_id: bytes) -> DeferredReply:
-        """Answer when the page is made."""
+        """Answer when the page is rendered."""
         return DeferredReply(request, request_id, self._begin, timeout_s=TIMEOUT_S, tell=self._gateway.tell)
 
     def _begin(self, order: DeferredReply, body: bytes) -> None:

@@ -3,7 +3,7 @@
 POST /endpoints/{EndpointName}/openai/v1/chat/completions, POST /v1/chat/completions
 GET  /endpoints/{EndpointName}/openai/v1/models[/{id}],    GET  /v1/models[/{id}]
 
-A model's name is its endpoint's. The body is the instance's to read, but for that name where there are several.
+A model's name is its endpoint's. The proxy reads the body only for that name, where there are several endpoints.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 _UNTOLD = frozenset((b"ts_stream_next", b"x-request-id", ERROR_HEADER))
 _TOO_LARGE = 413
 _TIMED_OUT = 504
-# What a handler says of its memory is the fleet's business; to these clients it is one kind of "try again later".
+# To these clients, a handler without memory is one kind of "try again later".
 _TOLD_AS = {507: 503}
 
 
 class OpenAIApi:
-    """Reads the path of a request and makes its invocation."""
+    """Reads the path of a request and makes its call."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -69,11 +69,11 @@ class OpenAIApi:
 
     @staticmethod
     def serves(path: bytes) -> bool:
-        """True if a path is this dialect's."""
+        """Return whether a path belongs to this dialect."""
         return path.startswith(PREFIX) or (path.startswith(b"/endpoints/") and INFIX in path)
 
     def handle(self, request: Request, request_id: bytes) -> Call | Reply:
-        """The call for a request, the models, or why there is neither."""
+        """Make the call for a request, or list the models."""
         if request.path.startswith(PREFIX):
             name, operation = None, request.path[len(PREFIX) :]
         else:
@@ -91,7 +91,7 @@ class OpenAIApi:
             return openai_error(error, request_id)
 
     def _choose(self, request: Request, request_id: bytes, endpoints: Sequence[Endpoint]) -> Call:
-        """The invocation of the only endpoint, or of the one that the body will name."""
+        """Make the call of the only endpoint, or of the one that the body will name."""
         if len(endpoints) == 1:
             return self._complete(request, request_id, endpoints[0])
         self._check_length(request)
@@ -189,7 +189,7 @@ def _torchserve_error(status: int, body: bytes) -> ApiError:
 
 
 def _models(names: list[str], wanted: str) -> Reply:
-    """The list of models, or the one that is wanted. Raises UnknownModel."""
+    """List the models, or describe one. Raises UnknownModel."""
     models = [{"id": name, "object": "model", "created": 0, "owned_by": "torchmoor"} for name in names]
     if not wanted:
         return _json(200, {"object": "list", "data": models})
@@ -205,7 +205,7 @@ def _with_status(error: ApiError, status: int) -> ApiError:
 
 
 def openai_error(error: ApiError, request_id: bytes) -> Reply:
-    """An error of the proxy's own."""
+    """Render an error of the proxy itself."""
     code: str | None = error.kind
     param = None
     fields: tuple[tuple[bytes, bytes], ...] = ()

@@ -1,4 +1,4 @@
-"""Errors as clients see them: the runtime API's form, and the one that containers use among themselves."""
+"""Replies for errors: in the form of the runtime API, and in the form of containers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _JSON = (b"content-type", b"application/json")
 
 
 def runtime_error(error: ApiError, request_id: bytes) -> Reply:
-    """What boto3 turns into the exception named by `error.kind`."""
-    if isinstance(error, AccessDenied):  # said by what stands before AWS's services, which spells it so
+    """Render an error that boto3 raises as the exception named by `error.kind`."""
+    if isinstance(error, AccessDenied):  # AWS's front end, which denies access, spells the body this way
         denied = json.dumps({"message": error.message}).encode()
         return Reply(
             error.status,
@@ -39,19 +39,19 @@ def runtime_error(error: ApiError, request_id: bytes) -> Reply:
 
 
 def container_error(error: ApiError, request_id: bytes, *, status: int | None = None) -> Reply:
-    """The handlers' own form, for dialects in which their errors pass unchanged."""
+    """Render an error in the handlers' form, for dialects in which handlers' errors pass unchanged."""
     body = json.dumps({"error": {"code": error.kind, "message": error.message}}).encode()
     headers = [_JSON, (_ERROR, error.kind.encode()), (_REQUEST_ID, request_id)]
     return Reply(status or error.status, (*headers, *_retry_after(error)), body)
 
 
 def unknown_operation(request: Request) -> UnknownOperation:
-    """What is told of a method and path that nobody serves."""
+    """Make the error for a method and path without an operation."""
     return UnknownOperation(f"No operation {request.method.decode()} {request.path.decode('latin-1')[:256]}.")
 
 
 def refusal(status: int, message: str, request_id: bytes) -> Reply:
-    """The answer to bytes that are no servable request; its status is HTTP's, its body the runtime API's."""
+    """Answer bytes that are not a servable request, with HTTP's status and the runtime API's body."""
     error = ApiError(message)
     error.status = HTTPStatus(status).value
     error.kind = "ValidationError" if status < 500 else "ServiceUnavailable" if status == 503 else "InternalFailure"

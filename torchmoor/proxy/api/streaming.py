@@ -1,4 +1,4 @@
-"""How the body of a streamed answer becomes event-stream frames, and how server-sent events tell of their end."""
+"""Encoders of streamed answers: event-stream frames, marked text and server-sent events."""
 
 from __future__ import annotations
 
@@ -13,76 +13,76 @@ _BROKEN = "StreamBroken"
 
 
 def stream_error(message: str, error_code: str) -> bytes:
-    """A ModelStreamError frame. The message names the code too, because botocore drops ErrorCode."""
+    """Encode a ModelStreamError frame. The message names the code too, because botocore drops ErrorCode."""
     return exception("ModelStreamError", f"{message} (ErrorCode: {error_code})", error_code)
 
 
 class PartEncoder:
-    """One PayloadPart a received piece; a ModelStreamError when the instance fails or times out."""
+    """Encodes each piece as a PayloadPart; a ModelStreamError reports a failure or time-out of the instance."""
 
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """One received piece, one frame."""
+        """Encode a piece as one frame."""
         return payload_part(piece)
 
     def finish(self) -> bytes:
-        """The event stream has no end mark."""
+        """Add nothing: the event stream has no end mark."""
         return b""
 
     def fail(self, loss: Loss) -> bytes:
-        """A last frame that says why the stream ends."""
+        """Encode a last frame that says why the stream ends."""
         if loss is Loss.TIMEOUT:
             return stream_error("The model did not go on with its answer in time.", _TIMED_OUT)
         return stream_error("The instance ended the stream before the answer was complete.", _BROKEN)
 
 
 class TextPartEncoder(MarkedText, PartEncoder):
-    """PartEncoder for plain text: a late error of the handler is a ModelStreamError."""
+    """Encodes plain text likewise; a late error of the handler becomes a ModelStreamError."""
 
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """One received piece, one frame, up to the mark."""
+        """Encode a piece as one frame, up to the mark."""
         if not self._held and ERROR_MARK not in piece:
             return payload_part(piece)
         text = self.take(piece)
         return payload_part(text) if text else b""
 
     def finish(self) -> bytes:
-        """What was held back: the handler's error, or text after all."""
+        """Encode what was held back: the handler's error, or text."""
         text, error = self.end()
         if error is not None:
             return stream_error(error, _BROKEN)
         return payload_part(text) if text else b""
 
     def fail(self, loss: Loss) -> bytes:
-        """What was held back, then why the stream ends."""
+        """Encode what was held back, then why the stream ends."""
         held = self.finish()
         return held if b"ModelStreamError" in held[:200] else held + super().fail(loss)
 
 
 class TextPassEncoder(MarkedText):
-    """Plain text that passes as it is: a late error of the handler breaks the connection, so that nobody takes the
+    """Passes plain text unchanged. A late error of the handler breaks the connection, so that clients do not take the
     text for the whole answer, nor the error for text."""
 
     __slots__ = ()
 
     def encode(self, piece: bytes) -> bytes:
-        """The piece itself, up to the mark."""
+        """Pass a piece on, up to the mark."""
         return piece if not self._held and ERROR_MARK not in piece else self.take(piece)
 
     def finish(self) -> bytes | None:
-        """What was held back, if it is text."""
+        """Pass on what was held back, if it is text."""
         text, error = self.end()
         return text if error is None else None
 
     def fail(self, loss: Loss) -> None:
-        """HTTP has no other way than to end too early."""
+        """Return None: in HTTP only an early end shows the failure."""
 
 
 class EventPassEncoder:
-    """Server-sent events pass as they are; one more says so if the instance fails or times out."""
+    """Passes server-sent events unchanged; one more reports a failure or time-out of the instance."""
 
     __slots__ = ("_end", "_request_id")
 
@@ -91,16 +91,16 @@ class EventPassEncoder:
         self._end = b"\n\n"
 
     def encode(self, piece: bytes) -> bytes:
-        """The piece itself."""
+        """Pass a piece on."""
         self._end = (self._end + piece)[-2:]
         return piece
 
     def finish(self) -> bytes:
-        """The instance has ended the stream in its own way."""
+        """Add nothing: the instance has ended the stream."""
         return b""
 
     def fail(self, loss: Loss) -> bytes | None:
-        """An event with an error of OpenAI's kind; None within an event, where only a broken connection is plain."""
+        """Encode an event with OpenAI's error; None within an event, where only a broken connection is clear."""
         if self._end != b"\n\n":
             return None
         code = _TIMED_OUT if loss is Loss.TIMEOUT else _BROKEN

@@ -32,6 +32,6 @@ class TorchServeApi:
 
 
 def _model_not_found(model: str) -> Reply:
-    """TorchServe's own words."""
+    """Render TorchServe's own error."""
     body = {"code": 404, "type": "ModelNotFoundException", "message": f"Model not found: {model[:256]}"}
     return Reply(404, ((b"content-type", b"application/json"),), json.dumps(body).encode())

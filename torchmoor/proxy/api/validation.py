@@ -1,4 +1,4 @@
-"""The runtime API's lengths and patterns, as botocore's service model has them. boto3 itself checks none of them."""
+"""The runtime API's lengths and patterns, as in botocore's service model; boto3 does not check them."""
 
 from __future__ import annotations
 
@@ -7,53 +7,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchmoor.errors import ValidationError
+from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER, Member, named_member
 from torchmoor.proxy.http.fields import Note
 from torchmoor.proxy.http.head import Layout
 from torchmoor.wire import headers
 
-_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # all of the value has to match, also where the pattern has no end
 _COMPONENT_NAME = rb"^[a-zA-Z0-9]([\-a-zA-Z0-9]*[a-zA-Z0-9])?$"
-_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of directories that the proxy is told of
+_LOCATION = "^(https|s3)://([^/]+)/?(.*)$"  # and file://, of configured directories
 _EXTENSION = rb"^(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]+$"
 _FILENAME = rb"^(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9-_\.]*$"
-_SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One member of the request's shape: its API name and what its value must satisfy.
-
-    told: the pattern in the words of the service model, which is Java's.
-    """
-
-    name: str
-    max_length: int
-    min_length: int
-    pattern: re.Pattern[bytes]
-    told: str
-
-    def find_problem(self, value: bytes) -> str | None:
-        """Why the value is none for this member, in the words that the service uses."""
-        problem = None
-        if len(value) > self.max_length:
-            problem = f"have length less than or equal to {self.max_length}"
-        elif len(value) < self.min_length:
-            problem = f"have length greater than or equal to {self.min_length}"
-        elif not self.pattern.fullmatch(value):
-            problem = f"satisfy regular expression pattern: {self.told}"
-        if problem is None:
-            return None
-        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
-        return (
-            f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
-            f"Member must {problem}"
-        )
-
-    def check(self, value: bytes) -> None:
-        """Raise ValidationError if there is a problem."""
-        problem = self.find_problem(value)
-        if problem is not None:
-            raise ValidationError(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +27,6 @@ class NumberMember:
     most: int
 
     def find_problem(self, value: bytes) -> str | None:
-        """As of a `Member`."""
         if not re.fullmatch(rb"[0-9]{1,9}", value):
             shown = value[:64].decode("latin-1")
             return f"1 validation error detected: Value '{shown}' at '{self.name}' must be a whole number"
@@ -82,10 +43,6 @@ class NumberMember:
         )
 
 
-def _named(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
-    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
-
-
 def _printable(name: str, max_length: int) -> Member:
     return Member(name, max_length, 1, re.compile(rb"[\x21-\x7e][\x20-\x7e]*"), r"\A\S[\p{Print}]*\z")
 
@@ -94,7 +51,7 @@ def _ascii(name: str) -> Member:
     return Member(name, 1024, 0, re.compile(rb"[\x00-\x7f]*"), r"\p{ASCII}*")
 
 
-ENDPOINT_NAME = _named("endpointName")
+ENDPOINT_NAME = named_member("endpointName")
 SESSION_ID = headers.SESSION_ID.encode()
 INFERENCE_ID = headers.INFERENCE_ID.encode()
 TARGET_MODEL = headers.TARGET_MODEL.encode()
@@ -114,15 +71,12 @@ FILENAME = headers.FILENAME.encode()
 REQUEST_TTL = headers.REQUEST_TTL_S.encode()
 INVOCATION_TIMEOUT = headers.INVOCATION_TIMEOUT_S.encode()
 
-# What an endpoint of SageMaker may have and none has here: passing it by in silence would answer another question.
+# Features of SageMaker's endpoints that are not supported; ignoring them would answer a different question.
 NOT_THERE = {
     _CONTAINER: "has one container; leave TargetContainerHostname out.",
     _EXPLANATIONS: "has no explainer; leave EnableExplanations out.",
     _COMPONENT: "has no inference components; leave InferenceComponentName out.",
 }
-
-# Checked where it is verified, which is once for each id and not once for each request.
-SESSION_ID_MEMBER = _named("sessionId", 256, _SESSION_ID)
 
 MEMBERS: dict[bytes, Member | NumberMember] = {
     b"content-type": _ascii("contentType"),
@@ -130,11 +84,11 @@ MEMBERS: dict[bytes, Member | NumberMember] = {
     SAGEMAKER_ACCEPT: _ascii("accept"),
     CUSTOM_ATTRIBUTES: _ascii("customAttributes"),
     TARGET_MODEL: _printable("targetModel", 1024),
-    TARGET_VARIANT: _named("targetVariant"),
-    _CONTAINER: _named("targetContainerHostname"),
+    TARGET_VARIANT: named_member("targetVariant"),
+    _CONTAINER: named_member("targetContainerHostname"),
     INFERENCE_ID: _printable("inferenceId", 64),
     _EXPLANATIONS: Member("enableExplanations", 64, 1, re.compile(rb"[\x20-\x7e]+"), ".*"),
-    _COMPONENT: _named("inferenceComponentName", pattern=_COMPONENT_NAME),
+    _COMPONENT: named_member("inferenceComponentName", pattern=_COMPONENT_NAME),
     SESSION_ID: SESSION_ID_MEMBER,
     PREFIX_AWARE_ID: _printable("prefixAwareId", 64),
     SAGEMAKER_CONTENT_TYPE: _ascii("contentType"),
@@ -147,7 +101,7 @@ MEMBERS: dict[bytes, Member | NumberMember] = {
 
 
 def not_there(endpoint: str, members: Collection[bytes]) -> ValidationError:
-    """The refusal of a request with one of NOT_THERE."""
+    """Refuse a request with one of NOT_THERE."""
     [problem, *_] = [problem for name, problem in NOT_THERE.items() if name in members]
     return ValidationError(f"Endpoint {endpoint} {problem}")
 
@@ -159,7 +113,7 @@ INVOCATION_ID = headers.INVOCATION_ID.encode()  # the same when a client sends a
 
 
 def make_note(name: bytes) -> Note:
-    """What becomes of a request's fields of that name."""
+    """Say how a request's fields of that name are treated."""
     is_passed = not (name in PRIVATE_FIELDS or name.startswith(OWN_PREFIX))
     member = MEMBERS.get(name)
     if member is None:
@@ -169,14 +123,14 @@ def make_note(name: bytes) -> Note:
 
 
 def _find_problem_of_session_id(value: bytes) -> str | None:
-    """Its pattern is checked where it is verified."""
+    """Check only the length; the pattern is checked where the id is verified."""
     if len(value) <= SESSION_ID_MEMBER.max_length and value.isascii():
         return None
     return SESSION_ID_MEMBER.find_problem(value)
 
 
 def check_members(layout: Layout) -> None:
-    """Raise ValidationError if a request's members are not as the API has them; session ids are checked later."""
+    """Raise ValidationError if a request's members do not fit the API; session ids are checked later."""
     if layout.is_sound:
         return
     if layout.problem is not None:

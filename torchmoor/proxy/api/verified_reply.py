@@ -1,4 +1,4 @@
-"""A reply to a signed request whose body has not come yet: nobody is told anything before the signature is right."""
+"""A reply to a signed request: sent only after the body has been received and matches the signature."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torchmoor.errors import ApiError, ValidationError
 from torchmoor.proxy.http.call import WHOLE_BODY, Deadlines, Outcome, Waiter
 from torchmoor.proxy.http.message import BodyCheck, Reply, Request
 
-_DEADLINES = Deadlines(60.0, 60.0)  # of an answer that is there at once
+_DEADLINES = Deadlines(60.0, 60.0)  # not reached: the reply is ready
 
 
 class VerifiedReply:
-    """A Call (see torchmoor.proxy.http.call) that takes the body, checks it, and goes to no target."""
+    """A Call (see torchmoor.proxy.http.call) that verifies the body, and goes to no target."""
 
     __slots__ = (
         "max_body_bytes",
@@ -34,7 +34,7 @@ class VerifiedReply:
         say: Callable[[ApiError], Reply],
         tell: Callable[[Reply], None],
     ) -> None:
-        """say: how an error is told. tell: called with what was answered, if anything was."""
+        """say: renders an error. tell: called with the reply."""
         self.max_body_bytes = check.max_body_bytes
         self.body_need = WHOLE_BODY
         self.deadlines = _DEADLINES
@@ -46,7 +46,7 @@ class VerifiedReply:
         self._is_head = request.method == b"HEAD"
 
     def route(self, body: bytes, waiter: Waiter) -> Reply:
-        """The reply, or why its reader is not to have it."""
+        """Send the reply, or why the caller must not have it."""
         try:
             self._check.verify(body)
             reply = self._reply
@@ -56,15 +56,14 @@ class VerifiedReply:
         return Reply(reply.status, reply.headers) if self._is_head else reply
 
     def on_body_too_large(self) -> Reply:
-        """More than may be signed."""
+        """Answer a body above the limit for signed bodies."""
         reply = self._say(ValidationError(f"A signed body may have up to {self.max_body_bytes} bytes."))
         self._tell(reply)
         return reply
 
     def finish(self, outcome: Outcome) -> None:
-        """The body is not awaited any more."""
+        """Free the verification of the body."""
         self._check.release()
 
     def on_wait_over(self) -> Reply:
-        """Never asked."""
-        raise AssertionError
+        raise AssertionError("it never waits")

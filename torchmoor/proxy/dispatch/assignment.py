@@ -12,15 +12,15 @@ from time import monotonic
 
 from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.dispatch.choice import Choice
+from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
 from torchmoor.proxy.dispatch.gateway import Gateway
 from torchmoor.proxy.dispatch.model_use import ModelUse
-from torchmoor.proxy.dispatch.routing_request import RoutingRequest
 from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
-from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
@@ -33,7 +33,7 @@ Resume = Callable[[ServiceUnavailable | None], None]
 
 
 class Assignment:
-    """An RoutingRequest (see routing_request.py) with what it was given.
+    """A DispatchRequest (see dispatch_request.py) with what it was given.
 
     expected: what KV_AWARE believes the chosen instance to hold of the prompt. has_failed: the chosen instance has
     failed the request. waited_s: until an instance was free. num_retries: choices after the first.
@@ -41,14 +41,14 @@ class Assignment:
     """
 
     opens_session = False
-    route_request: RouteRequest = FIRST_ATTEMPT
+    strategy_request: StrategyRequest = FIRST_ATTEMPT
     choice: Choice | None = None
     expected: Expectation | None = None
     has_failed = False
     waited_s = 0.0
     num_retries = 0
     _resume: Resume | None = None
-    _ticket: Ticket[RoutingRequest] | None = None
+    _ticket: Ticket[DispatchRequest] | None = None
     _lease: Lease | None = None
 
     def __init__(
@@ -72,11 +72,11 @@ class Assignment:
 
     def exclude(self, instances: frozenset[str]) -> None:
         """Never send the request to these instances."""
-        self.route_request = replace(self.route_request, excluded=self.route_request.excluded | instances)
+        self.strategy_request = replace(self.strategy_request, excluded=self.strategy_request.excluded | instances)
 
     def look_at(self, prefix: bytes, prefix_id: bytes) -> None:
         """Let the strategy see the body's beginning, and the client's id for it."""
-        self.route_request = RouteRequest(self.route_request.excluded, prefix, prefix_id)
+        self.strategy_request = StrategyRequest(self.strategy_request.excluded, prefix, prefix_id)
 
     def join(self, session: SessionId, dispatcher: Dispatcher) -> None:
         """Assign the request as a turn of a session. It stays counted with the variant that was drawn before."""
@@ -106,7 +106,7 @@ class Assignment:
         if is_counted and not self.dispatcher.retries.try_take(self.metrics.invocations):
             self.metrics.retries_refused += 1
             return False
-        before = self.route_request
+        before = self.strategy_request
         self.exclude(frozenset((self.choice.instance.name,)))
         choice = self.dispatcher.choose(self)
         if choice is not None:
@@ -116,7 +116,7 @@ class Assignment:
         try:
             self._ticket = self.dispatcher.wait(self)
         except ServiceUnavailable:
-            self.route_request = before
+            self.strategy_request = before
             return False
         self._resume = resume
         self._count_retry()
@@ -185,7 +185,7 @@ class Assignment:
         if choice is not None and not self.has_failed and choice.instance.breaker.num_failures:
             self._gateway.recovery.on_answered(choice.instance)
 
-    # RoutingRequest: read and called by the dispatcher
+    # DispatchRequest: read and called by the dispatcher
 
     @property
     def wait_ends_at(self) -> float:

@@ -9,7 +9,7 @@ from random import Random
 
 from torchmoor.metrics.invocations import InvocationMetrics
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.dispatch.routing_request import RoutingRequest
+from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
@@ -40,29 +40,29 @@ class Chooser:
         self._choices: dict[tuple[str, str], Choice] = {}
         self._openings: dict[bytes, str] = {}  # the instance that was sent each, the oldest first
 
-    def choose(self, request: RoutingRequest) -> Choice | None:
+    def choose(self, request: DispatchRequest) -> Choice | None:
         """Return the instance for a request, or None if none can take it now.
 
         A session's requests go to the instance that opened it; while that one does not serve it, to the one that all
         proxies agree on. A request for one of many models goes by the models that instances have.
         """
-        route_request, pool = request.route_request, self.variant.pool
+        strategy_request, pool = request.strategy_request, self.variant.pool
         if request.session is not None:
-            return self._choose_for_session(request.session, route_request.excluded)
+            return self._choose_for_session(request.session, strategy_request.excluded)
         if request.opens_session:
             self.variant.opens_sessions = True
         models = self.variant.models
         if models is not None and request.target_model is not None:
-            placed = models.choose(request.target_model, pool, route_request.excluded)
+            placed = models.choose(request.target_model, pool, strategy_request.excluded)
             return None if placed is None else self.choice_of(placed.instance, placed.reason)
         if request.opens_session:
             again = self._find_opener(request)
             if again is not None:
                 return self.choice_of(again, SESSION)
-            roomiest = find_roomiest(pool, route_request.excluded, self._rng)
+            roomiest = find_roomiest(pool, strategy_request.excluded, self._rng)
             if roomiest is not None:
                 return self.choice_of(roomiest, SESSION_ROOM)
-        pick = self.strategy.choose(route_request, pool)
+        pick = self.strategy.choose(strategy_request, pool)
         return None if pick is None else self.choice_of(pick.instance, pick.reason)
 
     def _choose_for_session(self, session: SessionId, excluded: frozenset[str]) -> Choice | None:
@@ -99,11 +99,11 @@ class Chooser:
             return True
         return home.is_ready and (home.share == 1.0 or place_of(session.text) < home.share)
 
-    def _find_opener(self, request: RoutingRequest) -> Instance | None:
+    def _find_opener(self, request: DispatchRequest) -> Instance | None:
         """Return the instance that was sent this opening before; it answers with the session that it opened then."""
         name = self._openings.get(request.opening)
         instance = None if name is None else self.variant.pool.find(name)
-        if instance is None or not instance.is_ready or instance.name in request.route_request.excluded:
+        if instance is None or not instance.is_ready or instance.name in request.strategy_request.excluded:
             return None
         return instance if instance.outstanding < instance.capacity else None
 
@@ -121,7 +121,7 @@ class Chooser:
 
     # What instances have
 
-    def on_sent(self, request: RoutingRequest, instance: Instance) -> Expectation | None:
+    def on_sent(self, request: DispatchRequest, instance: Instance) -> Expectation | None:
         """Note a request that goes to an instance. Returns what KV_AWARE expects it to have cached, for on_receipt."""
         if request.opens_session:
             if instance.session_room:
@@ -133,7 +133,7 @@ class Chooser:
                 self._openings[request.opening] = instance.name
         if self._kv is None or request.session is not None:
             return None
-        return self._kv.record(request.route_request, instance.name, body_bytes=request.body_bytes)
+        return self._kv.record(request.strategy_request, instance.name, body_bytes=request.body_bytes)
 
     def on_receipt(self, instance: Instance, expected: Expectation, *, num_kept: int, num_tokens: int) -> None:
         """Compare what KV_AWARE expected with the cached tokens that an answer reports."""

@@ -16,8 +16,8 @@ from torchmoor.errors import ServiceUnavailable
 from torchmoor.proxy.dispatch import unavailable
 from torchmoor.proxy.dispatch.choice import Choice
 from torchmoor.proxy.dispatch.chooser import Chooser
+from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.dispatch.retry_budget import RetryBudget
-from torchmoor.proxy.dispatch.routing_request import RoutingRequest
 from torchmoor.proxy.instances.instance import SERVING, Instance, InstanceState
 from torchmoor.proxy.instances.registry import Registry, Variant
 from torchmoor.proxy.routing.waiting import Ticket, WaitingBytes, WaitingQueue
@@ -41,7 +41,7 @@ class Dispatcher(Chooser):
         are_journaled: bool,
     ) -> None:
         super().__init__(variant, rng, binds_late=late_binding is not None, are_journaled=are_journaled)
-        self.queue: WaitingQueue[RoutingRequest] | None = None
+        self.queue: WaitingQueue[DispatchRequest] | None = None
         self.on_held: Callable[[], None] = _do_nothing
         self._late_binding = late_binding
         self._scaling = variant.settings.scaling
@@ -73,9 +73,9 @@ class Dispatcher(Chooser):
     def _is_at_zero(self) -> bool:
         return not any(instance.state is InstanceState.READY for instance in self.variant.pool.members)
 
-    def wait(self, request: RoutingRequest) -> Ticket[RoutingRequest]:
+    def wait(self, request: DispatchRequest) -> Ticket[DispatchRequest]:
         """Return a place in the queue. Raises ServiceUnavailable if it is full or there is nothing to wait for."""
-        session, excluded = request.session, request.route_request.excluded
+        session, excluded = request.session, request.strategy_request.excluded
         holder = None if session is None else self.find_holder(session, excluded)
         ready = [instance.name for instance in self.variant.pool.members if instance.is_ready]
         if session is not None and session.is_foreign and holder is None:
@@ -86,7 +86,7 @@ class Dispatcher(Chooser):
         if not is_held and (self._late_binding is None or (holder is None and excluded.issuperset(ready))):
             raise self._count(unavailable.all_busy())
         assert self.queue is not None
-        ticket: Ticket[RoutingRequest] = Ticket(
+        ticket: Ticket[DispatchRequest] = Ticket(
             request,
             deadline=request.wait_ends_at,
             num_bytes=request.num_waiting_bytes,
@@ -109,7 +109,7 @@ class Dispatcher(Chooser):
         self.metrics.no_capacity += 1
         return error
 
-    def leave(self, ticket: Ticket[RoutingRequest]) -> None:
+    def leave(self, ticket: Ticket[DispatchRequest]) -> None:
         """Remove a ticket from the queue."""
         assert self.queue is not None
         self.queue.remove(ticket)
@@ -121,7 +121,7 @@ class Dispatcher(Chooser):
             self._serve_turns(queue, instance)
             self._serve_others(queue)
 
-    def _serve_turns(self, queue: WaitingQueue[RoutingRequest], instance: Instance) -> None:
+    def _serve_turns(self, queue: WaitingQueue[DispatchRequest], instance: Instance) -> None:
         while instance.outstanding < instance.capacity and instance.state in SERVING:
             ticket = queue.pop_turn(instance.name)
             if ticket is None:
@@ -129,7 +129,7 @@ class Dispatcher(Chooser):
             assert ticket.owner.session is not None  # only turns wait for one instance
             ticket.owner.go(self.choice_for_turn(instance, ticket.owner.session))
 
-    def _serve_others(self, queue: WaitingQueue[RoutingRequest]) -> None:
+    def _serve_others(self, queue: WaitingQueue[DispatchRequest]) -> None:
         while self.variant.pool.open_instances:
             chosen: list[Choice] = []
             ticket = queue.pop_other(lambda ticket: self._try_choose(ticket.owner, chosen))  # noqa: B023
@@ -137,7 +137,7 @@ class Dispatcher(Chooser):
                 break
             ticket.owner.go(chosen[0])
 
-    def _try_choose(self, request: RoutingRequest, chosen: list[Choice]) -> bool:
+    def _try_choose(self, request: DispatchRequest, chosen: list[Choice]) -> bool:
         choice = self.choose(request)
         if choice is not None:
             chosen.append(choice)

@@ -13,10 +13,10 @@ from random import Random
 
 from torchmoor.config.settings import ProxySettings
 from torchmoor.errors import UnknownEndpoint, UnknownVariant, ValidationError
-from torchmoor.proxy.api.validation import SESSION_ID_MEMBER
 from torchmoor.proxy.dispatch.cancellation import Cancellations
 from torchmoor.proxy.dispatch.decisions import Decisions
 from torchmoor.proxy.dispatch.dispatcher import Dispatcher
+from torchmoor.proxy.dispatch.members import SESSION_ID_MEMBER
 from torchmoor.proxy.dispatch.observer import Observer
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.instance import Instance, InstanceState

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torchmoor.proxy.routing.least_outstanding import REASON as LEAST_OUTSTANDING
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 REASON = "kv-aware"
 MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always cached
@@ -128,7 +128,7 @@ class KvAware:
         self._block_bytes = block_bytes
         self._bytes_per_request = bytes_per_request
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the least cost; without a match, the one with the fewest outstanding."""
         best = pool.find_least_outstanding(request.excluded)
         if best is None:
@@ -148,7 +148,7 @@ class KvAware:
                 best, cost, reason = instance, cost_here, REASON
         return Pick(best, reason)
 
-    def record(self, request: RouteRequest, name: str, *, body_bytes: int) -> Expectation | None:
+    def record(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Expectation | None:
         """Note a request that goes to an instance. Returns what the instance should have cached of it."""
         held = self.index.record(name, self._chain_of(request))
         if held is None:
@@ -163,5 +163,5 @@ class KvAware:
         if num_kept < num_tokens * expected.share * MIN_KEPT:
             self.index.forget_unused_since(name, expected.used_at)
 
-    def _chain_of(self, request: RouteRequest) -> list[int]:
+    def _chain_of(self, request: StrategyRequest) -> list[int]:
         return chain(request.prefix[: self.num_prefix_bytes], self._block_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 REASON = "least-outstanding-requests"
 
@@ -13,7 +13,7 @@ class LeastOutstanding:
 
     num_prefix_bytes = 0
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the fewest, or None if there is none."""
         instance = pool.find_least_outstanding(request.excluded)
         return None if instance is None else Pick(instance, REASON)

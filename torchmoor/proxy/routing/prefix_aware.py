@@ -6,7 +6,7 @@ from hashlib import blake2b
 from itertools import islice
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 REASON = "prefix-aware"
 OVERFLOW = "prefix-aware-overflow"
@@ -24,7 +24,7 @@ class PrefixAware:
         self.num_prefix_bytes = prefix_length
         self._threshold = concurrency_threshold
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the most preferred instance below the threshold, or else the one with the fewest outstanding."""
         least = pool.find_least_outstanding(request.excluded)
         if least is None:
@@ -41,7 +41,7 @@ class PrefixAware:
                     return Pick(instance, REASON if number == 0 else OVERFLOW)
         return Pick(least, OVERFLOW)
 
-    def _key(self, request: RouteRequest) -> int:
+    def _key(self, request: StrategyRequest) -> int:
         """Return a 64-bit hash of the prefix and the client's prefix id; the id's length separates the two."""
         digest = blake2b(b"%d\n%b" % (len(request.prefix_id), request.prefix_id), digest_size=8)
         digest.update(request.prefix[: self.num_prefix_bytes])

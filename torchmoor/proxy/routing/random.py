@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from torchmoor.proxy.routing.pool import C, Pool
-from torchmoor.proxy.routing.strategy import Pick, RouteRequest
+from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
 REASON = "random"
 
@@ -22,7 +22,7 @@ class RandomChoice:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return an open instance, or None if there is none."""
         instance = pool.find_random(self._rng, request.excluded)
         return None if instance is None else Pick(instance, REASON)

@@ -9,8 +9,8 @@ from torchmoor.proxy.routing.pool import C, Pool
 
 
 @dataclass(frozen=True, slots=True)
-class RouteRequest:
-    """A request as a strategy sees it.
+class StrategyRequest:
+    """What a routing strategy sees of a request.
 
     excluded: instances that have refused or failed it already. prefix: the body's first bytes, as many as the
     strategy asks for, or the whole body if it is shorter. prefix_id: the client's PrefixAwareId.
@@ -21,7 +21,7 @@ class RouteRequest:
     prefix_id: bytes = b""
 
 
-FIRST_ATTEMPT = RouteRequest()
+FIRST_ATTEMPT = StrategyRequest()
 
 
 class Pick(NamedTuple, Generic[C]):
@@ -36,6 +36,6 @@ class Strategy(Protocol):
 
     num_prefix_bytes: int
 
-    def choose(self, request: RouteRequest, pool: Pool[C]) -> Pick[C] | None:
+    def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the instance for a request, or None if none can take it now."""
         ...

@@ -15,7 +15,7 @@ from torchmoor.proxy.routing.pool import Pool
 from torchmoor.proxy.routing.prefix_aware import MAX_WALKED, PrefixAware
 from torchmoor.proxy.routing.random import RandomChoice, choose_weighted
 from torchmoor.proxy.routing.sessions import find_roomiest, rendezvous
-from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, RouteRequest, Strategy
+from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, Strategy, StrategyRequest
 
 NOBODY = frozenset[str]()
 RNG = Random(1)  # where nothing is drawn
@@ -41,7 +41,7 @@ def test_strategies_leave_out_full_unready_and_tried_instances(strategy: Strateg
         FakeCandidate("down", is_ready=False),
         FakeCandidate("tried"),
     ]
-    request = RouteRequest(excluded=frozenset({"tried"}), prefix=b"prompt")
+    request = StrategyRequest(excluded=frozenset({"tried"}), prefix=b"prompt")
 
     assert strategy.choose(request, pool_of()) is None
     assert strategy.choose(request, pool_of(*blocked)) is None
@@ -71,7 +71,7 @@ def test_strategies_give_an_instance_that_comes_back_its_share(strategy: Strateg
 
     running: list[FakeCandidate] = []
     for number in range(2000):
-        pick = strategy.choose(RouteRequest(prefix=b"prompt %d" % number), pool)
+        pick = strategy.choose(StrategyRequest(prefix=b"prompt %d" % number), pool)
         assert pick is not None
         change(pool, pick.instance, outstanding=pick.instance.outstanding + 1)
         taken[pick.instance.name] += 1
@@ -82,7 +82,7 @@ def test_strategies_give_an_instance_that_comes_back_its_share(strategy: Strateg
 
     usual = sum(taken[other.name] for other in others) / 3
     assert 0 < taken["back"] < usual * share * 1.6
-    pick = strategy.choose(RouteRequest(prefix=b"prompt"), pool_of(FakeCandidate("back", share=share)))
+    pick = strategy.choose(StrategyRequest(prefix=b"prompt"), pool_of(FakeCandidate("back", share=share)))
     assert pick is not None
     assert pick.instance.name == "back"
 
@@ -94,7 +94,7 @@ def test_prefix_returns_to_its_instance_once_and_for_all_as_the_share_grows() ->
     """Prefixes come back by and by; one that is back does not leave again, and in the end all are."""
     instances = named(3)
     pool, strategy = pool_of(*instances), prefix_aware(threshold=9)
-    requests = [RouteRequest(prefix=b"prompt %d" % number) for number in range(300)]
+    requests = [StrategyRequest(prefix=b"prompt %d" % number) for number in range(300)]
 
     def owned() -> set[int]:
         picks = [strategy.choose(request, pool) for request in requests]
@@ -118,8 +118,8 @@ def test_same_prefix_goes_to_the_same_instance_whatever_follows_it() -> None:
 
     for number in range(50):
         prefix = (b"%d " % number) * 600
-        first = strategy.choose(RouteRequest(prefix=prefix[:1024] + b"one question"), here)
-        second = prefix_aware().choose(RouteRequest(prefix=prefix[:1024] + b"another"), elsewhere)
+        first = strategy.choose(StrategyRequest(prefix=prefix[:1024] + b"one question"), here)
+        second = prefix_aware().choose(StrategyRequest(prefix=prefix[:1024] + b"another"), elsewhere)
         assert first is not None
         assert second is not None
         assert (first.instance.name, first.reason) == (second.instance.name, "prefix-aware")
@@ -133,7 +133,7 @@ def test_prefix_id_separates_applications_that_share_a_prefix() -> None:
     pool, strategy = pool_of(*named(20)), prefix_aware()
 
     def owner(prefix_id: bytes, prefix: bytes) -> str:
-        pick = strategy.choose(RouteRequest(prefix=prefix, prefix_id=prefix_id), pool)
+        pick = strategy.choose(StrategyRequest(prefix=prefix, prefix_id=prefix_id), pool)
         assert pick is not None
         return pick.instance.name
 
@@ -146,7 +146,7 @@ def test_prefix_moves_on_when_its_instance_is_at_the_threshold_and_comes_back() 
     """To the next in the order of the prefix, which is the same one for as long as the load lasts."""
     instances = named(4)
     pool, strategy = pool_of(*instances), prefix_aware(threshold=2)
-    request = RouteRequest(prefix=b"prompt")
+    request = StrategyRequest(prefix=b"prompt")
     chosen = []
 
     for _ in range(8):
@@ -168,7 +168,7 @@ def test_prefix_goes_to_the_least_loaded_when_all_are_at_the_threshold() -> None
     """As the service does: an instance with more available capacity."""
     instances = [FakeCandidate("a", 3), FakeCandidate("b", 2), FakeCandidate("c", 3)]
 
-    pick = prefix_aware(threshold=2).choose(RouteRequest(prefix=b"prompt"), pool_of(*instances))
+    pick = prefix_aware(threshold=2).choose(StrategyRequest(prefix=b"prompt"), pool_of(*instances))
 
     assert pick == (instances[1], "prefix-aware-overflow")
 
@@ -182,7 +182,7 @@ def test_prefix_search_ends_when_many_are_at_the_threshold() -> None:
     pool = pool_of(*instances)
 
     for number in range(20):
-        pick = strategy.choose(RouteRequest(prefix=b"%d" % number), pool)
+        pick = strategy.choose(StrategyRequest(prefix=b"%d" % number), pool)
         assert pick is not None
         assert pick.instance is instances[0]
     assert MAX_WALKED < 300
@@ -193,7 +193,7 @@ def test_prefix_search_ends_when_many_are_at_the_threshold() -> None:
 
 def sent(strategy: KvAware, pool: Pool[FakeCandidate], body: bytes) -> tuple[str, str]:
     """Choose for a body and record it, as the dispatcher does; returns who and why."""
-    request = RouteRequest(prefix=body)
+    request = StrategyRequest(prefix=body)
     pick = strategy.choose(request, pool)
     assert pick is not None
     strategy.record(request, pick.instance.name, body_bytes=len(body))
@@ -219,7 +219,7 @@ def test_longest_match_wins_among_equally_loaded() -> None:
     strategy.index.record("i0", chain(b"aaaabbbb", 4))
     strategy.index.record("i1", chain(b"aaaabbbbcccc", 4))
 
-    assert strategy.choose(RouteRequest(prefix=b"aaaabbbbccccdddd"), pool) == (instances[1], "kv-aware")
+    assert strategy.choose(StrategyRequest(prefix=b"aaaabbbbccccdddd"), pool) == (instances[1], "kv-aware")
 
 
 def test_match_is_weighed_against_load() -> None:
@@ -227,7 +227,7 @@ def test_match_is_weighed_against_load() -> None:
     busy, idle = FakeCandidate("busy", outstanding=1), FakeCandidate("idle")
     pool, strategy = pool_of(busy, idle), kv_aware()
     strategy.index.record("busy", chain(b"aaaabbbbcccc", 4))
-    request = RouteRequest(prefix=b"aaaabbbbcccc")
+    request = StrategyRequest(prefix=b"aaaabbbbcccc")
     assert strategy.choose(request, pool) == (busy, "kv-aware")
 
     change(pool, busy, outstanding=2)
@@ -243,7 +243,7 @@ def test_holder_that_cannot_take_the_request_is_passed_over() -> None:
     for name in ("full", "down", "tried", "gone"):
         strategy.index.record(name, chain(b"aaaabbbb", 4))
 
-    pick = strategy.choose(RouteRequest(prefix=b"aaaabbbb", excluded=frozenset({"tried"})), pool)
+    pick = strategy.choose(StrategyRequest(prefix=b"aaaabbbb", excluded=frozenset({"tried"})), pool)
 
     assert pick == (free, "least-outstanding-requests")
 
@@ -292,11 +292,11 @@ def test_prompt_that_an_instance_no_longer_held_takes_all_older_ones_along() -> 
 def test_receipt_is_judged_by_what_was_expected(num_kept: int, is_remembered: bool) -> None:
     """Half of the body was sent there before: a fifth of the tokens may be the template's, half of them are not."""
     strategy = kv_aware()
-    older, asked = RouteRequest(prefix=b"old!"), RouteRequest(prefix=b"aaaabbbb")
+    older, asked = StrategyRequest(prefix=b"old!"), StrategyRequest(prefix=b"aaaabbbb")
     assert strategy.record(older, "a", body_bytes=4) is None
     assert strategy.record(asked, "a", body_bytes=8) is None
 
-    expected = strategy.record(RouteRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
+    expected = strategy.record(StrategyRequest(prefix=b"aaaabbbbccccdddd"), "a", body_bytes=16)
     assert expected is not None
     assert expected.share == 0.5
     strategy.check("a", expected, num_kept=num_kept, num_tokens=100)

@@ -6,7 +6,7 @@ const EVENT_STREAM = "application/vnd.amazon.eventstream";
 const INNER_TYPE = "x-amzn-sagemaker-content-type";
 export const JSON_LINES = "application/jsonlines";
 
-// The answer began and cannot be finished. code: what the proxy calls it, or "".
+// The answer began and cannot be finished. code: the proxy's error code, or "".
 export class AnswerBroken extends Error {
   name = "AnswerBroken";
 
@@ -44,7 +44,7 @@ async function* readPayloads(body) {
     }
     frames.end();
   } finally {
-    source.cancel().catch(() => {}); // nobody reads on; if it has failed, that was told above
+    source.cancel().catch(() => {}); // a failure was reported above
   }
 }
 

@@ -12,7 +12,7 @@ export class Composer {
   #reading = Promise.resolve(); // pictures are read one after the other: large ones take much memory
   #onAsk;
 
-  // onAsk(question, pictures): somebody wants to know. onStop(): or does not any more.
+  // onAsk(question, pictures): the user asks. onStop(): the user stops the answer.
   constructor(onAsk, onStop) {
     this.#onAsk = onAsk;
     $("composer").addEventListener("submit", (event) => {
@@ -53,7 +53,7 @@ export class Composer {
     this.showState();
   }
 
-  // What can be pressed now.
+  // Show Ask or Stop, and the welcome.
   showState() {
     const isRunning = Boolean(this.#session.running);
     const hadFocus = document.activeElement;
@@ -64,10 +64,10 @@ export class Composer {
     this.#showQuestions();
   }
 
-  // Files from anywhere; what is no picture is told.
+  // Add files, and report those that are not pictures.
   add(files) {
     const session = this.#session;
-    if (!session) return this.#reading; // nobody knows yet who could look at them
+    if (!session) return this.#reading; // before the first session there is no model for them
     complain("");
     this.#reading = this.#reading.then(async () => {
       const problems = [];

@@ -25,7 +25,7 @@ const hooks = {
   onSession: refresh,
   onReturned(session, turn, message) {
     log.forgetTurn(session, turn);
-    const { draft } = session; // what was typed meanwhile
+    const { draft } = session; // typed meanwhile
     session.draft = { text: draft.text || turn.question, pictures: [...turn.pictures, ...draft.pictures] };
     if (session === current) composer.show(session);
     const words = `The pictures were not taken: ${message} Nothing was asked.`;
@@ -60,7 +60,7 @@ function offerReopening(session, message) {
   session.offer = log.notice(session, message, "warn", { label: reopenWords(session), run: () => reopen(session) });
 }
 
-// turn: the question that found it ended, which is asked in the new one; null if none has.
+// turn: the question that found the session ended, to be asked in the new one; or null.
 async function reopen(session, turn = null) {
   session.offer?.remove();
   session.offer = null;
@@ -76,7 +76,7 @@ async function reopen(session, turn = null) {
   refresh(session);
 }
 
-// What a screen reader hears of a turn: that it began, and the whole answer when it is there.
+// Announce a turn to screen readers: its beginning, and the whole answer at its end.
 function tell(session, turn) {
   if (turn.isRunning) {
     if (turn.waiting && session === current) announceOnce(turn, turn.waiting);
@@ -177,7 +177,7 @@ function showExpiry() {
 
 // Tokens
 
-let tokenAnswer = null; // the dialog that is open, for all who wait for it
+let tokenAnswer = null; // the open dialog's result
 
 function askForToken(message) {
   tokenAnswer ??= new Promise((resolve) => {
@@ -212,7 +212,7 @@ function useToken(given) {
   onToken();
 }
 
-let onToken = () => {}; // who waits for one, with the dialog closed
+let onToken = () => {}; // called when a token is set without a dialog
 
 // The beginning and the end
 

@@ -1,7 +1,7 @@
-"""GET /chat and its files; GET /chat/endpoints, which says whom one can talk to; `/` leads a browser there.
+"""The chat page: GET /chat and its files; GET /chat/endpoints lists its endpoints; `/` redirects browsers to it.
 
-The files hold nothing of anybody's, so a browser gets them without credentials, which it could not send before it has
-the page that asks for them. /chat/endpoints stands behind the gate like the rest of the API.
+The files hold no data of users, so they need no credentials; a browser has none before it has the page that asks for
+them. /chat/endpoints needs credentials like the rest of the API.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PAGE = b"/chat"
 ENDPOINTS = b"/chat/endpoints"
 ROOT = b"/"
 
-# Nothing but this page's own files, its own server, and pictures that it has itself; no text becomes markup, and
-# nobody frames it.
+# Allows only this page's files, its server, and pictures that it has itself; text never becomes markup, and no page
+# may frame it.
 CONTENT_SECURITY_POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob: data:; "
     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -37,7 +37,7 @@ _LOOKING = frozenset((b"GET", b"HEAD"))
 
 
 class ChatPage:
-    """Answers by path.
+    """Serves the page's paths.
 
     open_paths: those that need no credentials.
     """
@@ -51,7 +51,7 @@ class ChatPage:
                 self._handlers[path] = _File(file.read_bytes(), kind).handle
         self.open_paths = frozenset(self._handlers)
         told = {
-            # One with many models wants to be told which, and of what kind they are nobody knows here.
+            # An endpoint with many models needs a TargetModel, and the kinds of its models are unknown here.
             "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
             "max_body_bytes": settings.limits.max_body_bytes,
             "max_pictures": settings.chat_page.max_pictures,
@@ -64,21 +64,21 @@ class ChatPage:
         self._handlers[ENDPOINTS] = self._tell_endpoints
 
     def find_handler(self, method: bytes, path: bytes) -> Handler | None:
-        """Who answers; None if it is none of the page's."""
+        """Find what serves a path; None if it does not belong to the page."""
         return self._handlers.get(path) if method in _LOOKING else None
 
     def _tell_endpoints(self, request: Request, request_id: bytes) -> Reply:
         return self._endpoints
 
     def _lead(self, request: Request, request_id: bytes) -> Reply:
-        """A browser is shown the way; a client of the API has taken a wrong one."""
+        """Redirect a browser; refuse a client of the API."""
         if b"text/html" in (request.find(b"accept") or b""):
             return _Redirect(b"chat").handle(request, request_id)
         return runtime_error(unknown_operation(request), request_id)
 
 
 class _File:
-    """One file, sent again only if it has changed."""
+    """Serves one file, and sends it again only if it has changed."""
 
     def __init__(self, content: bytes, kind: bytes) -> None:
         self._etag = b'"%b"' % blake2b(content, digest_size=12).hexdigest().encode()
@@ -87,17 +87,17 @@ class _File:
         self._unchanged = Reply(304, (*headers, (b"cache-control", b"no-cache")), content)
 
     def handle(self, request: Request, request_id: bytes) -> Reply:
-        """The file, or that what the browser has is still it."""
+        """Answer with the file, or with 304 if the browser has it."""
         known = request.find(b"if-none-match") or b""
         return self._unchanged if self._etag in known or known.strip() == b"*" else self._whole
 
 
 class _Redirect:
-    """To a path beside the one that was asked for, wherever something before this proxy has put it."""
+    """Redirects to a path relative to the request's, which works below a path prefix too."""
 
     def __init__(self, location: bytes) -> None:
         self._reply = Reply(307, (*HEADERS, (b"location", location), (b"cache-control", b"no-store")))
 
     def handle(self, request: Request, request_id: bytes) -> Reply:
-        """Always the same."""
+        """Answer with the redirect."""
         return self._reply

@@ -1,7 +1,7 @@
 // One conversation, from its first question to its close, without anything of the page that shows it.
 //
-// A session id is as good as a credential, so it is kept in this page's memory alone, like the pictures: whoever
-// reloads the page or closes the tab leaves nothing behind, and the server is told that the sessions are over.
+// A session id is a credential, so only this page's memory holds it, like the pictures. A reload or a closed tab leaves
+// nothing behind, and the page closes its sessions at the server.
 
 import * as api from "./api.js";
 import { AnswerBroken } from "./answer.js";
@@ -16,7 +16,7 @@ const PROGRESS_EVERY_MS = 2000;
 const BODY_BYTES = 1_500_000; // of one request's pictures: a body up to 2 MiB can be sent to another instance
 const WARN_S = [120, 30];
 
-// What was asked, and what became of it.
+// A question and its answer.
 // state: sending, waiting, streaming, done, stopped, failed. waiting: for what, in words. moved: {from, to} or null.
 // failure: {message, remedy: "again" | "reopen"} or null.
 export class Turn {
@@ -43,13 +43,13 @@ export class Turn {
 export class Session {
   #id = null;
   #opening = null;
-  #batch = null; // pictures that are being sent, and the name of that request, until it is known what became of them
+  #batch = null; // pictures that are being sent, and that request's id, until its result is known
 
   constructor(endpoint, limits, hooks) {
     Object.assign(this, { endpoint, hooks, state: "new", turns: [], instance: null, expiresAt: null });
     this.maxBodyBytes = Math.min(BODY_BYTES, limits.max_body_bytes - 4096);
     this.pictures = []; // that the server has
-    this.untaken = []; // that it shall have before the next question
+    this.untaken = []; // to be sent before the next question
     this.warned = new Set();
     this.draft = { text: "", pictures: [] };
   }
@@ -73,7 +73,7 @@ export class Session {
     await this.#run(turn);
   }
 
-  // The same question once more: as the same request, unless it was somebody here who ended it.
+  // The same question once more: as the same request, unless the user ended it.
   async askAgain(turn) {
     if (this.running) return;
     turn.begin(turn.state === "stopped" ? undefined : turn.invocationId);
@@ -125,7 +125,7 @@ export class Session {
     if (this.state !== "open" || this.expiresAt === null) return;
     const leftS = (this.expiresAt - now) / 1000;
     if (leftS <= 0) {
-      if (this.running) return; // its answer will say it
+      if (this.running) return; // its answer will report it
       this.state = "ended";
       this.hooks.onEnded(this, "This session has expired.");
       return;
@@ -164,12 +164,12 @@ export class Session {
     if (this.#isOver(error)) this.state = "ended";
   }
 
-  // True if the server does not know the session any more: it checks everything else that is invalid elsewhere.
+  // True if the server does not know the session any more.
   #isOver(error) {
     return this.#id !== null && error instanceof api.Refused && error.kind === "ValidationError";
   }
 
-  // The pictures were not taken, so nothing was asked: give all back.
+  // The server refused the pictures, so nothing was asked: return everything to the composer.
   #return(turn, error) {
     this.turns.splice(this.turns.indexOf(turn), 1);
     turn.pictures = [...this.untaken];
@@ -245,7 +245,7 @@ export class Session {
     this.instance = receipt.instance || this.instance;
   }
 
-  // Does it again while the server is busy, and tells how long it waits; asks for a token where one is wanted.
+  // Repeat while the server is busy, and show the wait; ask for a token if one is needed.
   async #patiently(turn, action) {
     for (let tries = 1; ; tries += 1) {
       const watching = this.#watchProgress(turn);
@@ -283,7 +283,7 @@ export class Session {
     if (this.turns.includes(turn)) this.hooks.onTurn(this, turn);
   }
 
-  // While nothing comes, says what is being done about it: an instance that is started takes a while.
+  // While no answer arrives, show the progress of starting an instance.
   #watchProgress(turn) {
     const watching = new AbortController();
     const { signal } = watching;
@@ -295,7 +295,7 @@ export class Session {
         await pause(PROGRESS_EVERY_MS, signal);
       }
     };
-    watch().catch(() => {}); // what matters is the request itself
+    watch().catch(() => {}); // only the request itself matters
     return watching;
   }
 }

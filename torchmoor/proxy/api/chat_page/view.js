@@ -171,7 +171,7 @@ function showReceipt(box, receipt) {
   box.querySelector("dl").replaceChildren(...rows);
 }
 
-// Whoever reads the end goes on doing so; whoever reads something above stays there.
+// Keep the view at the end if it is there; else leave it where it is.
 function keepAtEnd(change) {
   const page = document.documentElement;
   const isAtEnd = page.scrollHeight - innerHeight - scrollY < 120;

@@ -1,4 +1,4 @@
-// What the API says in names, as sentences.
+// Sentences for the API's names.
 
 const REASONS = {
   session: "it holds this session",

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Protocol
 
 from torchmoor.proxy.dispatch.choice import Choice
-from torchmoor.proxy.routing.strategy import RouteRequest
+from torchmoor.proxy.routing.strategy import StrategyRequest
 from torchmoor.wire.session_ids import SessionId
 
 
-class RoutingRequest(Protocol):
+class DispatchRequest(Protocol):
     """What the choice of an instance depends on. target_model: None if the endpoint serves one model."""
 
     session: SessionId | None
     opens_session: bool
     target_model: str | None
-    route_request: RouteRequest
+    strategy_request: StrategyRequest
 
     @property
     def wait_ends_at(self) -> float:

@@ -1,0 +1,57 @@
+"""Members of a request's shape in the runtime API: their lengths and patterns; the rule for session ids."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torchmoor.errors import ValidationError
+
+_NAME = rb"^[a-zA-Z0-9](-*[a-zA-Z0-9])*"  # must match the whole value, even without an end in the pattern
+_SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the request's shape: its API name and what its value must satisfy.
+
+    told: the pattern in the words of the service model, which is Java's.
+    """
+
+    name: str
+    max_length: int
+    min_length: int
+    pattern: re.Pattern[bytes]
+    told: str
+
+    def find_problem(self, value: bytes) -> str | None:
+        """Return why the value is invalid for this member, in the words of the service; None if it is valid."""
+        problem = None
+        if len(value) > self.max_length:
+            problem = f"have length less than or equal to {self.max_length}"
+        elif len(value) < self.min_length:
+            problem = f"have length greater than or equal to {self.min_length}"
+        elif not self.pattern.fullmatch(value):
+            problem = f"satisfy regular expression pattern: {self.told}"
+        if problem is None:
+            return None
+        shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")
+        return (
+            f"1 validation error detected: Value '{shown}' at '{self.name}' failed to satisfy constraint: "
+            f"Member must {problem}"
+        )
+
+    def check(self, value: bytes) -> None:
+        """Raise ValidationError if the value is invalid."""
+        problem = self.find_problem(value)
+        if problem is not None:
+            raise ValidationError(problem)
+
+
+def named_member(name: str, max_length: int = 63, pattern: bytes = _NAME) -> Member:
+    """Make the member of a name: letters, digits and hyphens by default."""
+    return Member(name, max_length, 0, re.compile(pattern), pattern.decode())
+
+
+# Checked where it is verified: once for each id, not for each request.
+SESSION_ID_MEMBER = named_member("sessionId", 256, _SESSION_ID)
