@@ -36,7 +36,7 @@ PENDING = (
     "tests/network/conftest.py",
     "tests/network/test_discovery.py",
     "tests/proxy/",
-    "tests/unit/handlers/",
+    "tests/unit/handlers/test_journal_contract.py",
     "tests/unit/torchmoor/",
     "torchmoor/proxy/api/",
     "torchmoor/proxy/http/",

@@ -181,7 +181,7 @@ def test_decisions_are_told_in_words_filtered_and_paused(
         page = tab.page
         rows = page.locator("#decisions tr")
         expect(rows).to_have_count(6)
-        expect(rows.first).to_contain_text("its session lives there")
+        expect(rows.first).to_contain_text("it holds this session")
         expect(rows.first).to_contain_text("424")
         tab.check_accessibility()
         tab.save(tmp_path / "decisions.png")
