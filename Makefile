@@ -80,10 +80,10 @@ fuzz: setup  ## look for bytes that the HTTP parts misunderstand: make fuzz [SEC
 bench: setup archives  ## one benchmark: make bench NAME=proxy [QUICK=1]
 	@test -n "$(NAME)" || { echo "make: say which: make bench NAME=..., of: $(BENCHMARKS)" >&2; exit 1; }
 	@test -n "$(filter $(NAME),$(BENCHMARKS))" || { echo "make: there is no benchmark $(NAME), but: $(BENCHMARKS)" >&2; exit 1; }
-	$(BIN)/python benchmarks/$(NAME).py $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.$(NAME) $(if $(QUICK),--quick)
 
 report: setup $(if $(FROM),,archives)  ## every benchmark, shortened, as one page against the goals: make report [FROM=docs/benchmarks]
-	@$(BIN)/python benchmarks/report_all.py $(if $(FROM),--from $(FROM))
+	@$(BIN)/python -m benchmarks.report_all $(if $(FROM),--from $(FROM))
 
 clean:  ## remove what was built; the set-up too
 	rm -rf $(VENV) .venv-clients model_store/*.mar models/smollm2 build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

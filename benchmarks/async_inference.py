@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from async_load import BODY, Account, Client, Submitter
-from report import ROOT, median, parse_options, print_report
+
+from benchmarks.async_load import BODY, Account, Client, Submitter
+from benchmarks.report import ROOT, median, parse_options, print_report
 
 NUM_REQUESTS, NUM_QUICK = 10_000, 300
 NUM_SUBMITTERS = 4

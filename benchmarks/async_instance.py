@@ -1,6 +1,6 @@
 """Instance for benchmarks/async_inference.py: reads a body of any length and answers with a given number of bytes.
 
-python benchmarks/async_instance.py NUM_BYTES      prints its port
+python -m benchmarks.async_instance NUM_BYTES      prints its port
 """
 
 import asyncio

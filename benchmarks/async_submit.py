@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import median
-
+from benchmarks.report import median
 from torchmoor.async_inference.queues.queue_url import open_queue
 from torchmoor.async_inference.request import AsyncRequest
 from torchmoor.config.asynchronous import AsyncQueueSettings

@@ -13,7 +13,7 @@ Then follow-up questions on kept KV caches (vLLM: on its prefix cache), and what
 running streams. Prototypes needed 3.7 times less than sequential at 8 streams and 5.1 times less at 16.
 
     make bench NAME=engine [QUICK=1]
-    python benchmarks/engine.py [--quick] [--rounds 5] [--save]
+    python -m benchmarks.engine [--quick] [--rounds 5] [--save]
 """
 
 import json
@@ -27,16 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
-from engine_arms import Answers, Ids, Sequential, Served, TorchmoorEngine, TransformersManager, Vllm  # noqa: E402
-from fleet import running_fleet  # noqa: E402
-from report import median, parse_options, print_report  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
-from transformers.utils import logging as transformers_logging  # noqa: E402
+import torch
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from benchmarks.engine_arms import Answers, Ids, Sequential, Served, TorchmoorEngine, TransformersManager, Vllm
+from benchmarks.fleet import running_fleet
+from benchmarks.report import ROOT, median, parse_options, print_report
 
 CHECKPOINT = ROOT / "models" / "smollm2"
 STREAMS = (1, 4, 8, 16)

@@ -15,9 +15,9 @@ from typing import Any
 import boto3
 import torch
 from botocore.config import Config
-from fleet import Fleet, Spent
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from benchmarks.fleet import Fleet, Spent
 from handlers.engine.engine import Engine
 from handlers.engine.kv_cache import SequenceCache
 from handlers.engine.pace import Pace

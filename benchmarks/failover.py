@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from failover_load import Asked, Conversation, make_conversations
-from fleet import Fleet, running_fleet
-from report import ROOT, parse_options, print_report
+from benchmarks.failover_load import Asked, Conversation, make_conversations
+from benchmarks.fleet import Fleet, running_fleet
+from benchmarks.report import ROOT, parse_options, print_report
 
 FAULTS = ("kill", "worker", "hang")
 NUM_INSTANCES = 3

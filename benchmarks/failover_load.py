@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from botocore.eventstream import EventStreamBuffer
-from report import ROOT
+
+from benchmarks.report import ROOT
 
 SAMPLES = ROOT / "models" / "tiny-llava" / "samples"
 TIMEOUT_S = 90.0

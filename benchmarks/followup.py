@@ -15,7 +15,7 @@ bounded by one pass over the weights; prototypes saw 24 times less than stateles
 keeps under a budget that holds a fraction of them, on the demo model, and what a session's memory is by formula.
 
     make bench NAME=followup [QUICK=1]
-    python benchmarks/followup.py [--quick] [--rounds 5] [--save]
+    python -m benchmarks.followup [--quick] [--rounds 5] [--save]
 """
 
 import io
@@ -30,11 +30,20 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from fleet import Fleet, running_fleet
-from followup_arms import NEW_TOKENS, Answer, Client, InstanceClient, PixelCache, next_question, whole_conversation
-from followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_bytes_a_token
 from PIL import Image, ImageDraw
-from report import ROOT, median, parse_options, print_report
+
+from benchmarks.fleet import Fleet, running_fleet
+from benchmarks.followup_arms import (
+    NEW_TOKENS,
+    Answer,
+    Client,
+    InstanceClient,
+    PixelCache,
+    next_question,
+    whole_conversation,
+)
+from benchmarks.followup_checkpoint import FEATURE_BYTES, build_checkpoint, kv_bytes_a_token
+from benchmarks.report import ROOT, median, parse_options, print_report
 
 NUM_TURNS = 20
 COLORS = ("red", "green", "blue", "yellow")

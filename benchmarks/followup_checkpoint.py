@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from report import ROOT
 from transformers import (
     AutoTokenizer,
     CLIPImageProcessorPil,
@@ -13,6 +12,8 @@ from transformers import (
     LlavaProcessor,
     Qwen2Config,
 )
+
+from benchmarks.report import ROOT
 
 TOKENIZER = ROOT / "models" / "tiny-llava"  # only its words; the shapes below are what costs time
 IMAGE_SIZE = 336

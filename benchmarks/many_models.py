@@ -31,11 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet import Fleet, cpu_of, running_fleet
-from many_models_alone import ProcessAModel, running_process_a_model
-from many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
-from report import median, parse_options, print_report
-
+from benchmarks.fleet import Fleet, cpu_of, running_fleet
+from benchmarks.many_models_alone import ProcessAModel, running_process_a_model
+from benchmarks.many_models_load import TEXTS, Ask, Cost, Load, Reference, zipf
+from benchmarks.report import median, parse_options, print_report
 from scripts.make_minilm import TARGET, make_variants
 from torchmoor.cli.package import package
 

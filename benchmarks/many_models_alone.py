@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
-from report import ROOT
-
+from benchmarks.report import ROOT
 from torchmoor.fleet.ports import find_free_ports
 from torchmoor.fleet.torchserve import PORTS_PER_INSTANCE, InstanceSpec, TorchServeSettings, environment, prepare
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
-from fleet import cpu_of
-from report import median
 from transformers import AutoModel, AutoTokenizer
 
+from benchmarks.fleet import cpu_of
+from benchmarks.report import median
 from scripts.make_minilm import TOLD_BY, WEIGHTS, scale_of
 
 TEXTS = (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from goals import GOALS, Goal, Verdict, is_quick
-from plot import CHARTS, NARROW, STYLE, WIDE, draw
+from benchmarks.goals import GOALS, Goal, Verdict, is_quick
+from benchmarks.plot import CHARTS, NARROW, STYLE, WIDE, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Draws docs/benchmarks/NAME.svg from the result that is kept beside it as NAME.json.
 
-    python benchmarks/plot.py [engine followup]      all that have a result, unless named
+    python -m benchmarks.plot [engine followup]      all that have a result, unless named
 
 One bar for each arm: its median, a thin line from its least to its most, a mark where its goal is. Plain SVG by hand:
 a dozen bars need no library, and the file changes only when the figures do.

@@ -14,7 +14,7 @@ no sessions. Envoy and the routers are looked for in the folder that TORCHMOOR_B
 nginx 24.9 us a request, a callback proxy in Python 33.9, Envoy 73, aiohttp 162.
 
     make bench NAME=proxy [QUICK=1]
-    python benchmarks/proxy.py [--quick] [--rounds 5] [--save]
+    python -m benchmarks.proxy [--quick] [--rounds 5] [--save]
 """
 
 import asyncio
@@ -28,10 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from proxy_arms import (  # noqa: E402
+from benchmarks.proxy_arms import (
     LOAD_CORE,
     NGINX_BACKEND,
     PROXY_CORE,
@@ -48,7 +45,7 @@ from proxy_arms import (  # noqa: E402
     require,
     running,
 )
-from proxy_load import (  # noqa: E402
+from benchmarks.proxy_load import (
     BOTO_HEADERS,
     StreamRequest,
     first_bytes,
@@ -58,10 +55,9 @@ from proxy_load import (  # noqa: E402
     write_script,
     wrk,
 )
-from proxy_server import ENDPOINT, KEY, KEY_ID  # noqa: E402
-from report import median, parse_options, print_report  # noqa: E402
-
-from torchmoor.wire.session_ids import compose  # noqa: E402
+from benchmarks.proxy_server import ENDPOINT, KEY, KEY_ID
+from benchmarks.report import ROOT, median, parse_options, print_report
+from torchmoor.wire.session_ids import compose
 
 NUM_BACKENDS = 4
 NUM_SESSIONS = 64

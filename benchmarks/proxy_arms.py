@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 PEERS = "TORCHMOOR_BENCH_PEERS"  # a folder with envoy, sglang-router or vllm-router, beside the PATH
 PROXY_CORE, LOAD_CORE = 0, 1
 SESSION_HEADER = "X-Amzn-SageMaker-Session-Id"
@@ -90,7 +89,7 @@ class Torchmoor(Arm):
     name = "torchmoor"
 
     def command(self, port: int, upstreams: Sequence[int], folder: Path) -> list[str]:
-        return [sys.executable, str(HERE / "proxy_server.py"), self.name, str(port), _joined(upstreams)]
+        return [sys.executable, "-m", "benchmarks.proxy_server", self.name, str(port), _joined(upstreams)]
 
 
 class Aiohttp(Torchmoor):

@@ -1,6 +1,6 @@
 """What the proxies of benchmarks/proxy.py stand before: cheap, so that the proxy is what is measured.
 
-    python benchmarks/proxy_backend.py PORT[,PORT...]
+    python -m benchmarks.proxy_backend PORT[,PORT...]
 
 Answers a request with {"ok":true}, one whose body begins with {"tokens": N with N events, and one of more than a
 megabyte with the number of bytes. Events come 20 ms apart, the first at once.

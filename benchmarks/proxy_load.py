@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from proxy_arms import LOAD_CORE
+from benchmarks.proxy_arms import LOAD_CORE
 
 BOTO_HEADERS = {
     "Accept": "*/*",

@@ -10,29 +10,24 @@ arrive, as they are where a proxy waits for its clients; of a token it is not to
     load      without a session, least outstanding   token   one of a chunked stream's; framed: of an event stream
 
     make bench NAME=proxy_python [QUICK=1]
-    python benchmarks/proxy_python.py [--quick] [--rounds 400] [--save]
+    python -m benchmarks.proxy_python [--quick] [--rounds 400] [--save]
 """
 
 import asyncio
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from proxy import make_body, make_sessions  # noqa: E402
-from proxy_load import BOTO_HEADERS  # noqa: E402
-from proxy_server import ENDPOINT, registry_of, settings_of  # noqa: E402
-from report import median, parse_options, print_report  # noqa: E402
-
-from torchmoor.proxy.http.client import ClientConnection  # noqa: E402
-from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection  # noqa: E402
-from torchmoor.run.app import Proxy  # noqa: E402
+from benchmarks.proxy import make_body, make_sessions
+from benchmarks.proxy_load import BOTO_HEADERS
+from benchmarks.proxy_server import ENDPOINT, registry_of, settings_of
+from benchmarks.report import median, parse_options, print_report
+from torchmoor.proxy.http.client import ClientConnection
+from torchmoor.proxy.http.upstream import AnswerCaches, UpstreamConnection
+from torchmoor.run.app import Proxy
 
 NUM_CLIENTS = 16
 NUM_TOKENS = 50

@@ -1,6 +1,6 @@
 """The proxies of benchmarks/proxy.py that are written in Python.
 
-    python benchmarks/proxy_server.py torchmoor|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
+    python -m benchmarks.proxy_server torchmoor|aiohttp PORT UPSTREAM_PORT[,UPSTREAM_PORT...]
 
 torchmoor: the product's own Proxy with everything it does by default; aiohttp: what a careful short proxy costs that is
 made of aiohttp's server and client, least outstanding, streaming, nothing else.
@@ -8,23 +8,19 @@ made of aiohttp's server and client, least outstanding, streaming, nothing else.
 
 import asyncio
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import uvloop
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
-import uvloop  # noqa: E402
-from aiohttp import ClientSession, ClientTimeout, TCPConnector, web  # noqa: E402
-
-from torchmoor.config.group import MIB  # noqa: E402
-from torchmoor.config.limits import LimitSettings  # noqa: E402
-from torchmoor.config.listen import ListenSettings  # noqa: E402
-from torchmoor.config.routing import EndpointSettings, VariantSettings  # noqa: E402
-from torchmoor.config.sessions import SessionSettings  # noqa: E402
-from torchmoor.config.settings import ProxySettings  # noqa: E402
-from torchmoor.proxy.instances.instance import Instance, InstanceState  # noqa: E402
-from torchmoor.proxy.instances.registry import Registry  # noqa: E402
-from torchmoor.run.app import Proxy  # noqa: E402
+from torchmoor.config.group import MIB
+from torchmoor.config.limits import LimitSettings
+from torchmoor.config.listen import ListenSettings
+from torchmoor.config.routing import EndpointSettings, VariantSettings
+from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.settings import ProxySettings
+from torchmoor.proxy.instances.instance import Instance, InstanceState
+from torchmoor.proxy.instances.registry import Registry
+from torchmoor.run.app import Proxy
 
 ENDPOINT = "llava"
 KEY_ID, KEY = "k1", b"0123456789abcdef0123456789abcdef"

@@ -59,7 +59,7 @@ def print_report(
     if save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "plot.py"), name], check=True, timeout=60)
+        subprocess.run([sys.executable, "-m", "benchmarks.plot", name], cwd=ROOT, check=True, timeout=60)
     print(json.dumps(report))
 
 

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from goals import is_quick
-from page import Result, render
+from benchmarks.goals import is_quick
+from benchmarks.page import Result, render
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent
@@ -109,8 +109,8 @@ def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
 def run(name: str, *, timeout_s: float) -> Result:
     """Run one with --quick, passing on what it says; whatever it started ends with it."""
     process = subprocess.Popen(
-        [sys.executable, "-u", str(BENCHMARKS / f"{name}.py"), "--quick"],
-        cwd=ROOT,
+        [sys.executable, "-u", "-m", f"{BENCHMARKS.name}.{name}", "--quick"],
+        cwd=BENCHMARKS.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -22,15 +22,15 @@ it the least and the most of the rounds' own cuts, against random in the same ro
 `throughput_gain_*` are late_binding's.
 
     make bench NAME=routing [QUICK=1]
-    python benchmarks/routing.py [--quick] [--rounds 6] [--save]
+    python -m benchmarks.routing [--quick] [--rounds 6] [--save]
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from report import median, parse_options, print_report
-from routing_simulation import Run, simulate, time_to_choose
-from routing_stage import ARMS, PROCESSES, Results, Row, ask, stage, undisturbed
+from benchmarks.report import median, parse_options, print_report
+from benchmarks.routing_simulation import Run, simulate, time_to_choose
+from benchmarks.routing_stage import ARMS, PROCESSES, Results, Row, ask, stage, undisturbed
 
 PUBLISHED = [Row(users, instances, 0.1) for users, instances in ((20, 5), (40, 10), (60, 15), (80, 20))]
 SHORT = Row(20, 5, 0.005)

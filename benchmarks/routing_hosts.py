@@ -14,7 +14,7 @@ others' requests:
 
 Printed is by how much the mean is above that of shared counts, and what is left of their gain against random in P99.
 
-    python benchmarks/routing_hosts.py [--quick]
+    python -m benchmarks.routing_hosts [--quick]
 """
 
 import heapq
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from report import parse_options, print_report
-from routing_simulation import Run, service_time
+from benchmarks.report import parse_options, print_report
+from benchmarks.routing_simulation import Run, service_time
 
 KNOWN = (
     "random",

@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import cast
 
 import uvloop
-from routing_simulation import Run, service_time
 
+from benchmarks.routing_simulation import Run, service_time
 from torchmoor.config.health import HealthSettings
 from torchmoor.config.listen import ListenSettings
 from torchmoor.config.routing import EndpointSettings, LateBindingSettings, VariantSettings

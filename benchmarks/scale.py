@@ -30,10 +30,9 @@ from dataclasses import asdict
 from time import thread_time
 from typing import Any
 
-from report import parse_options, print_report
-from scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
-from scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
-
+from benchmarks.report import parse_options, print_report
+from benchmarks.scale_fleet import ENDPOINT, EXPIRES_AT, KEYS, Fleet, Outcome, Plan
+from benchmarks.scale_journal import NUM_TURNS, JournalCost, measure_redis, measure_s3
 from handlers.chat.sessions.session_id import SessionIds
 from torchmoor.proxy.instances.instance import InstanceState
 from torchmoor.wire.session_ids import verify

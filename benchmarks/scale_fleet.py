@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from routing_simulation import Run, service_time
-
+from benchmarks.routing_simulation import Run, service_time
 from handlers.chat.sessions.session_id import SessionIds
 from torchmoor.config.routing import EndpointSettings, VariantSettings
 from torchmoor.proxy.dispatch.chooser import Chooser

@@ -15,10 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from failover_load import SAMPLES, make_conversations
-from fleet import running_fleet
-from report import ROOT
-
+from benchmarks.failover_load import SAMPLES, make_conversations
+from benchmarks.fleet import running_fleet
+from benchmarks.report import ROOT
 from tests.servers import BUCKET, run_redis, run_s3
 
 NUM_TURNS = 4

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.torchserve, pytest.mark.timeout(900)
 
 def quick_run(name: str) -> Any:
     """Return a quick run's last line."""
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=840, check=False)
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,4 +1,4 @@
-"""A real fleet for the whole test run: `torchmoor up` with two TorchServe instances, started as a user would."""
+"""Run a real fleet for the whole test run: `torchmoor up` with two TorchServe instances, started as a user would."""
 
 import json
 import os
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Fleet:
-    """Where a running fleet listens."""
+    """The addresses of a running fleet."""
 
     runtime: str
     admin: str
     process: "subprocess.Popen[str]"  # a with block ends it
 
     def client(self) -> Any:
-        """boto3's own client, told nothing but the address."""
+        """Return boto3's own client, configured with the address only."""
         return boto3.client(
             "sagemaker-runtime",
             endpoint_url=self.runtime,
@@ -43,12 +43,12 @@ class Fleet:
         )
 
     def instances(self) -> list[dict[str, Any]]:
-        """The instances as the admin plane lists them."""
+        """Return the instances as the admin plane lists them."""
         found: list[dict[str, Any]] = requests.get(f"{self.admin}/instances", timeout=60).json()["instances"]
         return found
 
     def status(self, name: str) -> dict[str, Any]:
-        """What an instance itself says it holds, asked past the proxy."""
+        """Return an instance's own status, requested without the proxy."""
         (instance,) = [i for i in self.instances() if i["name"] == name]
         answer: dict[str, Any] = requests.post(
             f"http://{instance['host']}:{instance['port']}/predictions/llava",
@@ -59,7 +59,7 @@ class Fleet:
         return answer
 
     def holders(self, session_id: str) -> list[str]:
-        """The instances that hold a session, by their own word."""
+        """Return the instances that report a session as theirs."""
         return [i["name"] for i in self.instances() if session_id in self.status(i["name"])["session_ids"]]
 
 
@@ -67,11 +67,11 @@ class Fleet:
 def run_fleet(
     *arguments: str, run_dir: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Fleet]:
-    """`torchmoor up` on free ports, ready to serve, stopped afterwards as Ctrl-C does.
+    """Run `torchmoor up` on free ports until the context ends, which stops it as Ctrl-C does.
 
-    environment: beside this process's own, which is passed without what would configure AWS clients.
+    environment: variables besides this process's own, which are passed without those that configure AWS clients.
 
-    Fails with its standard error if it does not come up or does not end well.
+    Fails with its standard error if it does not start or does not end well.
     """
     command = [str(Path(sys.executable).with_name("torchmoor")), "up", "--port", "0", "--admin-port", "0"]
     with log.open("w") as errors:
@@ -107,14 +107,14 @@ def run_fleet(
 
 @pytest.fixture(scope="session")
 def archives() -> Path:
-    """model_store/ with archives of the code as it is now."""
+    """Return model_store/ with archives of the current code."""
     subprocess.run([sys.executable, ROOT / "scripts" / "build_archives.py"], check=True, timeout=120)
     return ROOT / "model_store"
 
 
 @pytest.fixture(scope="session")
 def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two instances; images may be fetched from this machine."""
+    """Run two instances that may fetch images from this machine."""
     folder = tmp_path_factory.mktemp("fleet")
     with run_fleet(
         "--instances", "2", "--allow-image-host", "127.0.0.1", run_dir=folder / "run", log=folder / "up.log"
@@ -124,7 +124,7 @@ def fleet(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def picture_server() -> Iterator[str]:
-    """A web server with a picture and a text; anything else is not found."""
+    """Serve a picture and a text; other paths are 404."""
     files = {"/circle.png": draw("circle", "red"), "/text.png": b"no picture at all"}
 
     class Files(BaseHTTPRequestHandler):

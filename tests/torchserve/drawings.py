@@ -1,4 +1,4 @@
-"""Plain pictures for the tests, drawn with Pillow."""
+"""Draw plain pictures for the tests with Pillow."""
 
 import base64
 import io
@@ -7,7 +7,7 @@ from PIL import Image, ImageDraw
 
 
 def draw(shape: str, color: str, size: tuple[int, int] = (320, 240), form: str = "PNG") -> bytes:
-    """One filled shape in the middle of a white picture, encoded."""
+    """Return an encoded picture of one filled shape in the middle of a white background."""
     image = Image.new("RGB", size, "white")
     canvas = ImageDraw.Draw(image)
     radius = min(size) * 0.3

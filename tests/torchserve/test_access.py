@@ -32,7 +32,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def guarded(
     archives: Path, certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
-    """Keys from a file, tokens from the environment, TLS."""
+    """Run a fleet with keys from a file, tokens from the environment, and TLS."""
     folder = tmp_path_factory.mktemp("guarded")
     keys = folder / "keys"
     keys.touch(0o600)
@@ -58,7 +58,7 @@ def connect(fleet: Fleet, certificate: tuple[Path, Path], key_id: str, secret: s
 
 
 def test_sessions_of_a_guarded_fleet_belong_to_their_callers(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
-    """The worker mints ids for the principal that the proxy names; another key cannot use or close one."""
+    """The worker mints ids for the principal that the proxy names; another key cannot use or close a session."""
     owner, other = (connect(guarded, certificate, key_id) for key_id in KEYS)
     chat = open_session(owner, image=data_url((SAMPLES / "red_circle.png").read_bytes()))
 
@@ -74,7 +74,7 @@ def test_sessions_of_a_guarded_fleet_belong_to_their_callers(guarded: Fleet, cer
 
 
 def test_openai_comes_in_with_its_token(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
-    """Over TLS, with api_key."""
+    """OpenAI's client connects over TLS with its api_key."""
     for key, is_good in ((TOKEN, True), ("wrong", False)):
         with openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=certificate[0])) as http:
             client = openai.OpenAI(base_url=f"{guarded.runtime}/v1", api_key=key, max_retries=0, http_client=http)
@@ -87,7 +87,7 @@ def test_openai_comes_in_with_its_token(guarded: Fleet, certificate: tuple[Path,
 
 
 def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path]) -> None:
-    """TorchServe is on loopback, only its inference paths are behind the proxy, and it is not told clients' secrets."""
+    """TorchServe listens on loopback and never receives clients' secrets; the proxy serves its inference paths only."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     for path in ("/models", "/models/llava", "/metrics"):
         answer = requests.get(guarded.runtime + path, headers=headers, verify=str(certificate[0]), timeout=60)
@@ -108,6 +108,6 @@ def test_only_the_proxy_is_reached(guarded: Fleet, certificate: tuple[Path, Path
 
 
 def listening_hosts(ports: set[int]) -> set[str]:
-    """The local addresses of listening sockets on these ports, by the kernel's own word."""
+    """Return the kernel's list of local addresses of listening sockets on these ports."""
     found = psutil.net_connections("tcp")
     return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port in ports}

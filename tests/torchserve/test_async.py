@@ -17,7 +17,7 @@ PATIENTLY = {"deadline_s": 120.0, "interval_s": 0.1}
 
 
 def question(color: str) -> bytes:
-    """What color is the circle? It is in the picture that the body has in it."""
+    """Return a body with a picture of a circle and the question for its color."""
     picture = {"type": "image_url", "image_url": {"url": data_url(draw("circle", color))}}
     text = {"type": "text", "text": "What color is the circle?"}
     return json.dumps({"messages": [{"role": "user", "content": [picture, text]}], "max_tokens": 8}).encode()
@@ -43,7 +43,7 @@ def state_of(fleet: Fleet, inference_id: str) -> str:
 
 
 def test_inline_and_stored_inputs_are_answered(fleet: Fleet) -> None:
-    """A body in the request and one that InputLocation names; Filename and S3OutputPathExtension name the result."""
+    """Input is taken from the body or InputLocation; Filename and S3OutputPathExtension name the result."""
     inline = submit(fleet, Body=question("red"))
     inputs = path_of(inline["OutputLocation"]).parents[3] / "inputs"
     (inputs / "question.json").write_bytes(question("blue"))
@@ -59,16 +59,16 @@ def test_inline_and_stored_inputs_are_answered(fleet: Fleet) -> None:
 
 
 def test_models_error_becomes_a_failure_object(fleet: Fleet) -> None:
-    """The handler's 400 is the request's end, and its words are in the object."""
+    """The handler's 400 ends the request, and the failure object contains its message."""
     answer = submit(fleet, Body=b'{"messages": "no list"}')
 
     assert "Received client error (400) from primary" in until_there(answer["FailureLocation"])
-    wait_until(lambda: state_of(fleet, answer["InferenceId"]) == "FAILED", "it has ended")
+    wait_until(lambda: state_of(fleet, answer["InferenceId"]) == "FAILED", "the request has failed")
     assert not path_of(answer["OutputLocation"]).exists()
 
 
 def test_session_is_opened_and_asked_asynchronously(fleet: Fleet) -> None:
-    """What an asynchronous request opens, a real-time client goes on with."""
+    """A session that an asynchronous request opens continues with a real-time client."""
     body = json.dumps({"type": "start_session", "path": data_url(draw("circle", "red"))}).encode()
     opened = json.loads(until_there(submit(fleet, Body=body)["OutputLocation"]))
 

@@ -28,7 +28,7 @@ PROMPT = "<s><|user|>What color is the circle?<|end|><|assistant|>"
 
 @pytest.fixture(scope="module")
 def s3_proxy(fleet: Fleet, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a second proxy before the fleet's instances, whose results go to S3."""
+    """Run a second proxy for the fleet's instances that stores results in S3, and return its address."""
     folder = tmp_path_factory.mktemp("s3-proxy")
     config = {
         "EndpointConfigName": "llava",
@@ -68,7 +68,7 @@ def s3_proxy(fleet: Fleet, s3_server: S3Server, tmp_path_factory: pytest.TempPat
 
 
 def client_of(server: S3Server) -> str:
-    """The arguments of boto3's S3 client, for a script."""
+    """Return the arguments of boto3's S3 client for a script."""
     environment = server.environment
     return json.dumps(
         {
@@ -81,7 +81,7 @@ def client_of(server: S3Server) -> str:
 
 
 def check_langchain(told: dict[str, Any], scheme: str) -> None:
-    """The same answer each way; failures and time-outs in words, with the place of the answer."""
+    """Check equal answers of all methods, and error messages with the answer's location."""
     assert told["whole"]
     assert told["stopped"] == told["whole"].partition("circle")[0]
     assert told["several"] == [told["several"][0]] * 3
@@ -92,17 +92,17 @@ def check_langchain(told: dict[str, Any], scheme: str) -> None:
 
 
 def test_langchain_waits_for_results_in_files(fleet: Fleet) -> None:
-    """SagemakerAsyncEndpoint on a laptop: no service, inputs in the request, results below `torchmoor up`'s folder."""
+    """SagemakerAsyncEndpoint works without services: inputs in the request, results below `torchmoor up`'s folder."""
     check_langchain(run("langchain_async.py", fleet.runtime, PROMPT), "file")
 
 
 def test_langchain_waits_for_results_in_s3(s3_proxy: str, s3_server: S3Server) -> None:
-    """Inputs and results through a real S3 server."""
+    """Inputs and results go through a real S3 server."""
     check_langchain(run("langchain_async.py", s3_proxy, PROMPT, client_of(s3_server)), "s3")
 
 
 def test_sagemaker_sdk_predicts_asynchronously(s3_proxy: str, s3_server: S3Server) -> None:
-    """AsyncPredictor: predict_async with get_result, polled and waited for, predict, and what the model refuses."""
+    """AsyncPredictor works: predict_async with get_result, polled and waited for, predict, and refusals."""
     told = run("sagemaker_async_predictor.py", s3_proxy, client_of(s3_server))
 
     assert told["output"] == f"s3://{BUCKET}/out/inference-1.out"
@@ -113,7 +113,7 @@ def test_sagemaker_sdk_predicts_asynchronously(s3_proxy: str, s3_server: S3Serve
 
 
 def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: str, s3_server: S3Server) -> None:
-    """A picture in S3 as the input: the call has no session id to give; the result names one."""
+    """A picture in S3 is the input of an opening without a session id; the result contains the id."""
     s3_server.client().put_object(Bucket=BUCKET, Key="inputs/circle.png", Body=draw("circle", "red"))
     submitted = (
         replace(fleet, runtime=s3_proxy)
@@ -141,7 +141,7 @@ def test_a_session_is_opened_by_an_asynchronous_request(fleet: Fleet, s3_proxy: 
 
 
 def test_videos_and_sounds_are_told_that_they_are_not_supported(fleet: Fleet) -> None:
-    """In a call that waits for its answer, and in the failure object of one that does not."""
+    """Videos and sounds are refused in a synchronous call, and in an asynchronous call's failure object."""
     client = fleet.client()
     for kind in ("video/mp4", "audio/wav"):
         with pytest.raises(client.exceptions.ModelError, match=f"{kind[:5]} is not supported") as caught:

@@ -1,4 +1,4 @@
-"""The request sequence of AWS's own LLaVA sample, as its notebook sends it with boto3, and how each step can fail."""
+"""The request sequence of AWS's own LLaVA sample, sent with boto3 like its notebook, and the failures of each step."""
 
 import json
 import re
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torchserve
 
 
 class Notebook:
-    """Sends a payload, and reads the answer's body and no header but the session's."""
+    """Send a payload, and read only the answer's body and the session's header."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.client = fleet.client()
@@ -41,7 +41,7 @@ class Notebook:
         return self.invoke({"type": "close_session", "session_id": session_id}, session_id)
 
     def refusal(self, payload: dict[str, Any], session_id: str | None = None) -> str:
-        """Code and message of the error."""
+        """Return an error's code and message."""
         with pytest.raises(ClientError) as caught:
             self.invoke(payload, session_id)
         return f"{caught.value.response['Error']['Code']}: {caught.value.response['Error']['Message']}"
@@ -63,7 +63,7 @@ def test_notebook_runs_from_start_to_close(notebook: Notebook, picture_server: s
 
 
 def test_session_is_found_by_the_id_in_the_body_alone(notebook: Notebook, picture_server: str) -> None:
-    """As on a laptop without sticky routing: whichever instance is asked takes the session over."""
+    """Without sticky routing, any instance takes the session over by the id in the body."""
     session_id = notebook.start(f"{picture_server}/circle.png")
     payload = {"type": "send_text_prompt", "session_id": session_id, "prompt_text": "What color is the circle?"}
 
@@ -74,7 +74,7 @@ def test_session_is_found_by_the_id_in_the_body_alone(notebook: Notebook, pictur
 
 
 def test_every_failing_step_has_its_own_message(notebook: Notebook, picture_server: str) -> None:
-    """Where the sample answers closed, expired and unknown alike, and fetches any address."""
+    """Closed, expired and unknown sessions and forbidden addresses have different messages, unlike in the sample."""
     circle = f"{picture_server}/circle.png"
     closed, expired, live = notebook.start(circle), notebook.start(circle, ttl_s=1), notebook.start(circle)
     notebook.close(closed)

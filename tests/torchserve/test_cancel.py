@@ -1,4 +1,4 @@
-"""Clients that leave and deadlines that pass, on real TorchServe: what ends, and that its place is free."""
+"""Clients that disconnect and deadlines that pass, on real TorchServe: work ends, and its capacity is free."""
 
 import http.client
 import json
@@ -19,14 +19,14 @@ from tests.waiting import DEADLINE_S, wait_until
 pytestmark = pytest.mark.torchserve
 
 NUM_ROWS = 6
-# Nearly all tokens are equally likely, and with this seed the one that ends an answer comes late.
+# With this seed, nearly all tokens are equally likely, and the end token comes late.
 ENDLESS = {"max_new_tokens": 1500, "do_sample": True, "temperature": 1e6, "seed": 6}
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def small(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One instance that takes few requests at a time, and has one thread for images."""
+    """Run one instance with a small batch and one thread for images."""
     folder = tmp_path_factory.mktemp("small")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHMOOR_HANDLER_PUMP_MAX_IN_FLIGHT", str(NUM_ROWS))
@@ -66,7 +66,7 @@ def question(session_id: str, *, stream: bool = False, **fields: Any) -> dict[st
 
 
 class Leaver:
-    """A client that sends a request through the proxy and leaves when it is told to."""
+    """A client that sends a request through the proxy and disconnects on command."""
 
     def __init__(self, fleet: Fleet, body: dict[str, Any]) -> None:
         self._connection = http.client.HTTPConnection(fleet.runtime.removeprefix("http://"), timeout=60)
@@ -88,8 +88,7 @@ class Leaver:
 
 
 def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
-    """A worker full of unstreamed answers that nobody waits for any more takes as many requests at once, and none of
-    the answers is computed to its end."""
+    """Unstreamed answers end when their clients disconnect, and the full worker accepts as many requests again."""
     sessions = [open_session(small) for _ in range(NUM_ROWS)]
     for _ in range(2):
         before = turns(small)
@@ -110,7 +109,7 @@ def test_rows_of_clients_that_left_are_free(small: Fleet) -> None:
 
 
 def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
-    """TorchServe notices the client that left at its next piece, without being told."""
+    """TorchServe detects a disconnected client at the next piece, without a cancel request."""
     before = turns(small)
     leaver = Leaver(small, question(open_session(small), stream=True))
     leaver.read_some()
@@ -122,7 +121,7 @@ def test_stream_is_cancelled_by_its_closed_connection(small: Fleet) -> None:
 
 
 def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
-    """The client's own way to stop an answer."""
+    """Closing an OpenAI stream, its usual way to stop, frees the row."""
     before = turns(small)
     endless: Any = {"max_tokens": 1500, "temperature": 1e6, "seed": 6, "model": "llava"}
     messages: Any = [{"role": "user", "content": "hello"}]
@@ -136,7 +135,7 @@ def test_openai_stream_that_is_closed_frees_its_row(small: Fleet) -> None:
 
 
 def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> None:
-    """The client behind another one leaves: its turn is over though the earlier one goes on."""
+    """A question that waits behind a running one is cancelled when its client disconnects."""
     before, session = turns(small), open_session(small)
     first = Leaver(small, question(session))
     wait_until(lambda: turns(small)["running"] == 1, "the first turn")
@@ -153,7 +152,7 @@ def test_question_that_waits_for_its_turn_is_cancelled_there(small: Fleet) -> No
 
 @pytest.mark.parametrize("kind", ["start_session", "send_text_prompt"])
 def test_fetch_of_an_image_ends_with_its_client(small: Fleet, kind: str) -> None:
-    """A server that never answers holds the only thread for images no longer than the client waits."""
+    """Fetching an image ends when its client disconnects, although the server never answers."""
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         silent.settimeout(DEADLINE_S)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.png"
@@ -173,7 +172,7 @@ def test_fetch_of_an_image_ends_with_its_client(small: Fleet, kind: str) -> None
 
 
 def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None:
-    """Without the proxy: the waiting request is answered 499 at once, an unknown id is no error."""
+    """Without the proxy, a cancelled request is answered 499 at once, and an unknown id is not an error."""
     url, session, answers = instance_url(small), open_session(small), []
     asking = threading.Thread(
         target=lambda: answers.append(call(url, question(session), X_Torchmoor_Request_Id="7f3a", **endpoint()))
@@ -193,13 +192,13 @@ def test_caller_of_a_bare_torchserve_cancels_by_its_own_id(small: Fleet) -> None
 
 
 def endpoint() -> dict[str, str]:
-    """A session belongs to the endpoint that it was opened for."""
+    """Return the endpoint; a session belongs to the endpoint that opened it."""
     return {"X_Torchmoor_Endpoint": "llava"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_deadline_of_the_request_ends_its_turn(small: Fleet, *, stream: bool) -> None:
-    """504 if nothing was said yet, else the error that the stream's form has; the turn counts as timed out."""
+    """A deadline gives 504 before output, else the stream's own form of an error; the turn counts as timed out."""
     before, session = turns(small), open_session(small)
 
     answer = call(instance_url(small), question(session, stream=stream), X_Torchmoor_Timeout_Ms="700", **endpoint())

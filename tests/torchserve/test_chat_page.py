@@ -1,6 +1,6 @@
-"""The chat page in a real browser, before real instances, one of which is killed while somebody watches.
+"""The chat page in a real browser with real instances, one of which is killed during a conversation.
 
-With TORCHMOOR_PICTURES=docs in the environment the picture in the documentation is made anew.
+With TORCHMOOR_PICTURES=docs in the environment, the documentation's picture is saved again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.torchserve, pytest.mark.browser]
 STREAM = "**/invocations-response-stream"
 OPENING = "**/invocations"
-REFUSALS = ("503", "400", "424")  # what the tests make the server answer
+REFUSALS = ("503", "400", "424")  # the responses that tests force on the server
 WATCH = """
 () => {
   window.seen = [];
@@ -47,13 +47,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def chat_fleet(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet of all tests; whole again when this module's are over."""
+    """Use the shared fleet, and restore it after this module."""
     yield fleet
     for name in ("llava-0", "llava-1"):
         requests.post(f"{fleet.admin}/instances/{name}/resume", timeout=10)  # refused if it is not drained
     wait_until(
         lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()),
-        "the fleet as it was",
+        "the fleet is restored",
         deadline_s=240,
         interval_s=0.2,
     )
@@ -67,12 +67,12 @@ def tab(chat_fleet: Fleet, browser: Browser) -> Iterator[Tab]:
 
 
 def picture(name: str, data: bytes) -> dict[str, Any]:
-    """As Playwright takes files."""
+    """Return a picture in Playwright's form of a file."""
     return {"name": name, "mimeType": "image/png", "buffer": data}
 
 
 def ask(page: Page, question: str) -> Locator:
-    """Type the question and press Enter once the page is idle; return the new turn."""
+    """Submit the question once the page is idle; return the new turn."""
     turns = page.locator(".turn").count()
     page.get_by_role("textbox", name="Your question").fill(question)
     submit_question(page)
@@ -82,7 +82,7 @@ def ask(page: Page, question: str) -> Locator:
 
 
 def lengthen(route: Route) -> None:
-    """Make the answer last: with this seed, 1,500 tokens pass before one ends it."""
+    """Make the answer long: with this seed, 1,500 tokens pass before it ends."""
     endless = {"temperature": 1e6, "seed": 6, "max_new_tokens": 1500}
     body = {**json.loads(route.request.post_data or ""), "parameters": endless}
     route.continue_(post_data=json.dumps(body))
@@ -97,15 +97,15 @@ def shorten(route: Route) -> None:
 
 
 def order(fleet: Fleet, verb: str, name: str, state: str) -> None:
-    """Drain or resume an instance, and wait until it is so."""
+    """Drain or resume an instance, and wait for its new state."""
     requests.post(f"{fleet.admin}/instances/{name}/{verb}", timeout=10).raise_for_status()
     wait_until(lambda: [i["state"] for i in fleet.instances() if i["name"] == name] == [state], f"{name} {state}")
 
 
 def stream_at(name: str, fleet: Fleet, page: Page) -> Locator:
-    """A long answer that runs at its session's own instance; asked again if it ended by itself.
+    """Start a long answer on its session's own instance; repeat if it ended by itself.
 
-    An instance that has just been resumed gets only a share of its sessions' turns at first.
+    An instance that has just resumed first gets only a share of its sessions' turns.
     """
     for _ in range(10):
         wait_until(lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "all at work")
@@ -119,8 +119,11 @@ def stream_at(name: str, fleet: Fleet, page: Page) -> Locator:
 
 
 def test_conversations_go_on_while_their_instance_is_killed(chat_fleet: Fleet, tab: Tab, tmp_path: Path) -> None:
-    """Overload is waited out; kill -9 of an instance in the middle of an answer is told and mended by one press, and
-    between two questions it is only told; both answers are right, elsewhere."""
+    """The page waits out overload and recovers from killed instances.
+
+    After kill -9 during an answer it shows the error and a button that repeats the question; between two questions it
+    only shows a notice. Both answers are right, on another instance.
+    """
     page, fleet = tab.page, chat_fleet
     for name in ("llava-0", "llava-1"):
         order(fleet, "drain", name, "draining")
@@ -159,8 +162,11 @@ def test_conversations_go_on_while_their_instance_is_killed(chat_fleet: Fleet, t
 
 
 def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Path) -> None:
-    """From the first press of a sample to a second picture in another session: every answer is right and comes token
-    by token, and the second question computes a fraction of its context."""
+    """Two sessions with pictures stream right answers token by token.
+
+    The test follows a user from the first sample to a second picture in another session. The second question computes a
+    fraction of its context.
+    """
     page = tab.page
     page.get_by_role("button", name="Take a red circle and a blue square").click()
     page.evaluate(WATCH)
@@ -201,7 +207,7 @@ def test_two_sessions_two_pictures_and_streams_that_grow(tab: Tab, tmp_path: Pat
 
 
 def test_a_stopped_answer_is_stopped_at_the_instance(chat_fleet: Fleet, tab: Tab) -> None:
-    """No turn runs on for nobody, and the session answers the next question."""
+    """Stopping an answer cancels its turn at the instance, and the session answers the next question."""
     page = tab.page
     page.get_by_role("button", name="Take a yellow star").click()
     page.get_by_role("button", name="What is this?").click()
@@ -221,7 +227,7 @@ def test_a_stopped_answer_is_stopped_at_the_instance(chat_fleet: Fleet, tab: Tab
 def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(
     chat_fleet: Fleet, browser: Browser, tmp_path: Path
 ) -> None:
-    """Told before it happens; one press later it has its picture again."""
+    """The page warns before a session expires and reopens it, with its picture, on one press."""
     with open_tab(browser, chat_fleet.runtime, scheme="dark", size=PHONE, refusals=REFUSALS) as tab:
         page = tab.page
         page.route(OPENING, shorten)
@@ -241,7 +247,7 @@ def test_an_expired_session_is_opened_again_on_a_phone_in_the_dark(
 
 
 def encoded(image: Image.Image) -> bytes:
-    """As PNG."""
+    """Return a picture as PNG."""
     data = io.BytesIO()
     image.save(data, "PNG")
     return data.getvalue()

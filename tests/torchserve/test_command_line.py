@@ -1,4 +1,4 @@
-"""The commands as a user runs them, as processes, against a real fleet."""
+"""The commands as processes, as a user runs them, against a real fleet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.torchserve
 
-ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "6")  # as test_cancel.py has it
+ENDLESS = ("--max-new-tokens", "1500", "--temperature", "1e6", "--seed", "6")  # the settings of test_cancel.py
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def run(fleet: Fleet, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def begin_in_full_pipe(fleet: Fleet, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start a command, and yield it with the end of its output pipe to read from, once it has begun to write.
+    """Start a command, and yield it with the read end of its output pipe, once it has begun to write.
 
-    The pipe has room for a few words only, so an answer that is longer cannot be over, however slow this process is.
+    The pipe's buffer is shorter than an answer, so the command cannot end before the test reads.
     """
     reader, writer = os.pipe()
     room = 512
@@ -80,25 +80,25 @@ def num_open(fleet: Fleet) -> int:
 
 @pytest.fixture
 def before(fleet: Fleet) -> Iterator[int]:
-    """Sessions that others have open; none is left beside them."""
+    """Return the sessions open before the test, and check that no others remain afterwards."""
     number = num_open(fleet)
     yield number
     wait_until(lambda: num_open(fleet) <= number, "every session of the test is closed")
 
 
 def test_a_question_is_answered_on_standard_output(fleet: Fleet, picture: str, before: int) -> None:
-    """Text and nothing else, so that it can be piped."""
+    """The command prints the answer's text only, so that it can be piped."""
     done = run(fleet, "ask", "What color is the circle?", picture)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "The circle is red.\n", "")
 
 
 def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture: str, before: int) -> None:
-    """The second question finds the first one's KV cache; then an operator looks, closes it, and it is gone."""
+    """The second question reuses the first one's KV cache; an operator then lists and closes the session."""
     first = json.loads(run(fleet, "ask", "What color is the circle?", picture, "--keep", "--json").stdout)
     second = run(fleet, "ask", "Where is it?", "--session", first["session_id"], "--keep", "--json")
     answer = json.loads(second.stdout)
-    name = blake2b(first["session_id"].encode(), digest_size=8).hexdigest()  # as in the access log
+    name = blake2b(first["session_id"].encode(), digest_size=8).hexdigest()  # the hash of the access log
     listed = json.loads(run(fleet, "sessions", "list", "--limit", "1000", "--json").stdout)["sessions"]
     [row] = [each for each in listed if each["session"] == name]
     closed = run(fleet, "sessions", "close", name)
@@ -107,7 +107,7 @@ def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture:
     assert answer["receipt"]["cache_tier"] == "kv"
     assert answer["receipt"]["routing_reason"] == "session"
     assert (row["turns"], row["instance"]) == (2, answer["receipt"]["instance"])
-    assert first["session_id"] not in json.dumps(listed), "it is a credential"
+    assert first["session_id"] not in json.dumps(listed), "the id is a credential"
     assert closed.stdout == f"{name}: closed\n"
     assert after.returncode == 1
     assert after.stderr.startswith("Error: ")
@@ -119,7 +119,7 @@ def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture:
 def test_a_session_is_closed_when_a_question_is_given_up(
     fleet: Fleet, picture: str, before: int, numbers: tuple[signal.Signals, ...]
 ) -> None:
-    """In the middle of an answer: status 130, quietly, and nothing is left at the endpoint (`before` sees to it).
+    """A question that is interrupted ends quietly with status 130; `before` checks that its session is closed.
 
     `timeout` sends its signal twice: to the process, and to its group.
     """
@@ -136,7 +136,7 @@ def test_a_session_is_closed_when_a_question_is_given_up(
 
 
 def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, before: int) -> None:
-    """`torchmoor ask ... | head -c 1`; its session is closed, too."""
+    """`torchmoor ask ... | head -c 1` ends early, and its session is closed, too."""
     with begin_in_full_pipe(fleet, "ask", "Where is it?", picture, *ENDLESS) as (process, reader):
         assert process.stderr is not None
         os.close(reader)
@@ -147,7 +147,7 @@ def test_a_reader_that_has_enough_ends_the_question(fleet: Fleet, picture: str, 
 
 
 def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int) -> None:
-    """The same conversations with and without sessions; every question answered."""
+    """The load test compares the same conversations with and without sessions, and every question is answered."""
     load = ("bench", "--image", picture, "--users", "2", "--turns", "3", "--requests", "12", "--max-new-tokens", "16")
 
     found = json.loads(run(fleet, *load, "--json").stdout)
@@ -164,7 +164,7 @@ def test_a_load_finds_what_sessions_save(fleet: Fleet, picture: str, before: int
 
 
 def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str, before: int) -> None:
-    """As `timeout` and service managers end it: what runs is finished and closed, and the numbers so far are told."""
+    """After `timeout` or a service manager stops a load test, it closes its sessions and reports results."""
     load = ("bench", "--image", picture, "--users", "2", "--turns", "100", "--duration", "600", "--json")
     with begin(fleet, *load) as process:
         wait_until(lambda: num_open(fleet) > before, "a conversation has begun")
@@ -178,7 +178,7 @@ def test_a_load_that_is_ended_leaves_no_session_open(fleet: Fleet, picture: str,
 
 
 def test_the_doctor_finds_a_machine_that_runs_a_fleet_to_be_well(fleet: Fleet, archives: Path) -> None:
-    """With everything that an instance needs; torch is imported in a process of its own."""
+    """The doctor finds no problem on a machine that runs a fleet; it imports torch in a separate process."""
     done = run(fleet, "doctor", "--port", "0", "--admin-port", "0", "--json")
 
     found = json.loads(done.stdout)
@@ -188,7 +188,7 @@ def test_the_doctor_finds_a_machine_that_runs_a_fleet_to_be_well(fleet: Fleet, a
 
 
 def test_instances_are_listed(fleet: Fleet) -> None:
-    """With what they hold."""
+    """The command lists instances with their sessions and memory."""
     lines = run(fleet, "instances").stdout.splitlines()
 
     assert [line.split()[0] for line in lines] == ["NAME", "llava-0", "llava-1"]

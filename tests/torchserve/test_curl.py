@@ -1,4 +1,4 @@
-"""curl against the proxy and against an instance: what the README shows, and the container's own paths."""
+"""curl against the proxy and an instance: the README's examples, and the container's own paths."""
 
 import json
 import os
@@ -21,7 +21,7 @@ PATHS = ("/endpoints/llava/invocations", "/invocations", "/predictions/llava")
 
 
 def curl(*arguments: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers (lower case) and body."""
+    """Return status, headers (lower case) and body."""
     done = subprocess.run(
         ["curl", "-sS", "-i", "--max-time", "60", *arguments], capture_output=True, text=True, check=True, timeout=90
     )
@@ -82,7 +82,7 @@ def test_plain_stream_by_curl(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_container_dialect_keeps_the_handlers_own_status(fleet: Fleet) -> None:
-    """On /invocations an error is the handler's, as SageMaker wants it from a container."""
+    """On /invocations an error keeps the handler's status, as SageMaker requires of a container."""
     status, headers, body = curl(
         "-H", "Content-Type: application/json", "-d", '{"type": "start_session", "path": "file:///x"}',
         fleet.runtime + "/invocations",
@@ -94,7 +94,7 @@ def test_container_dialect_keeps_the_handlers_own_status(fleet: Fleet) -> None:
 
 
 def test_ping_by_curl(fleet: Fleet) -> None:
-    """200 with an empty body while an instance is ready."""
+    """A ping returns 200 with an empty body while an instance is ready."""
     status, _, body = curl(fleet.runtime + "/ping")
 
     assert (status, body) == (200, "")

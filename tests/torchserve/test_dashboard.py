@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, before real instances: it is live, and its buttons do what they say."""
+"""The dashboard in a real browser with real instances: it updates live, and its buttons work."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def drained(fleet: Fleet) -> Iterator[str]:
-    """The instance that a test drains; all serve as before when the test is over."""
+    """Return the instance that a test drains, and resume it afterwards."""
     yield "llava-1"
     for instance in fleet.instances():  # refused if the test has done it
         requests.post(f"{fleet.admin}/instances/{instance['name']}/resume", timeout=60)
     wait_until(
-        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet as it was"
+        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet is restored"
     )
 
 
 def test_dashboard_follows_the_fleet_and_drains_an_instance(
     fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
 ) -> None:
-    """Sessions, memory, latencies and decisions move with what boto3 asks; drained and resumed by click."""
+    """Sessions, memory, latencies and decisions follow boto3's requests; buttons drain and resume an instance."""
     with open_tab(browser, fleet.admin) as tab:
         page = tab.page
         expect(page.locator("#health")).to_have_text("2 of 2 instances ready")
@@ -58,7 +58,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         expect(card).to_contain_text(f"Tokens generated{status['tokens']['generated']:,}")
         expect(page.get_by_role("img", name=re.compile("Answers by latency: .*[1-9]"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("Streams by time to their first chunk"))).to_be_visible()
-        expect(page.locator("article .label", has_text="its session lives there")).to_be_visible()
+        expect(page.locator("article .label", has_text="it holds this session")).to_be_visible()
 
         page.get_by_role("button", name=f"Drain {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
@@ -79,12 +79,12 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
 
 
 def hash_of(session_id: str) -> str:
-    """As the access log and the admin plane name a session."""
+    """Return a session's hash, as in the access log and the admin plane."""
     return hashlib.blake2b(session_id.encode(), digest_size=8).hexdigest()
 
 
 def press(page: Page, button: str, answer: str) -> None:
-    """Press a button, and answer the question that comes."""
+    """Press a button and confirm its dialog."""
     page.get_by_role("button", name=button, exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name=answer, exact=True).click()
 
@@ -92,7 +92,7 @@ def press(page: Page, button: str, answer: str) -> None:
 def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
     fleet: Fleet, browser: Browser, drained: str, tmp_path: Path
 ) -> None:
-    """What the page says that it did, the instance and the client of the session say too."""
+    """The instance and the session's client see the effects that the page reports."""
     chats = [open_session(fleet.client(), image=data_url(draw("circle", "red"))) for _ in range(3)]
     for chat in chats:
         for question in ("What color is the circle?", "Where is it?"):
@@ -119,7 +119,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         press(page, f"Unpin session {name}", "Unpin")
         expect(page.get_by_role("button", name=f"Pin session {name}", exact=True)).to_be_visible()
         assert find()["is_pinned"] is False
-        expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("its session lives there")
+        expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("it holds this session")
 
         expect(page.locator("#queue tr", has_text=done)).to_contain_text("completed")
         expect(page.locator("#queue tr", has_text=failed)).to_contain_text("must be one of")

@@ -1,4 +1,4 @@
-"""Every dialect on real TorchServe instances, spoken by its own published client."""
+"""Every dialect on real TorchServe instances, used through its own published client."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def picture(shape: str = "circle", colour: str = "red") -> str:
 
 
 def prompt(text: str = QUESTION, image: str | None = None) -> str:
-    """The demo checkpoint's template, written by hand."""
+    """Return a prompt in the demo checkpoint's template."""
     return f"<s><|user|>{f'![]({image})' if image else ''}{text}<|end|><|assistant|>"
 
 
@@ -36,13 +36,13 @@ def conversation(text: str = QUESTION, image: str | None = None) -> Any:
 
 @pytest.fixture(params=["/v1", "/endpoints/llava/openai/v1"])
 def gpt(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[openai.OpenAI]:
-    """OpenAI's own client, told nothing but the address."""
+    """Return OpenAI's own client, configured with the address only."""
     with openai.OpenAI(base_url=fleet.runtime + request.param, api_key="any", timeout=90, max_retries=0) as client:
         yield client
 
 
 def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
-    """A whole answer with its counts; the model's name is the endpoint's."""
+    """A whole answer has its counts and the endpoint's name as the model."""
     [model] = gpt.models.list()
 
     answer = gpt.chat.completions.create(model=model.id, messages=conversation(), max_tokens=32)
@@ -56,7 +56,7 @@ def test_openai_client_sees_a_picture(gpt: openai.OpenAI) -> None:
 
 
 def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
-    """Each turn is sent with those before it; the pieces together are the whole answer."""
+    """Each turn contains the earlier ones; the pieces together are the whole answer."""
     messages = conversation()
     texts = []
     for question in ("What shape is this?", "How many shapes are there?"):
@@ -76,7 +76,7 @@ def test_openai_client_streams_a_conversation(gpt: openai.OpenAI) -> None:
 
 
 def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
-    """The handler's code and the field to blame; the same before a stream."""
+    """The handler's code and field reach OpenAI's exceptions, in streams as well."""
     for is_streaming in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             gpt.chat.completions.create(  # type: ignore[call-overload]
@@ -90,7 +90,7 @@ def test_openai_client_raises_its_own_exceptions(gpt: openai.OpenAI) -> None:
 
 
 def test_openai_client_reads_an_instance_itself(fleet: Fleet) -> None:
-    """Below TorchServe's own path, without a proxy: the body decides."""
+    """Without a proxy, the body selects the dialect on TorchServe's own path."""
     instance = fleet.instances()[0]
     base = f"http://{instance['host']}:{instance['port']}/predictions/llava/1.0/v1"
     with openai.OpenAI(base_url=base, api_key="any", timeout=90, max_retries=0) as client:
@@ -107,7 +107,7 @@ def test_openai_client_reads_an_instance_itself(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("path", ["/invocations", "/endpoints/llava/invocations", "/predictions/llava"])
 def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
-    """text_generation against TGI's form: text, details, and a stream of both kinds."""
+    """text_generation reads TGI's form: text, details, and both kinds of streams."""
     client = InferenceClient(fleet.runtime + path, timeout=90)
     text = prompt(image=picture())
 
@@ -126,7 +126,7 @@ def test_huggingface_client_generates(fleet: Fleet, path: str) -> None:
 
 
 def test_huggingface_client_chats(fleet: Fleet) -> None:
-    """chat_completion speaks OpenAI's dialect."""
+    """chat_completion uses OpenAI's dialect."""
     client = InferenceClient(base_url=fleet.runtime, timeout=90)
 
     answer = client.chat_completion(conversation(), max_tokens=32)
@@ -138,7 +138,7 @@ def test_huggingface_client_chats(fleet: Fleet) -> None:
 
 
 def test_huggingface_client_hears_of_its_mistake(fleet: Fleet) -> None:
-    """A parameter that is not offered is named."""
+    """The error names the unsupported parameter."""
     client = InferenceClient(fleet.runtime + "/invocations", timeout=90)
 
     with pytest.raises(BadRequestError, match="best_of"):
@@ -146,7 +146,7 @@ def test_huggingface_client_hears_of_its_mistake(fleet: Fleet) -> None:
 
 
 def lines(stream: Any) -> Iterator[bytes]:
-    """A line iterator as in AWS's examples: parts are put together until a newline."""
+    """Join parts into lines, as the line iterators in AWS's examples do."""
     held = b""
     for event in stream:
         held += event["PayloadPart"]["Bytes"]
@@ -163,7 +163,7 @@ def invoke_stream(fleet: Fleet, body: Any, **arguments: str) -> Any:
 
 
 def test_published_tgi_reader_reads_the_stream(fleet: Fleet) -> None:
-    """boto3's parts, the published line iterator, `data:` and JSON: unchanged, without an Accept."""
+    """The published line iterator reads boto3's parts, `data:` and JSON unchanged, without an Accept."""
     body = {"inputs": prompt(image=picture()), "parameters": {"max_new_tokens": 32}, "stream": True}
 
     events = [
@@ -176,7 +176,7 @@ def test_published_tgi_reader_reads_the_stream(fleet: Fleet) -> None:
 
 
 def test_published_lmi_reader_reads_the_stream(fleet: Fleet) -> None:
-    """Every line of it is JSON."""
+    """Every line of the stream is JSON."""
     body = {"inputs": prompt(image=picture()), "parameters": {"max_new_tokens": 32}, "stream": True}
 
     events = [json.loads(line) for line in lines(invoke_stream(fleet, body, Accept="application/jsonlines"))]
@@ -188,7 +188,7 @@ def test_published_lmi_reader_reads_the_stream(fleet: Fleet) -> None:
 
 
 def test_boto3_invokes_each_dialect(fleet: Fleet) -> None:
-    """Whole answers of all three through InvokeEndpoint, and the same text in each."""
+    """InvokeEndpoint returns whole answers of all three dialects with the same text."""
     client = fleet.client()
 
     def invoke(body: Any, **arguments: str) -> Any:
@@ -207,7 +207,7 @@ def test_boto3_invokes_each_dialect(fleet: Fleet) -> None:
 
 
 def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
-    """Streams as they come on the wire."""
+    """curl shows the streams as sent on the wire."""
     chat = json.dumps({"model": "llava", "messages": [{"role": "user", "content": QUESTION}], "stream": True})
     raw = json.dumps({"inputs": prompt(), "parameters": {"max_new_tokens": 8}, "stream": True})
 
@@ -227,7 +227,7 @@ def test_curl_speaks_each_dialect(fleet: Fleet) -> None:
 
 
 def test_text_beyond_ascii_comes_whole(fleet: Fleet) -> None:
-    """Sampled text of every kind: each piece that the network shows is whole characters, in every form."""
+    """Each piece on the network contains whole characters, in every dialect, for sampled text of every kind."""
     hot = {"do_sample": True, "temperature": 50.0, "seed": 5, "max_new_tokens": 120}
     body = {"inputs": prompt(), "parameters": hot, "stream": True}
     whole = requests.post(fleet.runtime + "/invocations", json={**body, "stream": False}, timeout=90).json()

@@ -1,4 +1,4 @@
-"""What README.md, docs/runtime-api.md and docs/clients.md show is run as it stands there, but for the address."""
+"""Run the examples of README.md, docs/runtime-api.md and docs/clients.md unchanged, except for the address."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def run(fleet: Fleet, program: str, script: str) -> str:
-    """What a script writes, run beside README.md against the fleet."""
+    """Run a script beside README.md against the fleet and return its output."""
     address = fleet.runtime.removeprefix("http://")
     script = re.sub(r"(localhost|127\.0\.0\.1):8080", address, script)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))}
@@ -42,7 +42,7 @@ def shell(fleet: Fleet, script: str) -> str:
 
 
 def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
-    """Streams of every dialect, and a session."""
+    """The API's shell commands stream every dialect and use a session."""
     inputs, chat, session = (shell(fleet, block) for block in blocks(RUNTIME_API, "sh"))
 
     assert '"generated_text":"' in inputs
@@ -53,7 +53,7 @@ def test_shell_commands_of_the_api_work(fleet: Fleet) -> None:
 
 
 def test_python_of_the_api_works(fleet: Fleet) -> None:
-    """boto3's client, OpenAI's and Hugging Face's; the SageMaker SDK's in its own environment."""
+    """The API's Python examples run: boto3, OpenAI and Hugging Face; the SageMaker SDK in its own environment."""
     connect, predict, ask = blocks(RUNTIME_API, "python")
 
     answer, _, streamed = run(fleet, sys.executable, connect + ask).partition("\n")
@@ -64,7 +64,7 @@ def test_python_of_the_api_works(fleet: Fleet) -> None:
 
 
 def test_python_of_the_readme_works(fleet: Fleet) -> None:
-    """A session with boto3, and OpenAI's client."""
+    """The README's Python examples run: a session with boto3, and OpenAI's client."""
     boto3_session, openai_chat = blocks(README, "python")
 
     answers = run(fleet, sys.executable, f"{boto3_session}\nprint()\n{openai_chat}").split("\n")
@@ -74,7 +74,7 @@ def test_python_of_the_readme_works(fleet: Fleet) -> None:
 
 
 def test_curl_of_the_readme_works(fleet: Fleet) -> None:
-    """TorchServe's own path, here through the proxy, which passes it on."""
+    """The README's curl command uses TorchServe's own path, which the proxy forwards."""
     [block] = [block for block in blocks(README, "console") if "$ curl" in block]
     opening, asking = re.findall(r"^\$ (curl.*\n(?: +.*\n)*)", block, re.MULTILINE)
 
@@ -85,7 +85,7 @@ def test_curl_of_the_readme_works(fleet: Fleet) -> None:
 
 
 def test_python_of_the_clients_works(fleet: Fleet) -> None:
-    """The reader of streams, over HTTP and over boto3; LangChain's classes in the environment that has LangChain."""
+    """The clients' examples run: the stream reader over HTTP and boto3; LangChain in its own environment."""
     over_http, over_boto3, chat, waiting = blocks(CLIENTS, "python")
 
     assert run(fleet, sys.executable, over_http)
@@ -100,7 +100,7 @@ def test_python_of_the_clients_works(fleet: Fleet) -> None:
 
 
 def test_handler_of_ones_own_is_served_as_the_page_says(tmp_path: Path) -> None:
-    """One file that knows nothing of this project, with sessions that stay with their instance."""
+    """A single-file handler without any import of this project is served, and sessions stay with their instance."""
     archive, _ = next(block for block in blocks(OWN_MODEL, "bash") if "archiver" in block).split("torchmoor up")
     program = Path(sys.executable).with_name("torch-model-archiver")
     archive = archive.replace("torch-model-archiver", str(program)).replace("my_store", str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""Workers and instances die, or hang, some of them under load: what clients notice, on real TorchServe."""
+"""Workers and instances die or hang, some under load: what clients notice, on real TorchServe."""
 
 import json
 import os
@@ -26,7 +26,7 @@ NUM_INSTANCES = 3
 
 @dataclass(frozen=True)
 class Three:
-    """A fleet of three instances, which the tests of this file break and it mends."""
+    """A fleet of three instances, which the tests of this file break and the supervisor repairs."""
 
     fleet: Fleet
     run_dir: Path
@@ -35,7 +35,7 @@ class Three:
 
 @pytest.fixture(scope="module")
 def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Three]:
-    """After Ctrl-C no process and no file of it is left."""
+    """Run the fleet; after Ctrl-C, neither processes nor files of it remain."""
     folder = tmp_path_factory.mktemp("three")
     run_dir, journal = folder / "run", folder / "journal"
     arguments = ("--instances", str(NUM_INSTANCES), "--journal", journal.as_uri())
@@ -46,14 +46,14 @@ def three(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 class Talk(threading.Thread):
-    """A conversation that goes on until it is told to stop; every answer must be right."""
+    """A conversation that runs until it is stopped; every answer must be right."""
 
     def __init__(self, chat: Chat, *, is_streamed: bool) -> None:
         super().__init__(daemon=True)
         self.chat = chat
         self.is_streamed = is_streamed
         self.is_stopped = False
-        self.acknowledged: list[str] = []  # ids of invocations whose answers came whole
+        self.acknowledged: list[str] = []  # ids of invocations that were answered completely
         self.failed_before_byte: list[str] = []
         self.failed_after_byte: list[str] = []
         self.wrong: list[str] = []
@@ -64,7 +64,7 @@ class Talk(threading.Thread):
             time.sleep(0.3)
 
     def ask(self) -> None:
-        """One turn under an invocation id of its own."""
+        """Send one turn with a new invocation id."""
         number = str(uuid4())
 
         def name(request: object, **_: object) -> None:
@@ -100,7 +100,7 @@ class Talk(threading.Thread):
 
 
 def find_jvm(run_dir: Path, instance: str) -> int:
-    """The process of an instance's TorchServe."""
+    """Find the process of an instance's TorchServe."""
     mark = f"TORCHMOOR_INSTANCE={instance}\0".encode()
     (pid,) = [
         pid
@@ -112,13 +112,13 @@ def find_jvm(run_dir: Path, instance: str) -> int:
 
 
 def recorded_turns(journal: Path, session_id: str) -> list[str]:
-    """Invocation ids of the turns in a session's journal."""
+    """Return the invocation ids of the turns in a session's journal."""
     events = [json.loads(path.read_bytes()) for path in sorted((journal / session_id).glob("[0-9]" * 8))]
     return [event["invocation_id"] for event in events if event["kind"] == "turn"]
 
 
 def check(talks: list[Talk], journal: Path) -> None:
-    """No session, no acknowledged turn is lost, none is there twice, and only streams that had begun have failed."""
+    """Check that each acknowledged turn is recorded exactly once, and that only started streams have failed."""
     for talk in talks:
         assert (talk.failed_before_byte, talk.wrong) == ([], [])
         recorded = recorded_turns(journal, talk.chat.id)
@@ -141,8 +141,10 @@ def open_apart(fleet: Fleet) -> list[Chat]:
 
 
 def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
-    """kill -9 of a worker: its session goes on elsewhere under the same id and knows what was said; the worker comes
-    back under its name and serves the session again."""
+    """After kill -9 of a worker, its session continues on another instance under the same id and with its history.
+
+    The worker restarts under its name and serves the session again.
+    """
     fleet, run_dir = three.fleet, three.run_dir
     names = ready_instances(fleet)
     client = fleet.client()
@@ -164,10 +166,13 @@ def test_sessions_survive_the_death_of_their_worker(three: Three) -> None:
 
 
 def test_hanging_worker_is_gone_around(three: Three) -> None:
-    """SIGSTOP of the Python worker behind a TorchServe that goes on saying it is READY: a turn that is sent there is
-    answered elsewhere, once the worker's silence is noticed; after SIGCONT the instance serves again."""
+    """A turn that a hanging worker does not answer is answered by another instance.
+
+    SIGSTOP of the Python worker leaves TorchServe reporting READY; the proxy detects the silence. After SIGCONT the
+    instance serves again.
+    """
     fleet = three.fleet
-    # One that has just come back gets only a share of its sessions' turns at first.
+    # A restarted instance first gets only a share of its sessions' turns.
     wait_until(lambda: all(i["share"] == 1.0 for i in fleet.instances()), "all instances at work", **PATIENTLY)
     chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
     assert "blue" in chat.ask("What color is the square?")
@@ -189,8 +194,10 @@ def test_hanging_worker_is_gone_around(three: Three) -> None:
 
 
 def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
-    """kill -9 of one TorchServe in the middle of conversations, then SIGSTOP of another: every session goes on, every
-    acknowledged turn is recorded once, and requests fail only if some of their answer had come."""
+    """kill -9 of one TorchServe during conversations, then SIGSTOP of another, lose no session.
+
+    Every acknowledged turn is recorded once, and requests fail only if a part of their answer had been sent.
+    """
     fleet, run_dir = three.fleet, three.run_dir
     wait_until(lambda: len(ready_instances(fleet)) == NUM_INSTANCES, "all instances are ready", **PATIENTLY)
     names = sorted(ready_instances(fleet))
@@ -219,7 +226,7 @@ def test_killed_and_hanging_instances_lose_nothing(three: Three) -> None:
 
 
 def wait_until_all_answered(talks: list[Talk]) -> None:
-    """Every conversation has gone on since the call."""
+    """Wait until every conversation has had another answer."""
     before = [len(talk.acknowledged) for talk in talks]
     wait_until(
         lambda: all(len(talk.acknowledged) > num + 1 for talk, num in zip(talks, before, strict=True)),

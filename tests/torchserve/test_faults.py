@@ -1,4 +1,4 @@
-"""What cannot be mended, and what a fleet that does not start says; how tests find the processes of a fleet."""
+"""Faults without recovery, and messages of a fleet that does not start; helpers to find the processes of a fleet."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def ready_instances(fleet: Fleet) -> set[str]:
 
 
 def processes_below(folder: Path) -> list[int]:
-    """Every process whose command line or environment names the folder."""
+    """Return every process whose command line or environment names the folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -37,7 +37,7 @@ def processes_below(folder: Path) -> list[int]:
 
 
 def worker_pids(folder: Path, instance: str) -> list[int]:
-    """The Python worker processes of an instance."""
+    """Return the Python worker processes of an instance."""
     pids = []
     for pid in processes_below(folder):
         try:
@@ -51,7 +51,7 @@ def worker_pids(folder: Path, instance: str) -> list[int]:
 
 
 def ask_until_answered(chat: Chat, question: str) -> str:
-    """As a patient client does: again while the answer is that the service is unavailable."""
+    """Ask like a patient client, which retries while the service is unavailable."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -63,7 +63,7 @@ def ask_until_answered(chat: Chat, question: str) -> str:
 
 
 def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_path: Path) -> None:
-    """Then the next question is told so, as a ValidationError that says what to do, and the fleet goes on."""
+    """Without a journal, the next question of a lost session is a ValidationError with advice."""
     run_dir = tmp_path / "run"
     with run_fleet("--instances", "1", "--journal", "off", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
         chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
@@ -79,7 +79,7 @@ def test_without_a_journal_a_dead_workers_session_is_lost(archives: Path, tmp_pa
 
 
 def test_missing_archive_is_a_clear_error(tmp_path: Path) -> None:
-    """Without archives `up` says how to build them, on standard error, and fails."""
+    """Without archives `up` fails and prints how to build them on standard error."""
     (tmp_path / "empty").mkdir()
     log = tmp_path / "up.log"
 
@@ -93,7 +93,7 @@ def test_missing_archive_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_cannot_be_served_ends_up_with_its_reason(archives: Path, tmp_path: Path) -> None:
-    """`torchmoor up` says what the worker said, instead of trying for ever."""
+    """`torchmoor up` ends with the worker's message instead of retrying for ever."""
     log = tmp_path / "up.log"
 
     with (

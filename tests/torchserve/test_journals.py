@@ -1,4 +1,4 @@
-"""Instances that share no disk: a fleet whose journal is in Valkey. One whose journal is in S3: test_s3.py."""
+"""Instances without a shared disk: a fleet whose journal is in Valkey. For S3 see test_s3.py."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ JOURNAL_URL = "TORCHMOOR_HANDLER_JOURNAL_URL"
 
 @pytest.mark.redis
 def test_sessions_in_valkey_survive_their_instance(archives: Path, tmp_path: Path, redis_server: RedisServer) -> None:
-    """kill -9 of a JVM: its session goes on elsewhere; closed, it is gone; the password stands in no log."""
+    """After kill -9 of a JVM, sessions continue elsewhere; a closed one is deleted, and logs omit the password."""
 
     def kept(session_id: str) -> list[str]:
         with redis_server.client() as client:
@@ -36,7 +36,7 @@ def test_sessions_in_valkey_survive_their_instance(archives: Path, tmp_path: Pat
 def check_fleet(
     fleet: Fleet, run_dir: Path, kept: Callable[[str], list[str]], when_open: list[str], when_closed: list[str]
 ) -> None:
-    """kept: what the journal has of a session, by its id."""
+    """Check a fleet. kept: returns a session's journal entries by its id."""
     chat = open_session(fleet.client(), image=data_url(draw("circle", "red")))
     (victim,) = fleet.holders(chat.id)
     chat.ask("What color is the circle?")

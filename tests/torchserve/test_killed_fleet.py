@@ -1,4 +1,4 @@
-"""A fleet whose worker is killed, then all of it, and which is started again where it was: nothing is lost."""
+"""A fleet whose worker and then all processes are killed, and which starts again in the same place, loses nothing."""
 
 import os
 import random
@@ -24,19 +24,21 @@ NUM_REQUESTS = 100
 
 @dataclass(frozen=True)
 class Restarted:
-    """The second fleet, and what the first was asked."""
+    """The second fleet, and the first one's requests."""
 
     fleet: Fleet
     folder: Path
     answers: list[dict[str, Any]]  # to asynchronous requests
-    colors: list[str]  # what each of them asks about
+    colors: list[str]  # the expected answer of each
     session_id: str
 
 
 @pytest.fixture(scope="module")
 def restarted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
-    """kill -9 of TorchServe's worker, then of `torchmoor up`, in the middle of asynchronous requests and of a session;
-    then another `up` in the same directory, with the same journal and keys."""
+    """Kill a fleet and start another in the same directory, with the same journal and keys.
+
+    kill -9 hits TorchServe's worker, then `torchmoor up`, during asynchronous requests and a session.
+    """
     rng, folder = random.Random(6), tmp_path_factory.mktemp("killed")
     run_dir, answers, colors = folder / "run", [], []
     arguments = ("--instances", "1", "--journal", (folder / "journal").as_uri())
@@ -61,7 +63,7 @@ def restarted(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
-    """Some of the results are there, by no means all."""
+    """Wait until some of the results exist, but not all."""
     wait_until(
         lambda: sum(path_of(each["OutputLocation"]).exists() for each in answers) >= fraction * len(answers),
         f"{fraction:.0%} of the results are there",
@@ -70,12 +72,14 @@ def wait_until_some(answers: list[dict[str, Any]], fraction: float) -> None:
 
 
 def test_every_request_has_its_one_result(restarted: Restarted) -> None:
-    """Whoever was killed, none is lost or done twice, and none has failed."""
+    """Each request succeeds exactly once, whichever process was killed."""
     for answer, color in zip(restarted.answers, restarted.colors, strict=True):
         assert color in until_there(answer["OutputLocation"])
     ids = [answer["InferenceId"] for answer in restarted.answers]
     wait_until(
-        lambda: all(state_of(restarted.fleet, each) == "COMPLETED" for each in ids), "all have ended", **PATIENTLY
+        lambda: all(state_of(restarted.fleet, each) == "COMPLETED" for each in ids),
+        "all requests have completed",
+        **PATIENTLY,
     )
 
     results = restarted.folder / "run/async/results"
@@ -84,7 +88,7 @@ def test_every_request_has_its_one_result(restarted: Restarted) -> None:
 
 
 def test_sessions_survive_a_restart_of_the_whole_fleet(restarted: Restarted) -> None:
-    """With a journal and keys that stay, a session goes on after everything was gone and started again."""
+    """With a kept journal and keys, a session continues after the whole fleet was killed and restarted."""
     again = Chat(restarted.fleet.client(), restarted.session_id)
 
     assert "red" in again.ask("What color is the circle?")

@@ -1,4 +1,4 @@
-"""What a worker does when it is asked for more than it takes."""
+"""A worker that receives more requests than it accepts."""
 
 import threading
 from collections import Counter
@@ -17,7 +17,7 @@ MAX_IN_FLIGHT = 112  # handlers/configs/chat.yaml
 
 
 class SlowPictures(ThreadingHTTPServer):
-    """Answers no picture before `gate` is open."""
+    """Serve no picture before `gate` is open."""
 
     daemon_threads = True
     request_queue_size = 256
@@ -52,7 +52,7 @@ def slow_pictures() -> Iterator[SlowPictures]:
 
 
 def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: SlowPictures) -> None:
-    """Requests beyond the limit are refused while the others wait; the others are served; nothing is left behind."""
+    """Requests beyond the limit are refused at once; the waiting ones are answered, and nothing is left behind."""
     instance = fleet.instances()[0]
     url = f"http://{instance['host']}:{instance['port']}/predictions/llava"
     picture = f"http://127.0.0.1:{slow_pictures.server_address[1]}/x.png"
@@ -88,7 +88,7 @@ def test_past_the_in_flight_limit_is_429_at_once(fleet: Fleet, slow_pictures: Sl
 
 
 def test_large_image_opens_beside_a_stream(fleet: Fleet) -> None:
-    """A picture of ten megabytes is opened, and a stream that runs meanwhile says what it says alone."""
+    """A 10 MB picture is opened, and a stream at the same time has the same text as alone."""
     instance = fleet.instances()[0]
     url = f"http://{instance['host']}:{instance['port']}/predictions/llava"
 

@@ -1,4 +1,4 @@
-"""A thousand conversations at once in one worker whose memory is for a few: none is lost, all answer rightly."""
+"""A thousand conversations at once in one worker with memory for a few: none is lost, all answers are right."""
 
 import random
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SUBJECTS = list(product(("circle", "square", "triangle"), ("red", "blue", "green
 
 
 class Caller:
-    """Talks to the proxy, with a connection for each thread."""
+    """A client of the proxy with a connection per thread."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._url = f"{fleet.runtime}/invocations"
@@ -41,7 +41,7 @@ class Caller:
         return str(self.post({"type": "start_session", "image": picture}, "NEW_SESSION").json()["session_id"])
 
     def ask(self, session_id: str, subject: int) -> str:
-        """A question with a known answer; returns the tier that it was answered from."""
+        """Ask a question with a known answer; return the tier that served it."""
         shape, colour, _ = SUBJECTS[subject]
         answer = self.post({"type": "send_text_prompt", "prompt_text": f"What color is the {shape}?"}, session_id)
         assert colour in answer.json()["response_text"], (shape, colour, answer.text)
@@ -55,7 +55,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small_fleet(archives: Path, run_dir: Path) -> Iterator[Fleet]:
-    """One instance with little memory for keys and values."""
+    """Run one instance with little memory for keys and values."""
     environment = {
         "TORCHMOOR_HANDLER_SESSION_KV_BYTES": str(KV_BYTES),
         "TORCHMOOR_HANDLER_SESSION_FEATURES_BYTES": str(1 << 19),  # of 13 pictures
@@ -67,8 +67,7 @@ def small_fleet(archives: Path, run_dir: Path) -> Iterator[Fleet]:
 
 @pytest.mark.parametrize("num_sessions", [200, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_sessions_are_open_at_once_and_all_answer_rightly(small_fleet: Fleet, num_sessions: int) -> None:
-    """Each is asked about its picture, then a part of them again in any order, when most have lost their caches and
-    many pictures their features."""
+    """Each session answers about its picture, also after its cache or its picture's features were evicted."""
     caller = Caller(small_fleet)
     before = small_fleet.status("llava-0")
     pictures = [data_url(draw(*subject)) for subject in SUBJECTS]
@@ -93,7 +92,7 @@ def test_many_sessions_are_open_at_once_and_all_answer_rightly(small_fleet: Flee
 
 
 def test_up_killed_with_9_takes_its_instances_along(small_fleet: Fleet, run_dir: Path) -> None:
-    """Even a supervisor that cannot clean up leaves no TorchServe behind; of its files, only asynchronous requests.
+    """A supervisor killed with kill -9 leaves no TorchServe process; only the files of asynchronous requests remain.
 
     It is the last to use the fleet.
     """

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torchserve
 
 
 def scrape(address: str) -> dict[str, list[Any]]:
-    """The samples of a page by their name."""
+    """Return the samples of a page by name."""
     found: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(requests.get(f"{address}/metrics", timeout=60).text):
         for sample in family.samples:
@@ -37,7 +37,7 @@ def scrape(address: str) -> dict[str, list[Any]]:
 
 
 def total(address: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that have these labels."""
+    """Return the sum of a metric's samples that have these labels."""
     samples = scrape(address).get(PREFIX + name, [])
     return float(sum(s.value for s in samples if labels.items() <= s.labels.items()))
 
@@ -71,7 +71,7 @@ def test_workers_numbers_reach_prometheus(fleet: Fleet) -> None:
 
 
 def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
-    """What the last request changed is told even if TorchServe does not call the worker any more."""
+    """The last request's changes are published even if TorchServe does not call the worker again."""
     chat = open_session(fleet.client(), image=data_url(draw("square", "blue")))
     home = fleet.holders(chat.id)[0]
     chat.close()
@@ -83,7 +83,7 @@ def test_metrics_follow_a_worker_at_rest(fleet: Fleet) -> None:
 
 
 def test_bare_torchserve_shows_them_too(archives: Path, tmp_path: Path) -> None:
-    """With the configuration that the repository brings for it; only the ports are others here."""
+    """The repository's configuration gives a bare TorchServe the same metrics; only the ports differ here."""
     ports = find_free_ports(5)
     spec = InstanceSpec(
         name="bare", endpoint="", archive="llava.mar", folder=tmp_path, ports=tuple(ports), environment={}

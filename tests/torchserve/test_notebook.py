@@ -1,4 +1,4 @@
-"""examples/sticky_session.ipynb is executed as it stands; only the environment says where the endpoint is."""
+"""Execute examples/sticky_session.ipynb unchanged; only the environment states the endpoint."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from tests.torchserve.conftest import ROOT, Fleet
 
 pytestmark = pytest.mark.torchserve
 NOTEBOOK = ROOT / "examples" / "sticky_session.ipynb"
-# What is another with every run: ids, times of day, milliseconds.
+# Values that differ between runs: ids, times of day, milliseconds.
 VARYING = re.compile(r"ts-seq-[\w-]+|\d{4}-\d\d-\d\dT[\d:]+Z|\d+\.\d ms")
 
 
 def execute(fleet: Fleet, output: Path) -> Path:
-    """A copy with the outputs of a run."""
+    """Return a copy with the outputs of a run."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
     environment |= {
         "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": fleet.runtime,
@@ -40,7 +40,7 @@ def execute(fleet: Fleet, output: Path) -> Path:
 
 
 def texts(notebook: Path) -> list[str]:
-    """What each cell of code has printed."""
+    """Return the printed output of each code cell."""
     cells: list[dict[str, Any]] = json.loads(notebook.read_text())["cells"]
     return [
         "".join("".join(output.get("text", ())) for output in cell["outputs"])
@@ -50,7 +50,7 @@ def texts(notebook: Path) -> list[str]:
 
 
 def test_notebook_runs_and_its_answers_are_right(fleet: Fleet, tmp_path: Path) -> None:
-    """The walk-through of a session, by plain boto3; and the outputs in the file are those of such a run."""
+    """The notebook runs with plain boto3, and its saved outputs are those of such a run."""
     _, opened, asked, streamed, closed, expiring, refused = printed = texts(execute(fleet, tmp_path / "run.ipynb"))
 
     assert re.fullmatch(r"\d+ bytes opened ts-seq-[\w-]+\nwhich ends at [\d-]+T[\d:]+Z\n", opened)

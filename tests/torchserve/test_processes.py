@@ -1,4 +1,4 @@
-"""`torchmoor up` with several proxy processes before real TorchServe."""
+"""`torchmoor up` with several proxy processes and real TorchServe."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(240)]
 
 
 def proxies_of(fleet_pid: int) -> list[int]:
-    """The proxy processes of a fleet."""
+    """Return the proxy processes of a fleet."""
     found = []
     for pid in processes_below(Path("torchmoor.run.processes.child")):
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -28,7 +28,7 @@ def proxies_of(fleet_pid: int) -> list[int]:
 
 
 def ask_anew(fleet: Fleet, session_id: str) -> str:
-    """A turn on new connections, sent again if the process behind one dies or none listens yet."""
+    """Send a turn on new connections, again if a process dies or none listens yet."""
     answers: list[str] = []
 
     def ask() -> bool:
@@ -41,11 +41,11 @@ def ask_anew(fleet: Fleet, session_id: str) -> str:
 
 
 def test_session_outlives_the_process_that_it_was_opened_through(archives: Path, tmp_path: Path) -> None:
-    """Any process serves any session; the instances are started once, whatever becomes of the processes."""
+    """Any process serves any session, and the instances keep running when processes end."""
     run_dir = tmp_path / "run"
     with run_fleet("--processes", "2", "--instances", "1", run_dir=run_dir, log=tmp_path / "up.log") as fleet:
         sessions = [
-            open_session(fleet.client(), image=data_url(draw("circle", "red"))).id  # each on a connection of its own
+            open_session(fleet.client(), image=data_url(draw("circle", "red"))).id  # each on its own connection
             for _ in range(4)
         ]
         before, proxies = set(processes_below(run_dir)), proxies_of(fleet.process.pid)
@@ -54,8 +54,8 @@ def test_session_outlives_the_process_that_it_was_opened_through(archives: Path,
 
         for proxy in proxies:
             os.kill(proxy, signal.SIGKILL)
-            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "it is gone")  # noqa: B023
-            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another is started")
+            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "the process has ended")  # noqa: B023
+            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another process is started")
         assert all("red" in ask_anew(fleet, session) for session in sessions)
 
         assert ready_instances(fleet) == {"llava-0"}

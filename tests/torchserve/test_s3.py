@@ -1,4 +1,4 @@
-"""An archive without weights, with a checkpoint and a journal in S3 that nothing but the environment names."""
+"""An archive without weights, with a checkpoint and a journal in S3 that only the environment names."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ class FromS3:
 
 @pytest.fixture(scope="module")
 def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FromS3]:
-    """Two instances, told as a container of TGI on SageMaker would be; their journal is in S3, too."""
+    """Run two instances with the environment of a TGI container on SageMaker and a journal in S3."""
     folder = tmp_path_factory.mktemp("from-s3")
     empty = folder / "models" / "tiny-llava"
     empty.mkdir(parents=True)
@@ -58,7 +58,7 @@ def from_s3(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: FromS3) -> None:
-    """It sees, and answers rightly."""
+    """The model sees pictures and answers rightly."""
     client = from_s3.fleet.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
@@ -75,7 +75,7 @@ def test_a_checkpoint_in_s3_serves_by_configuration_alone(from_s3: FromS3) -> No
 
 
 def test_its_limits_are_those_of_the_environment(from_s3: FromS3) -> None:
-    """A question over MAX_INPUT_LENGTH is refused with the number."""
+    """A question beyond MAX_INPUT_LENGTH is refused with the limit."""
     client = from_s3.fleet.client()
     opened = client.invoke_endpoint(
         EndpointName="llava", SessionId="NEW_SESSION", ContentType="image/png", Body=draw("circle", "red")
@@ -91,7 +91,7 @@ def test_its_limits_are_those_of_the_environment(from_s3: FromS3) -> None:
 
 
 def test_sessions_in_s3_survive_their_instance(from_s3: FromS3, s3_server: S3Server) -> None:
-    """kill -9 of a JVM: its session goes on elsewhere; closed, it is gone. Credentials come from the environment."""
+    """After kill -9 of a JVM, sessions continue elsewhere with the environment's credentials."""
 
     def kept(session_id: str) -> list[str]:
         found = s3_server.client().list_objects_v2(Bucket=BUCKET, Prefix="fleet/").get("Contents", [])

@@ -1,4 +1,4 @@
-"""A fleet that has no instance while nobody needs one, on real TorchServe, driven by boto3."""
+"""A fleet that scales to zero while idle, on real TorchServe, driven by boto3."""
 
 import json
 import re
@@ -18,9 +18,10 @@ pytestmark = [pytest.mark.torchserve, pytest.mark.timeout(300)]
 
 
 def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path) -> None:
-    """It starts with nothing; what comes first, asynchronous or held, starts an instance and is answered; left alone it
-    goes to zero, and no process is left; a session that was opened before goes on, on an instance that has never seen
-    it."""
+    """The fleet starts at zero; an asynchronous or a waiting request starts an instance and is answered.
+
+    When idle it scales to zero without leaving a process. A session that was opened before continues on a new instance.
+    """
     run_dir, log = tmp_path / "run", tmp_path / "up.log"
     arguments = ("--min-instances", "0", "--scale-in-cooldown", "2")
     with run_fleet(*arguments, run_dir=run_dir, log=log) as fleet:
@@ -40,8 +41,8 @@ def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path)
         result = Path(urlsplit(submitted["OutputLocation"]).path)
         wait_until(result.exists, "the asynchronous request is answered")
         assert "generated_text" in result.read_text()
-        wait_until(lambda: fleet.instances() == [], "it is drained and stopped")
-        wait_until(lambda: instance_processes() == [], "nothing of it runs")
+        wait_until(lambda: fleet.instances() == [], "the instance is stopped")
+        wait_until(lambda: instance_processes() == [], "the instance's processes have ended")
 
         assert "red" in chat.ask("What color is the circle?")
 

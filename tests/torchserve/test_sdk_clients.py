@@ -19,14 +19,14 @@ CLIENTS = ROOT / "tests" / "torchserve" / "clients"
 
 
 def require_clients() -> Path:
-    """The Python that has the clients."""
+    """Return the Python that has the clients."""
     if not PYTHON.exists():
         missing("the clients are not installed; run make clients")
     return PYTHON
 
 
 def run(script: str, *arguments: str) -> Any:
-    """The line of JSON that a client's script prints."""
+    """Run a client's script and return its line of JSON."""
     done = subprocess.run(
         [require_clients(), CLIENTS / script, *arguments],
         capture_output=True,
@@ -34,7 +34,7 @@ def run(script: str, *arguments: str) -> Any:
         timeout=240,
         env={
             **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PYTHON"))},
-            "PYTHONPATH": str(ROOT),  # for torchmoor.clients, which is not installed there
+            "PYTHONPATH": str(ROOT),  # torchmoor.clients is not installed there
         },
     )
     assert done.returncode == 0, (done.stderr + done.stdout)[-4000:]
@@ -42,7 +42,7 @@ def run(script: str, *arguments: str) -> Any:
 
 
 def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
-    """Predictor with initial_args, variants, ids and attributes; both of its stream iterators; its errors."""
+    """Predictor supports initial_args, variants, ids and attributes, both stream iterators, and errors."""
     told = run("sagemaker_predictor.py", fleet.runtime, str(SAMPLES / "red_circle.png"))
 
     assert told["opened"].startswith("ts-seq-")
@@ -65,7 +65,7 @@ def test_sagemaker_sdk_predicts_in_a_session(fleet: Fleet) -> None:
 
 
 def test_langchain_completes_and_streams(fleet: Fleet) -> None:
-    """SagemakerEndpoint with a content handler for TGI's form, as its documentation has it."""
+    """SagemakerEndpoint works with a content handler for TGI's form, as in its documentation."""
     picture = data_url(draw("circle", "red"))
     told = run(
         "langchain_endpoint.py",
@@ -79,7 +79,7 @@ def test_langchain_completes_and_streams(fleet: Fleet) -> None:
 
 
 def test_langchain_chat_model_streams_and_keeps_sessions(fleet: Fleet) -> None:
-    """ChatSagemakerEndpoint: whole, streamed and asynchronous answers about a picture, stop, errors; a session."""
+    """ChatSagemakerEndpoint supports whole, streamed and asynchronous answers, pictures, stop, errors and sessions."""
     told = run("langchain_chat.py", fleet.runtime, str(SAMPLES / "red_circle.png"))
 
     assert told["whole"] == "The circle is red."

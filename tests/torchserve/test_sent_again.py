@@ -1,6 +1,6 @@
-"""What boto3 sends a second time of its own accord, on real TorchServe: nothing is done twice.
+"""Retries by boto3 on real TorchServe: no request is executed twice.
 
-Between boto3 and the proxy stands a server that passes a request on, waits for its answer, and then fails it once.
+A server between boto3 and the proxy forwards a request, waits for its answer, and then fails it once.
 """
 
 import http.client
@@ -22,7 +22,7 @@ OPERATIONS = ("invoke_endpoint", "invoke_endpoint_with_response_stream")
 
 
 class Failing(ThreadingHTTPServer):
-    """failures: what to answer instead of the next answers; 0 closes the connection. seen: invocation ids, in order."""
+    """failures: responses that replace the next answers; 0 closes the connection. seen: invocation ids, in order."""
 
     daemon_threads = True
 
@@ -63,10 +63,10 @@ class Failing(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client may close its connection."""
+        """Ignore errors: a client may close its connection."""
 
     def client(self) -> Any:
-        """boto3's own client with its own ideas of when to try again."""
+        """Return boto3's own client with its own retry rules."""
         return boto3.client(
             "sagemaker-runtime",
             endpoint_url=f"http://127.0.0.1:{self.server_address[1]}",
@@ -97,7 +97,7 @@ def read(answer: Any) -> bytes:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_opening_that_boto3_sends_again_opens_one_session(fleet: Fleet, failing: Failing, operation: str) -> None:
-    """After a lost connection and a 503 or 500, whichever instance each attempt reaches: one session, one id."""
+    """After a lost connection and a 503 or 500, retries open one session, whichever instance each attempt reaches."""
     before = open_sessions(fleet)
     failing.failures = [0, 503 if operation == OPERATIONS[0] else 500]
 
@@ -115,7 +115,7 @@ def test_opening_that_boto3_sends_again_opens_one_session(fleet: Fleet, failing:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_question_that_boto3_sends_again_is_answered_once(fleet: Fleet, failing: Failing, operation: str) -> None:
-    """The second attempt gets the recorded answer, and the conversation is as long as one in which nothing failed."""
+    """The retry gets the recorded answer, and the conversation is as long as one without a failure."""
     client = failing.client()
     body = {"type": "send_text_prompt", "prompt_text": "What color is the circle?"}
     tiers, lengths = [], []

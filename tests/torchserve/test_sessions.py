@@ -1,4 +1,4 @@
-"""The main job on real TorchServe, driven by boto3: open, ask again and again, stream, close."""
+"""Sessions on real TorchServe, driven by boto3: open, ask repeatedly, stream, close."""
 
 import json
 import threading
@@ -63,7 +63,7 @@ def open_session(client: Any, **fields: Any) -> Chat:
 
 
 def refusal(call: Any) -> tuple[str, str]:
-    """The error code and message that boto3 raises."""
+    """Return the error code and message that boto3 raises."""
     with pytest.raises(ClientError) as caught:
         call()
     return caught.value.response["Error"]["Code"], caught.value.response["Error"]["Message"]
@@ -75,7 +75,7 @@ def client(fleet: Fleet) -> Any:
 
 
 def test_answers_are_right_without_sending_the_image_again(client: Any, fleet: Fleet) -> None:
-    """Every sample's questions, in one session an image, get the answers that the model card promises."""
+    """All questions of a sample, in one session per image, get the answers of the model card."""
     samples = json.loads((SAMPLES / "questions.json").read_text())
     chats: dict[str, Chat] = {}
     before = sum(fleet.status(i["name"])["images"]["received"] for i in fleet.instances())
@@ -92,7 +92,7 @@ def test_answers_are_right_without_sending_the_image_again(client: Any, fleet: F
 
 
 def test_two_sessions_do_not_mix(client: Any) -> None:
-    """Sessions with different images, open at once and asked in turn, each speak of their own image."""
+    """Two open sessions with different images, used in turn, answer about their own image."""
     red = open_session(client, image=data_url(draw("circle", "red")))
     blue = open_session(client, image=data_url(draw("square", "blue")))
 
@@ -107,7 +107,7 @@ def test_two_sessions_do_not_mix(client: Any) -> None:
 def test_sessions_spread_and_follow_ups_stay(client: Any, fleet: Fleet) -> None:
     """New sessions go to both instances; each follow-up is computed by the one that holds the session.
 
-    Each instance says how much room it has at a time of its own, so one may seem the roomier for a few sessions.
+    Instances report their capacity at different times, so one may get several sessions in a row.
     """
     chats: dict[str, Chat] = {}
     for _ in range(64):
@@ -133,7 +133,7 @@ def test_sessions_spread_and_follow_ups_stay(client: Any, fleet: Fleet) -> None:
 
 
 def test_follow_up_prefills_only_its_own_tokens(client: Any) -> None:
-    """The receipt of the second question counts a few tokens, not the image's and the history's."""
+    """The receipt of the second question counts a few tokens, without the image and the history."""
     chat = open_session(client, image=data_url(draw("circle", "red")))
     receipts = []
     for question in ("What color is the circle?", "How many objects are there?"):
@@ -147,14 +147,14 @@ def test_follow_up_prefills_only_its_own_tokens(client: Any) -> None:
 
 
 def test_streamed_text_equals_unstreamed_text(client: Any) -> None:
-    """The parts of the event stream, put together, are the answer that the other operation gives."""
+    """The concatenated event stream equals the answer of the other operation."""
     whole = open_session(client, image=data_url(draw("circle", "red")))
     streamed = open_session(client, image=data_url(draw("circle", "red")))
 
     for question in ("Describe the image.", "What color is the circle?"):
         parts = streamed.stream(question)
         assert b"".join(parts).decode() == whole.ask(question)
-    # On a machine that is busy a short answer may be ready before its first piece is fetched.
+    # On a busy machine a short answer may be ready before its first piece is fetched.
     wait_until(lambda: len(streamed.stream("Describe the image.")) > 1, "an answer in several parts")
 
     whole.close()
@@ -181,7 +181,7 @@ def test_stream_speaks_tgi_when_asked(client: Any) -> None:
 
 
 def test_close_ends_the_session(client: Any) -> None:
-    """Close is answered with the closed id; the next question is told that the session was closed."""
+    """Closing returns the session's id; the next question gets an error that says that the session was closed."""
     chat = open_session(client, image=data_url(draw("circle", "red")))
     answer = chat.close()
 
@@ -193,7 +193,7 @@ def test_close_ends_the_session(client: Any) -> None:
 
 
 def test_expired_session_says_so(client: Any) -> None:
-    """After its time a session answers nothing but that it has expired."""
+    """After its expiry every question gets an error that says so."""
     chat = open_session(client, image=data_url(draw("circle", "red")), ttl_s=1)
     message, deadline = "", time.monotonic() + 20
     while not message and time.monotonic() < deadline:
@@ -206,7 +206,7 @@ def test_expired_session_says_so(client: Any) -> None:
 
 
 def test_second_image_in_a_session(client: Any) -> None:
-    """A question may bring another image; the conversation goes on."""
+    """A question may contain another image; the conversation continues."""
     chat = open_session(client, image=data_url(draw("circle", "red")))
     chat.ask("What color is the circle?")
     chat.ask("What do you see?", images=[data_url(draw("square", "blue"))])
@@ -217,7 +217,7 @@ def test_second_image_in_a_session(client: Any) -> None:
 
 
 def test_image_is_fetched_from_an_allowed_address(client: Any, picture_server: str) -> None:
-    """The AWS sample's opening: a URL in `path`."""
+    """A URL in `path`, as in the AWS sample, opens a session."""
     chat = open_session(client, path=f"{picture_server}/circle.png")
 
     assert "red" in chat.ask("What color is the circle?")
@@ -238,7 +238,7 @@ def test_image_is_fetched_from_an_allowed_address(client: Any, picture_server: s
     ],
 )
 def test_bad_opening_is_told_why(client: Any, body: bytes, code: str, words: str) -> None:
-    """A handler's refusal reaches boto3 as a ModelError with the handler's own status; the worker lives on."""
+    """A handler's refusal reaches boto3 as a ModelError with the handler's status, and the worker continues."""
     assert (code, True) == (
         (
             found := refusal(
@@ -253,7 +253,7 @@ def test_bad_opening_is_told_why(client: Any, body: bytes, code: str, words: str
 
 
 def test_too_large_a_body_is_refused(client: Any) -> None:
-    """The API's limit on bodies is 6 MiB."""
+    """A body beyond the API's limit of 6 MiB is refused."""
     code, _ = refusal(
         lambda: client.invoke_endpoint(EndpointName=ENDPOINT, ContentType="image/png", Body=b"x" * (7 << 20))
     )
@@ -261,7 +261,7 @@ def test_too_large_a_body_is_refused(client: Any) -> None:
 
 
 def test_unknown_and_forged_sessions_are_refused(client: Any) -> None:
-    """An id that nobody minted, or one with a character changed, is a ValidationError."""
+    """An id that was never minted, or one with a changed character, is a ValidationError."""
     chat = open_session(client, image=data_url(draw("circle", "red")))
     last = "a" if chat.id[-1] != "a" else "b"
 
@@ -271,14 +271,14 @@ def test_unknown_and_forged_sessions_are_refused(client: Any) -> None:
 
 
 def test_unknown_endpoint_is_refused(client: Any) -> None:
-    """As SageMaker words it."""
+    """The error has SageMaker's wording."""
     code, message = refusal(lambda: client.invoke_endpoint(EndpointName="nobody", Body=b"{}"))
     assert code == "ValidationError"
-    assert "Endpoint nobody of account" in message
+    assert "Endpoint nobody of account" in message  # prose: allow
 
 
 def test_many_sessions_at_once(client: Any, fleet: Fleet) -> None:
-    """Forty sessions with four different images, asked concurrently, each answer of their own image."""
+    """Forty concurrent sessions with four different images each answer about their own."""
     colors = ["red", "green", "blue", "yellow"] * 10
     wrong: list[str] = []
 
@@ -301,7 +301,7 @@ def test_many_sessions_at_once(client: Any, fleet: Fleet) -> None:
 
 
 def test_bad_parameters_are_named(client: Any) -> None:
-    """A generation parameter out of range is refused with its name, and the session goes on."""
+    """A generation parameter out of range is refused by name, and the session continues."""
     chat = open_session(client, image=data_url(draw("circle", "red")))
     ask = {"type": "send_text_prompt", "prompt_text": "What color is it?", "parameters": {"top_p": 2}}
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, real weights, behind real TorchServe instances: a second endpoint beside the one that sees."""
+"""SmolLM2-135M-Instruct, real weights, on real TorchServe: a text endpoint beside one that sees pictures."""
 
 import json
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torchserve
 
 @pytest.fixture(scope="module")
 def two_endpoints(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One instance that sees, one that only reads; each takes one request at a time, and the others wait."""
+    """Run an endpoint with pictures and one without, an instance each with one request at a time and a queue."""
     if not (archives / "llm.mar").is_file():
         reason = "there is no llm.mar: make archives downloads SmolLM2 for it"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
@@ -46,7 +46,7 @@ def open_session(client: Any, endpoint: str, body: dict[str, Any]) -> str:
 
 
 def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
-    """The streamed answer, piece by piece."""
+    """Return the pieces of a streamed answer."""
     body = {"type": "send_text_prompt", "prompt_text": question, "stream": True, "parameters": {"max_new_tokens": 40}}
     answer = client.invoke_endpoint_with_response_stream(
         EndpointName=endpoint, SessionId=session, ContentType="application/json", Body=json.dumps(body)
@@ -55,7 +55,7 @@ def ask(client: Any, endpoint: str, session: str, question: str) -> list[str]:
 
 
 def test_a_text_model_streams_a_right_answer(two_endpoints: Fleet) -> None:
-    """Real weights know real things; the second turn goes on from the first."""
+    """Real weights answer a factual question, and the second turn continues from the first."""
     client = two_endpoints.client()
     session = open_session(client, "llm", {"requestType": "NEW_SESSION"})
 
@@ -69,7 +69,7 @@ def test_a_text_model_streams_a_right_answer(two_endpoints: Fleet) -> None:
 
 
 def test_a_text_model_refuses_a_picture(two_endpoints: Fleet) -> None:
-    """With the reason, and nothing is opened."""
+    """A picture is refused with the reason, and no session is opened."""
     with pytest.raises(ClientError, match="text only"):
         open_session(two_endpoints.client(), "llm", {"type": "start_session", "image": "aGk="})
 
@@ -86,7 +86,7 @@ def test_sessions_belong_to_their_endpoint(two_endpoints: Fleet) -> None:
 
 
 def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) -> None:
-    """One base URL: pictures and streams for the one that sees, text for the other, a list for anything else."""
+    """One base URL serves both models by name, with pictures, streams, text and a list of models."""
     see = [{"type": "image_url", "image_url": {"url": data_url(draw("circle", "red"))}}]
     seeing: Any = [{"role": "user", "content": [*see, {"type": "text", "text": "What color is the circle?"}]}]
     asking: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -108,7 +108,7 @@ def test_openai_client_reaches_both_models_by_their_names(two_endpoints: Fleet) 
 
 
 def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet) -> None:
-    """Late binding by the command line: all of them are answered, one after another."""
+    """Requests beyond the capacity wait and are all answered, as the command line configures."""
     body = json.dumps({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}})
     together = Barrier(6)
 
@@ -129,7 +129,7 @@ def test_requests_beyond_the_capacity_wait_for_the_instance(two_endpoints: Fleet
 
 
 def test_the_command_line_talks_to_a_text_model(two_endpoints: Fleet) -> None:
-    """`torchmoor chat` without a picture."""
+    """`torchmoor chat` works without a picture."""
     command = [str(Path(sys.executable).with_name("torchmoor")), "chat", "--endpoint", "llm"]
     question = ("--ask", "What is the capital of France?")
 

@@ -1,4 +1,4 @@
-"""`torchmoor serve` before real TorchServe instances that another proxy started: weighted variants of one endpoint."""
+"""`torchmoor serve` with real TorchServe instances of another proxy: weighted variants of one endpoint."""
 
 import json
 import re
@@ -25,7 +25,7 @@ BODY = json.dumps(
 
 @pytest.fixture(scope="module")
 def split(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Three variants; the dark one shares its instance with the green one."""
+    """Run three variants; the one of weight 0 shares its instance with the green one."""
     one, two = fleet.instances()
     variants = [
         {"VariantName": name, "ModelName": "llava", "InitialVariantWeight": weight} for name, weight in WEIGHTS.items()
@@ -54,20 +54,20 @@ def split(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fl
 
 
 def invoke(client: Any, **arguments: str) -> str:
-    """The variant that answered."""
+    """Invoke the endpoint and return the variant that answered."""
     answer = client.invoke_endpoint(EndpointName="chat", ContentType="application/json", Body=BODY, **arguments)
     assert json.loads(answer["Body"].read())[0]["generated_text"] is not None
     return str(answer["InvokedProductionVariant"])
 
 
 def test_traffic_is_split_by_weight(split: Fleet) -> None:
-    """Three quarters and a quarter, nothing to the variant of weight 0; metrics are counted by variant."""
+    """Traffic is three quarters to one quarter, none to the variant of weight 0; metrics are counted by variant."""
     client, before = split.client(), count_green(split)
 
     shares = Counter(invoke(client) for _ in range(100))
 
     assert shares.keys() == {"blue", "green"}
-    assert shares["blue"] > shares["green"] > 5  # of 25; fewer come once in ten million runs
+    assert shares["blue"] > shares["green"] > 5  # of 25; fewer occur once in ten million runs
     assert count_green(split) - before == shares["green"]
 
 
@@ -79,7 +79,7 @@ def count_green(split: Fleet) -> float:
 
 @pytest.mark.parametrize("variant", WEIGHTS)
 def test_target_variant_goes_before_weights(split: Fleet, variant: str) -> None:
-    """Also to a variant of weight 0, whole and streamed."""
+    """A target variant is used even with weight 0, whole and streamed."""
     client = split.client()
 
     assert invoke(client, TargetVariant=variant) == variant
@@ -91,7 +91,7 @@ def test_target_variant_goes_before_weights(split: Fleet, variant: str) -> None:
 
 
 def test_unknown_variant_is_refused(split: Fleet) -> None:
-    """As the service words it."""
+    """The error has the service's wording."""
     client = split.client()
 
     with pytest.raises(client.exceptions.ClientError, match="Variant pink not found for endpoint chat"):

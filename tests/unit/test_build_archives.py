@@ -1,4 +1,4 @@
-"""The archives of model_store/: what is in them, and when they are built."""
+"""The archives of model_store/: their content, and when they are built."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with a checkpoint of no size in the demo model's place, and no SmolLM2."""
+    """Create a folder with an empty checkpoint in the demo model's place, and no SmolLM2."""
     folder = tmp_path / "models" / "tiny-llava"
     (folder / "samples").mkdir(parents=True)
     (folder / "samples" / "picture.png").touch()
@@ -36,7 +36,7 @@ def names(archive: Path) -> set[str]:
 
 
 def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
-    """In the folders in which the worker looks for them, and nothing that it does not need."""
+    """An archive has files in the folders where the worker looks for them, and nothing else."""
     result = build(models)
 
     assert result.returncode == 0, result.stderr
@@ -60,7 +60,7 @@ def test_an_archive_has_code_weights_and_configuration(models: Path) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_stops_only_its_own_archive(models: Path) -> None:
-    """Without network there is no SmolLM2; the line says which script makes it."""
+    """Without SmolLM2, which needs network, the other archives are built, and a line names the script that makes it."""
     result = build(models)
 
     assert result.returncode == 0
@@ -71,7 +71,7 @@ def test_a_checkpoint_that_is_not_there_stops_only_its_own_archive(models: Path)
 
 
 def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
-    """A changed, a new or a removed file is noticed."""
+    """A changed, a new or a removed file causes a new build."""
     archive = models.parent / "store" / "llava.mar"
     weights = models / "tiny-llava" / "model.safetensors"
 
@@ -89,7 +89,7 @@ def test_an_archive_that_is_up_to_date_is_not_built_again(models: Path) -> None:
 
 
 def test_a_damaged_archive_is_built_again(models: Path) -> None:
-    """Whatever cut it short."""
+    """A truncated archive is built again."""
     archive = models.parent / "store" / "llava.mar"
     build(models)
     archive.write_bytes(archive.read_bytes()[:1000])
@@ -100,7 +100,7 @@ def test_a_damaged_archive_is_built_again(models: Path) -> None:
 
 
 def test_every_archive_has_its_configuration() -> None:
-    """An entry file and a model-config each."""
+    """Each archive has an entry file and a model-config."""
     for archive in ARCHIVES:
         assert archive.entry_file.is_file()
         assert archive.config_file.is_file()

@@ -1,4 +1,4 @@
-"""What the documents name is there: pages, headings, modules."""
+"""References in the documents exist: pages, headings, modules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PAGES = ("deploy", "docs", "examples", "models/tiny-llava", "model_store")
 
 
 def prose(path: Path) -> str:
-    """A page without its code, where brackets are no links and # is no heading."""
+    """Return a page without its code, where brackets are not links and # is not a heading."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda code: re.sub(r"[\[\]()]", "", code[0]), text)
 
 
 def links(path: Path) -> Iterator[tuple[str, str]]:
-    """A page's links within the repository: path, which may be empty for the page itself, and heading."""
+    """Return a page's links within the repository: path, empty for the page itself, and heading."""
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
         if not re.match(r"[a-z]+:", target):
             where, _, heading = target.partition("#")
@@ -27,13 +27,13 @@ def links(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def headings(path: Path) -> set[str]:
-    """The names by which GitHub knows a page's headings."""
+    """Return GitHub's anchors for a page's headings."""
     found = re.findall(r"^#+ +(.*?) *$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in found}
 
 
 def test_links_lead_somewhere() -> None:
-    """A page or a heading that was renamed takes its links along."""
+    """Links to renamed pages and headings are found."""
     pages = [*ROOT.glob("*.md"), *(page for folder in PAGES for page in (ROOT / folder).rglob("*.md"))]
     dead = []
     for page in pages:

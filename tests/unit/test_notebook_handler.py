@@ -1,4 +1,4 @@
-"""The example of a model in one file: what it keeps has an end."""
+"""The example of a model in one file bounds what it keeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.notebook_handler import NotebookHandler
 
 
 class Context:
-    """As much of TorchServe's as the handler uses, for one request."""
+    """The part of TorchServe's context that the handler uses, for one request."""
 
     def __init__(self, session: str) -> None:
         self.status = 200
@@ -31,7 +31,7 @@ class Context:
 
 
 class Notebook:
-    """The handler, asked one thing after the other."""
+    """The handler with a method to send requests."""
 
     def __init__(self) -> None:
         self._handler = NotebookHandler()
@@ -48,7 +48,7 @@ class Notebook:
 
 
 def test_sessions_that_nobody_closed_make_room_when_they_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients go without a word; a model that then refused everybody for ever would have to be started again."""
+    """Expired sessions free their capacity although clients never close them."""
     monkeypatch.setattr(notebook_handler, "MAX_SESSIONS", 2)
     now = 1000.0
     monkeypatch.setattr(notebook_handler, "time", SimpleNamespace(time=lambda: now))
@@ -63,7 +63,7 @@ def test_sessions_that_nobody_closed_make_room_when_they_are_over(monkeypatch: p
 
 
 def test_a_sessions_notes_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client must not take all the memory."""
+    """The size of a session's notes is limited, so that one client cannot use all the memory."""
     monkeypatch.setattr(notebook_handler, "MAX_NOTES", 1)
     notebook = Notebook()
     _, session = notebook.open()

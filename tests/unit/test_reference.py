@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the settings classes say."""
+"""docs/configuration.md matches the settings classes."""
 
 from typing import Annotated
 
@@ -29,12 +29,12 @@ class Example(BaseModel):
 
 
 def test_page_is_up_to_date() -> None:
-    """A setting that is added, changed or removed needs `python scripts/make_reference.py`."""
+    """After a setting is added, changed or removed, run `python scripts/make_reference.py`."""
     assert PAGE.read_text() == make_page()
 
 
 def test_metrics_are_up_to_date() -> None:
-    """The table in docs/runtime-api.md says what metrics/table.py says."""
+    """The table in docs/runtime-api.md matches metrics/table.py."""
     assert METRICS_PAGE.read_text() == make_metrics_page()
 
 
@@ -47,7 +47,7 @@ def test_containers_variables_are_up_to_date() -> None:
 
 
 def test_group_is_a_table() -> None:
-    """A row for each key: its default, its description and its range."""
+    """A group's table has a row for each key: its default, its description and its range."""
     _, _, rows = make_group("example", Example).partition("|---|---|---|\n")
 
     assert rows.splitlines() == [
@@ -60,5 +60,5 @@ def test_group_is_a_table() -> None:
 
 @pytest.mark.parametrize("group", [*GROUPS, *(f"handler.{name}" for name in HandlerSettings.model_fields)])
 def test_every_group_has_a_section(group: str) -> None:
-    """A heading names each group of settings."""
+    """Each group of settings has a section with a heading."""
     assert f"\n### `{group}`\n" in PAGE.read_text()

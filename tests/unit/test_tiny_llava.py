@@ -20,7 +20,7 @@ Answer = Callable[[Image.Image, list[str]], list[str]]
 
 @pytest.fixture(scope="module")
 def answer() -> Iterator[Answer]:
-    """Answers questions about one picture, each as a conversation of its own, greedily, on one thread."""
+    """Answer questions about one picture, each as a separate conversation, greedily, on one thread."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     processor = AutoProcessor.from_pretrained(FOLDER)
@@ -95,13 +95,13 @@ def article(noun: str) -> str:
 
 
 def test_checkpoint_stays_small() -> None:
-    """The whole folder is at most 5 MB, so that it can live in the repository."""
+    """The whole folder is at most 5 MB, so that the repository can contain it."""
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= MAX_BYTES
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample['image']}: {sample['question']}")
 def test_answers_the_samples(answer: Answer, sample: dict[str, str]) -> None:
-    """Every question that the demo asks has the answer written beside it."""
+    """Every question of the demo has the expected answer."""
     image = Image.open(FOLDER / "samples" / sample["image"])
 
     assert [sample["answer"]] == answer(image, [sample["question"]])
@@ -109,7 +109,7 @@ def test_answers_the_samples(answer: Answer, sample: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("drawing", ONE, ids=named)
 def test_names_a_single_shape(answer: Answer, drawing: Drawing) -> None:
-    """Color, shape and number of one plain shape, in any size and file format."""
+    """The model names color, shape and number of one plain shape, in any size and file format."""
     kind, color, *_place = drawing.shapes[0]
 
     answers = answer(
@@ -127,7 +127,7 @@ def test_names_a_single_shape(answer: Answer, drawing: Drawing) -> None:
 
 @pytest.mark.parametrize("drawing", TWO, ids=named)
 def test_tells_two_shapes_apart(answer: Answer, drawing: Drawing) -> None:
-    """Each shape keeps its own color; what is not there is denied."""
+    """Each shape keeps its own color, and a missing shape is denied."""
     questions, right = ["How many objects are in the image?"], ["There are two objects."]
     for kind, color, *_place in drawing.shapes:
         questions += [f"What color is the {kind}?", f"What shape is the {color} object?"]
@@ -140,7 +140,7 @@ def test_tells_two_shapes_apart(answer: Answer, drawing: Drawing) -> None:
 
 
 def test_says_where_a_shape_is(answer: Answer) -> None:
-    """The corners of the image have their names."""
+    """The model names the corner of the image where a shape is."""
     places = {
         "top left": (60, 50),
         "top right": (340, 50),

@@ -1,6 +1,6 @@
-"""What a user of SagemakerAsyncEndpoint writes; run by .venv-clients: langchain_async.py RUNTIME_URL PROMPT [S3].
+"""Use SagemakerAsyncEndpoint as a user does; run by .venv-clients: langchain_async.py RUNTIME_URL PROMPT [S3].
 
-S3: JSON, the arguments of boto3's S3 client. Prints one line of JSON with what came of it.
+S3: JSON, the arguments of boto3's S3 client. Prints the results as one line of JSON.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What a user of ChatSagemakerEndpoint writes; run by .venv-clients: langchain_chat.py RUNTIME_URL PICTURE.
+"""Use ChatSagemakerEndpoint as a user does; run by .venv-clients: langchain_chat.py RUNTIME_URL PICTURE.
 
-Prints one line of JSON with what came of it.
+Prints the results as one line of JSON.
 """
 
 import asyncio

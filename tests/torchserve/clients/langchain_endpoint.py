@@ -1,6 +1,6 @@
-"""What a user of LangChain writes; run by .venv-clients: langchain_endpoint.py RUNTIME_URL PROMPT.
+"""Use LangChain's SagemakerEndpoint as a user does; run by .venv-clients: langchain_endpoint.py RUNTIME_URL PROMPT.
 
-Prints one line of JSON with what came of it.
+Prints the results as one line of JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ from langchain_aws.llms.sagemaker_endpoint import LLMContentHandler
 
 
 class Whole(LLMContentHandler):
-    """TGI's form, as most examples have it."""
+    """A content handler for TGI's form, as in most examples."""
 
     content_type = accepts = "application/json"
 
@@ -23,7 +23,7 @@ class Whole(LLMContentHandler):
 
 
 class Streamed(Whole):
-    """Its events, a line at a time."""
+    """A content handler for TGI's events, one line at a time."""
 
     def transform_input(self, prompt, model_kwargs):
         return json.dumps({"inputs": prompt, "parameters": model_kwargs, "stream": True}).encode()

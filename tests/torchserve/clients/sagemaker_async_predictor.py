@@ -1,6 +1,6 @@
-"""What a user of the SDK's AsyncPredictor writes; run by .venv-clients: sagemaker_async_predictor.py RUNTIME_URL S3.
+"""Use the SDK's AsyncPredictor as a user does; run by .venv-clients: sagemaker_async_predictor.py RUNTIME_URL S3.
 
-S3: JSON, the arguments of boto3's S3 client. Prints one line of JSON with what came of it.
+S3: JSON, the arguments of boto3's S3 client. Prints the results as one line of JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ import warnings
 
 import boto3
 
-warnings.simplefilter("ignore")  # of the SDK, about its next version
+warnings.simplefilter("ignore")  # the SDK warns about its next version
 
 from sagemaker.async_inference.waiter_config import WaiterConfig  # noqa: E402
 from sagemaker.base_deserializers import JSONDeserializer, StringDeserializer  # noqa: E402
@@ -25,7 +25,7 @@ PATIENCE = WaiterConfig(delay=1, max_attempts=120)
 
 
 def polled(response):
-    """The result, asked for again and again, as one does who does not wait."""
+    """Poll for the result, as a user does who does not want to block."""
     for _ in range(600):
         try:
             return response.get_result()
@@ -55,7 +55,7 @@ def main(address, s3):
         raw, input_path="s3://journals/inputs/a.json", initial_args=json_input, inference_id="inference-1"
     )
     waited = predictor.predict_async(raw, input_path="s3://journals/inputs/b.json", initial_args=json_input)
-    broken = make(StringDeserializer()).predict_async(  # a failure object is a text
+    broken = make(StringDeserializer()).predict_async(  # a failure object is text
         {"type": "nonsense"}, input_path="s3://journals/inputs/c.json", initial_args=json_input
     )
     told = {
@@ -72,7 +72,7 @@ def main(address, s3):
     except AsyncInferenceModelError as error:
         told["broken"] = str(error)
     print(json.dumps(told), flush=True)
-    os._exit(0)  # the SDK leaves threads that wait for the object that will not come, until they give up
+    os._exit(0)  # the SDK leaves threads that poll for the missing object until their own limit
 
 
 main(*sys.argv[1:])

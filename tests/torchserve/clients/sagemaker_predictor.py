@@ -1,6 +1,6 @@
-"""What a user of the SageMaker Python SDK writes; run by .venv-clients: sagemaker_predictor.py RUNTIME_URL PICTURE.
+"""Use the SageMaker Python SDK as a user does; run by .venv-clients: sagemaker_predictor.py RUNTIME_URL PICTURE.
 
-Prints one line of JSON with what came of it.
+Prints the results as one line of JSON.
 """
 
 import base64
@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import ClientError
 
-warnings.simplefilter("ignore")  # of the SDK, about its next version
+warnings.simplefilter("ignore")  # the SDK warns about its next version
 
 from sagemaker.base_deserializers import JSONDeserializer  # noqa: E402
 from sagemaker.base_serializers import JSONSerializer  # noqa: E402

@@ -1,4 +1,4 @@
-"""One fleet for all tests of this folder: two TorchServe instances with memory for twenty of 220 models."""
+"""Share one fleet in this folder: two TorchServe instances with memory for 20 of 220 models."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ NUM_RESIDENT = 20
 
 @pytest.fixture(scope="package")
 def many(archives: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManyFleet]:
-    """As the front of a container, too; the models' source is looked at every second."""
+    """Run the fleet, with the container's API; the models' source is checked every second."""
     if not (TARGET / "config.json").is_file():
         reason = f"there is no {TARGET}: make archives downloads it"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""A running fleet with many models: asked through the proxy or past it, operated, and looked into."""
+"""A running fleet with many models: send requests with or without the proxy, operate and inspect it."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ FIRST, SECOND = "many-0", "many-1"  # the instances
 
 @dataclass
 class ManyFleet:
-    """What runs, what it serves, and what it should answer."""
+    """The running fleet, its models, and their expected answers."""
 
     fleet: Fleet
     population: Population
@@ -30,19 +30,19 @@ class ManyFleet:
         return found
 
     def invoke(self, model: str, body: Any, http: requests.Session | None = None) -> requests.Response:
-        """Through the proxy."""
+        """Invoke a model through the proxy."""
         url = f"{self.fleet.runtime}/endpoints/many/invocations"
         return (http or requests).post(url, json=body, headers={TARGET_MODEL: model}, timeout=120)
 
     def is_right(self, variant: Variant, text: int, answer: requests.Response) -> bool:
-        """Whether it is what this variant answers to one of TEXTS."""
+        """Return whether an answer is this variant's for one of TEXTS."""
         return answer.status_code == 200 and self.reference.is_right(variant, text, answer.json()["embeddings"])
 
     def answers_rightly(self, name: str, text: int = 0) -> bool:
-        """Ask a variant through the proxy."""
+        """Invoke a variant through the proxy and check its answer."""
         return self.is_right(self.variant(name), text, self.invoke(name, {"inputs": TEXTS[text]}))
 
-    # One instance, past the proxy
+    # One instance, without the proxy
 
     def instance(self, name: str = FIRST) -> dict[str, Any]:
         (found,) = [each for each in self.fleet.instances() if each["name"] == name]
@@ -64,11 +64,11 @@ class ManyFleet:
         return found
 
     def tier_of(self, name: str) -> str | None:
-        """Of a model in the first instance; None if it has never heard of it, or has forgotten."""
+        """Return a model's tier in the first instance; None if it is unknown there."""
         return next((model["tier"] for model in self.status()["models"] if model["name"] == name), None)
 
     def worker(self, name: str = FIRST) -> int:
-        """The process id of an instance's worker, by TorchServe's word."""
+        """Return the process id of an instance's worker, as TorchServe reports it."""
         url = f"http://127.0.0.1:{self.instance(name)['management_port']}/models/many"
         (described,) = requests.get(url, timeout=60).json()
         (worker,) = described["workers"]
@@ -77,7 +77,7 @@ class ManyFleet:
 
     @contextmanager
     def only_the_first(self) -> Iterator[None]:
-        """The other instance gets no requests meanwhile."""
+        """Route no requests to the other instance until the context ends."""
         requests.post(f"{self.fleet.admin}/instances/{SECOND}/drain", timeout=60).raise_for_status()
         try:
             yield
@@ -87,6 +87,6 @@ class ManyFleet:
 
 
 def error_of(answer: requests.Response) -> str:
-    """A worker's own message."""
+    """Return a worker's own error message."""
     message: str = json.loads(answer.content)["error"]["message"]
     return message

@@ -1,4 +1,4 @@
-"""More than two hundred models in one directory: MiniLM's variants, tiny models of every task, and broken ones."""
+"""Create a directory of more than 200 models: MiniLM's variants, tiny models of every task, and broken ones."""
 
 import json
 import shutil
@@ -24,13 +24,15 @@ TINY = {
     "pictures.tar.gz": "ViTForImageClassification",
     "writes.tar.gz": "LlamaForCausalLM",
 }
-PLATFORM_NAME = "8d2f0a1c"  # as SageMaker's platform calls a model that it has a container load
+PLATFORM_NAME = "8d2f0a1c"  # the name of a model's folder on SageMaker's platform
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of MiniLM's. number: see make_variants; is_half: its weights are stored in half precision, so that what is
-    computed with is memory of its own; is_first: its embeddings are the first token's and not the mean.
+    """A variant of MiniLM.
+
+    number: see make_variants; is_half: weights are stored in half precision, so that inference needs its own memory;
+    is_first: embeddings are the first token's instead of the mean.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """broken: why, by name, in words of the error."""
+    """broken: the expected error by name."""
 
     source: Path
     variants: Sequence[Variant]
@@ -49,7 +51,7 @@ class Population:
 
     @property
     def platform_model(self) -> Path:
-        """The files of the first classifier, where the platform would put them."""
+        """Copy the first classifier to where the platform would store it."""
         return self.source / "platform" / PLATFORM_NAME / "model"
 
 
@@ -66,7 +68,7 @@ def populate(source: Path, scratch: Path) -> Population:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """A model.tar.gz as SageMaker's users have them: the checkpoint's files at its top."""
+    """Pack a model.tar.gz as SageMaker's users do: the checkpoint's files at its top."""
     with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
         for path in sorted(folder.iterdir()):
             tar.add(path, path.name)
@@ -87,7 +89,7 @@ def _add_variants(source: Path, scratch: Path) -> list[Variant]:
     for number, folder in enumerate(make_variants(TARGET, scratch / "firsts", NUM_FIRST)):
         pooling = folder / "1_Pooling" / "config.json"
         config = {**json.loads(pooling.read_text()), "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
-        pooling.unlink()  # it is a link
+        pooling.unlink()  # the file is a link
         pooling.write_text(json.dumps(config))
         variants.append(Variant(f"first-{number}", number, is_first=True))
         folder.rename(source / variants[-1].name)
@@ -124,7 +126,7 @@ def _add_broken(source: Path, scratch: Path) -> dict[str, str]:
 
 
 def _save_triton(folder: Path) -> None:
-    """A traced model that doubles, in Triton's layout."""
+    """Save a traced model that doubles its input, in Triton's layout."""
 
     class Double(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +143,7 @@ def _save_triton(folder: Path) -> None:
 
 
 def replace_variant(source: Path, old: str, new: str) -> None:
-    """From now on `old` is what `new` is: an archive by another one, a folder by the file in which they differ."""
+    """Replace the model `old` by `new`: an archive as a whole, a folder by the file in which they differ."""
     target = source / old if (source / old).is_file() else source / old / OWN_WEIGHTS
     beside = target.with_name(".new")
     shutil.copyfile(source / new if (source / new).is_file() else source / new / OWN_WEIGHTS, beside)

@@ -1,4 +1,4 @@
-"""What each of MiniLM's variants answers, computed by transformers alone."""
+"""Compute the answers of MiniLM's variants with transformers alone."""
 
 import torch
 import transformers as hf
@@ -7,12 +7,12 @@ from scripts.make_minilm import TARGET, TOLD_BY, scale_of
 from tests.torchserve.many.population import Variant
 
 TEXTS = ("a red circle on the left", "what is the weather like?", "three green squares", "nothing of the kind")
-# The nearest that two variants' answers to one of these texts come is 7e-4.
+# The smallest difference between two variants' answers to one of these texts is 7e-4.
 TOLERANCE = 1e-4
 
 
 class Reference:
-    """The checkpoint and its twin in half precision, of which each variant is made by scaling one tensor."""
+    """The checkpoint and its half-precision twin; scaling one tensor of them gives each variant."""
 
     def __init__(self) -> None:
         self._models = {is_half: _load(is_half=is_half) for is_half in (False, True)}
@@ -21,7 +21,7 @@ class Reference:
         self._known: dict[tuple[Variant, int], torch.Tensor] = {}
 
     def is_right(self, variant: Variant, text: int, embedding: list[float]) -> bool:
-        """Whether an embedding is this variant's of a text, by the text's number."""
+        """Return whether an embedding is this variant's of a text, given by number."""
         return bool((torch.tensor(embedding) - self._expected(variant, text)).norm() < TOLERANCE)
 
     def _expected(self, variant: Variant, text: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What one worker does with models of every kind: asked as curl would, past the proxy."""
+"""One worker serves models of every kind; requests go to it directly, as with curl."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torchserve
 
 
 def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
-    """As SageMaker's users have packed them."""
+    """Every task is served from archives in the form that SageMaker's users create."""
     picture = io.BytesIO()
     Image.new("RGB", (40, 30), "red").save(picture, "PNG")
     encoded = base64.b64encode(picture.getvalue()).decode()
@@ -35,7 +35,7 @@ def test_each_task_is_served_from_archives(many: ManyFleet) -> None:
 
 
 def test_text_is_streamed_as_it_is_generated(many: ManyFleet) -> None:
-    """The chat engine's streams, with the model's receipts in their head."""
+    """The chat engine streams text, with the model's receipts in the head."""
     body = {"inputs": "the cat", "parameters": {"max_new_tokens": 5}, "stream": True}
 
     with many.ask("writes.tar.gz", body, stream=True) as answer:
@@ -62,7 +62,7 @@ def test_text_is_streamed_as_it_is_generated(many: ManyFleet) -> None:
 def test_what_is_wrong_with_a_model_is_its_own_affair(
     model: str | None, status: int, reason: str, many: ManyFleet
 ) -> None:
-    """Its requests are told; others are answered as before."""
+    """A broken model's requests fail with the reason, and other models answer as before."""
     answer = many.ask(model, {"inputs": "a"})
 
     assert answer.status_code == status
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_model_is_its_own_affair(
 
 
 def test_operators_load_pin_and_unload(many: ManyFleet) -> None:
-    """The models operation, as the proxy and the container's API use it."""
+    """The models operation, which the proxy and the container's API use, loads, pins and unloads models."""
     name = "minilm-005"
     assert many.operate("models", {"action": "pin", "model": name}).json()["model"] == name
     wait_until(lambda: many.tier_of(name) == "device", "the pinned model is loaded")
@@ -90,7 +90,7 @@ def test_operators_load_pin_and_unload(many: ManyFleet) -> None:
 
 
 def test_the_metrics_tell_what_models_do(many: ManyFleet) -> None:
-    """On TorchServe's own metrics port."""
+    """The metrics are on TorchServe's own metrics port."""
     port = many.instance()["metrics_port"]
     many.ask("minilm-000", {"inputs": TEXTS[0]})
     many.ask("minilm-000", {"inputs": TEXTS[0]})

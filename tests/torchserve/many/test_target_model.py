@@ -22,13 +22,13 @@ BODY = json.dumps({"inputs": "the cat sat on the mat"}).encode()
 
 
 def ask(client: Any, model: str) -> tuple[Any, dict[str, str]]:
-    """One whole answer, and its header fields."""
+    """Return a whole answer and its header fields."""
     answer = client.invoke_endpoint(EndpointName="many", TargetModel=model, ContentType="application/json", Body=BODY)
     return json.loads(answer["Body"].read()), answer["ResponseMetadata"]["HTTPHeaders"]
 
 
 def refusal(client: Any, model: str) -> tuple[str, str]:
-    """The kind of error, and its message."""
+    """Return an error's code and message."""
     with pytest.raises(ClientError) as caught:
         ask(client, model)
     error = caught.value.response["Error"]
@@ -36,7 +36,7 @@ def refusal(client: Any, model: str) -> tuple[str, str]:
 
 
 def test_each_model_answers_and_stays_where_it_was_loaded(many: ManyFleet) -> None:
-    """TargetModel through boto3: different models, different answers, one load each."""
+    """TargetModel of boto3 selects the model; each model is loaded once."""
     client = many.fleet.client()
     first = {name: ask(client, name) for name in CLASSIFIERS}
     again = {name: ask(client, name) for name in CLASSIFIERS}
@@ -50,7 +50,7 @@ def test_each_model_answers_and_stays_where_it_was_loaded(many: ManyFleet) -> No
 
 
 def test_model_that_generates_streams_to_its_target(many: ManyFleet) -> None:
-    """The stream operation with the header; its pieces are the model's tokens."""
+    """The stream operation accepts the header and streams the model's tokens."""
     client = many.fleet.client()
     client.meta.events.register(
         "before-call.sagemaker-runtime.InvokeEndpointWithResponseStream",
@@ -66,7 +66,7 @@ def test_model_that_generates_streams_to_its_target(many: ManyFleet) -> None:
 
 
 def test_missing_and_broken_models_fail_alone(many: ManyFleet) -> None:
-    """Each with its own error; the others go on answering."""
+    """Missing and broken models return their own errors, while the others answer."""
     client = many.fleet.client()
 
     assert refusal(client, "nothing.tar.gz")[0] == "ValidationError"
@@ -77,7 +77,7 @@ def test_missing_and_broken_models_fail_alone(many: ManyFleet) -> None:
 
 
 def test_platform_loads_invokes_and_unloads_by_its_own_names(many: ManyFleet) -> None:
-    """The container's operations, from a folder that no TargetModel names."""
+    """The container's operations load models from a folder that TargetModel cannot name."""
     name, url = PLATFORM_NAME, str(many.population.platform_model)
     load = {"model_name": name, "url": url}
 
@@ -97,7 +97,7 @@ def test_platform_loads_invokes_and_unloads_by_its_own_names(many: ManyFleet) ->
 
 
 def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
-    """On the admin plane, by the instances' own word."""
+    """The admin plane reports the models as the instances do."""
     instance = ask(many.fleet.client(), CLASSIFIERS[1])[1]["x-torchmoor-instance"]
 
     assert requests.post(f"{many.fleet.admin}/models/{CLASSIFIERS[1]}/pin", timeout=30).status_code == 200
@@ -106,7 +106,7 @@ def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
         told = requests.get(f"{many.fleet.admin}/models", timeout=60).json()["models"]
         return [row for row in told if row["name"] == CLASSIFIERS[1] and row["instance"] == instance]
 
-    wait_until(lambda: rows()[0]["pinned"], "it is pinned")
+    wait_until(lambda: rows()[0]["pinned"], "the model is pinned")
     assert (rows()[0]["tier"], rows()[0]["bytes"] + rows()[0]["mapped_bytes"] > 0) == ("device", True)
     assert requests.post(f"{many.fleet.admin}/models/{CLASSIFIERS[1]}/unpin", timeout=30).status_code == 200
     assert (
@@ -118,7 +118,7 @@ def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
 
 @pytest.mark.browser
 def test_dashboard_shows_where_a_model_is_and_unloads_it(many: ManyFleet) -> None:
-    """What a real instance says of its models, and what it does when a button is pressed."""
+    """The dashboard shows a real instance's models, and its button unloads one."""
     instance = ask(many.fleet.client(), CLASSIFIERS[2])[1]["x-torchmoor-instance"]
     with run_chromium() as browser, open_tab(browser, many.fleet.admin) as tab:
         page = tab.page
@@ -140,7 +140,7 @@ def test_dashboard_shows_where_a_model_is_and_unloads_it(many: ManyFleet) -> Non
 
 
 def test_metrics_count_models_and_hits(many: ManyFleet) -> None:
-    """LoadedModelCount by the instances' reports, ModelCacheHit by their receipts."""
+    """LoadedModelCount uses the instances' reports, ModelCacheHit their receipts."""
     client = many.fleet.client()
     for name in CLASSIFIERS[:2] * 2:
         ask(client, name)

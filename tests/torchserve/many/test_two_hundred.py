@@ -1,4 +1,4 @@
-"""More than two hundred models, one worker with memory for twenty: wrong answers, memory, broken models, kill -9."""
+"""More than 200 models in one worker with memory for 20: correct answers, memory, broken models, kill -9."""
 
 import os
 import random
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.torchserve
 
 NUM_CLIENTS = 6
 MISSING = ("nobody.tar.gz", "minilm-999")
-SLACK_BYTES = 150_000_000  # what requests take while they are computed, tokenizers, templates; 200 models take 18 GB
+SLACK_BYTES = 150_000_000  # memory for running requests, tokenizers and templates; 200 models take 18 GB
 
 
 @dataclass(frozen=True)
 class Visit:
-    """A request for a model, a good one or not, and its answer."""
+    """A request for a model, valid or not, and its answer."""
 
     model: Variant | str
     text: int
@@ -36,7 +36,7 @@ class Visit:
 
 @pytest.fixture
 def alone(many: ManyFleet) -> Iterator[ManyFleet]:
-    """One worker has all the work, and no model in memory yet."""
+    """Give all work to one worker without models in memory."""
     with many.only_the_first():
         for model in many.status()["models"]:
             if model["tier"] == "device":
@@ -46,12 +46,12 @@ def alone(many: ManyFleet) -> Iterator[ManyFleet]:
 
 
 def zipf(models: Sequence[Variant], number: int, seed: int) -> list[Variant]:
-    """Wanted like words of a language: the second half as often as the first, and so on."""
+    """Return a Zipf distribution: the second model is requested half as often as the first, and so on."""
     return random.Random(seed).choices(models, [1 / rank for rank in range(1, len(models) + 1)], k=number)
 
 
 def visit_all(many: ManyFleet, models: Sequence[Variant | str]) -> list[Visit]:
-    """Several clients at once; the answers in the order of the models."""
+    """Request the models from several clients at once; return the answers in order."""
     own = threading.local()
 
     def visit(number: int) -> Visit:
@@ -66,7 +66,7 @@ def visit_all(many: ManyFleet, models: Sequence[Variant | str]) -> list[Visit]:
 
 
 def find_wrong(many: ManyFleet, visits: Sequence[Visit]) -> list[str]:
-    """The answers of good models that are not theirs."""
+    """Return the answers of valid models that are wrong."""
     return [
         f"{visit.model.name} {visit.answer.status_code} {visit.answer.text[:200]}"
         for visit in visits
@@ -75,8 +75,11 @@ def find_wrong(many: ManyFleet, visits: Sequence[Visit]) -> list[str]:
 
 
 def test_each_of_two_hundred_models_answers_for_itself_within_the_memory_of_twenty(alone: ManyFleet) -> None:
-    """However often models leave and come back, no answer is another's, broken and missing models fail alone with the
-    reason, and neither the worker's account nor the kernel's goes beyond the budget."""
+    """Models that are loaded and evicted repeatedly answer correctly within the memory budget.
+
+    Broken and missing models fail alone with the reason. Both the worker's and the kernel's count of memory stay within
+    the budget.
+    """
     variants, broken = alone.population.variants, alone.population.broken
     models: list[Variant | str] = [*variants, *zipf(variants, 150, seed=1), *(3 * [*broken, *MISSING])]
     random.Random(2).shuffle(models)
@@ -106,9 +109,10 @@ def test_each_of_two_hundred_models_answers_for_itself_within_the_memory_of_twen
 
 @pytest.mark.parametrize("name", ["half-0", "minilm-100"])
 def test_memory_of_an_unloaded_model_is_free_when_the_worker_says_so(name: str, alone: ManyFleet) -> None:
-    """Private bytes of one that is converted, mapped ones of one that is not, at the moment of the answer."""
+    """When an unload is acknowledged, its private or mapped bytes have been freed."""
     pid = alone.worker()
-    assert alone.answers_rightly("half-1" if name == "half-0" else "minilm-101")  # what all models share is there
+    # the part that all models share is loaded
+    assert alone.answers_rightly("half-1" if name == "half-0" else "minilm-101")
     before = memory_of(pid)
     assert alone.answers_rightly(name)
     loaded = memory_of(pid)
@@ -122,12 +126,12 @@ def test_memory_of_an_unloaded_model_is_free_when_the_worker_says_so(name: str, 
         assert loaded.private - after.private > 0.9 * row["bytes"]
     else:
         assert row["mapped_bytes"] > 0.9 * MINILM_BYTES > 10 * row["bytes"]
-        assert loaded.mapped - before.mapped > 0.3 * row["mapped_bytes"]  # what one request has touched
+        assert loaded.mapped - before.mapped > 0.3 * row["mapped_bytes"]  # pages that one request has touched
         assert loaded.mapped - after.mapped > 0.9 * (loaded.mapped - before.mapped)
 
 
 def test_memory_of_an_evicted_model_is_free_when_it_is_no_longer_counted(alone: ManyFleet) -> None:
-    """The first status without the model comes after the kernel has got its memory back."""
+    """When the status no longer lists a model, the kernel has its memory back."""
     pid = alone.worker()
     assert alone.answers_rightly("half-2")
     loaded = memory_of(pid)
@@ -141,7 +145,8 @@ def test_memory_of_an_evicted_model_is_free_when_it_is_no_longer_counted(alone: 
         assert find_wrong(alone, asked.result()) == []
 
     assert row["bytes"] > 0.9 * MINILM_BYTES
-    assert loaded.private - after.private > 0.65 * row["bytes"]  # others have come meanwhile, each with a little
+    # other models were loaded meanwhile, each with little memory
+    assert loaded.private - after.private > 0.65 * row["bytes"]
 
 
 def is_counted(many: ManyFleet, name: str) -> bool:
@@ -150,7 +155,7 @@ def is_counted(many: ManyFleet, name: str) -> bool:
 
 @pytest.mark.parametrize(("old", "new"), [("minilm-004", "minilm-150"), ("packed-20.tar.gz", "packed-40.tar.gz")])
 def test_a_model_that_is_replaced_answers_anew_and_never_wrongly(old: str, new: str, many: ManyFleet) -> None:
-    """Whoever asks meanwhile gets the old version's answer until the first of the new one, and then only that."""
+    """Requests get the old version's answers until the first of the new version, and then only those."""
     is_new: list[bool] = []
 
     def ask() -> bool:
@@ -166,9 +171,8 @@ def test_a_model_that_is_replaced_answers_anew_and_never_wrongly(old: str, new: 
 
 
 def test_a_killed_instance_costs_no_request_and_comes_back(many: ManyFleet) -> None:
-    """kill -9 of one TorchServe under load: the other one answers; then the first is started again, and answers for
-    every model as before."""
-    changed = ("minilm-004", "packed-20.tar.gz")  # by the test above
+    """After kill -9 of a TorchServe under load, the other answers; the first restarts and answers for every model."""
+    changed = ("minilm-004", "packed-20.tar.gz")  # loaded by the test above
     variants = [variant for variant in many.population.variants if variant.name not in changed]
     worker = many.worker()
     visits = visit_all(many, zipf(variants, 60, seed=3))

@@ -1,4 +1,4 @@
-"""The memory of a worker's process, as the kernel counts it."""
+"""Measure the memory of a worker's process, as the kernel counts it."""
 
 import threading
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ SAMPLE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. private: what only this process can let go of; mapped: pages of files, which the kernel may drop, too."""
+    """Bytes. private: memory that only this process can free; mapped: file pages, which the kernel may drop, too."""
 
     private: int
     mapped: int
 
 
 def memory_of(pid: int) -> Memory:
-    """What a process takes now. Raises OSError if it has ended."""
+    """Return a process's current memory. Raises OSError if it has ended."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     private, mapped = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))
     return Memory(private, mapped)
 
 
 class PeakMemory:
-    """With it as a context, what a process has taken at most, looked at fifty times a second."""
+    """A context that samples a process's memory every 20 ms and keeps the maximum."""
 
     def __init__(self, pid: int) -> None:
         self.most_private = self.most = 0

@@ -1,30 +1,17 @@
 """Benchmark output is read by people and by programs, and drawn as charts."""
 
-import importlib
 import json
 import xml.etree.ElementTree
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from benchmarks import plot, report
+
 ROWS = [{"arm": "alone", "ms": 12.5, "tokens": None}, {"arm": "ours", "ms": 3.0, "tokens": 8}]
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("report")
-
-
-@pytest.fixture
-def plot(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("plot")
-
-
-def test_report_is_a_table_and_one_line_of_json(report: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_a_table_and_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     """A benchmark prints aligned rows, its ratios, and a last line of JSON with all of it."""
     report.print_report("example", ROWS, {"ours_vs_alone": 0.24, "ours_vs_peer": None}, rounds=5)
 
@@ -38,7 +25,7 @@ def test_report_is_a_table_and_one_line_of_json(report: Any, capsys: pytest.Capt
 
 
 def test_kept_result_is_the_last_line(
-    report: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """--save keeps exactly the printed result for docs/benchmarks.md."""
     monkeypatch.setattr(report, "RESULTS", tmp_path)
@@ -50,9 +37,7 @@ def test_kept_result_is_the_last_line(
 
 
 @pytest.mark.parametrize(("arguments", "rounds"), [([], 5), (["--quick"], 1), (["--rounds", "3"], 3)])
-def test_quick_run_has_one_round(
-    report: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], rounds: int
-) -> None:
+def test_quick_run_has_one_round(monkeypatch: pytest.MonkeyPatch, arguments: list[str], rounds: int) -> None:
     """A whole run takes the medians of five rounds, a quick run one round, unless an option says otherwise."""
     monkeypatch.setattr("sys.argv", ["example.py", *arguments])
 
@@ -61,7 +46,7 @@ def test_quick_run_has_one_round(
 
 @pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--quick", "--save"]])
 def test_options_that_make_no_sense_are_refused(
-    report: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     """Zero rounds, and saving a quick run, are refused."""
     monkeypatch.setattr("sys.argv", ["example.py", *arguments])
@@ -72,7 +57,7 @@ def test_options_that_make_no_sense_are_refused(
     assert arguments[-1] in capsys.readouterr().err
 
 
-def test_chart_shows_every_arm_and_goal(plot: Any) -> None:
+def test_chart_shows_every_arm_and_goal() -> None:
     """A chart is well-formed SVG with a bar and a figure for each arm, and a mark for each goal."""
     bars = [
         plot.Bar("alone & slow", 12.5, 12.0, 13.0, False, "12.5 ms"),
@@ -87,7 +72,7 @@ def test_chart_shows_every_arm_and_goal(plot: Any) -> None:
     assert marks == 2  # of the goal and the legend
 
 
-def test_kept_charts_are_drawn_from_the_kept_results(plot: Any) -> None:
+def test_kept_charts_are_drawn_from_the_kept_results() -> None:
     """The kept charts match the kept results."""
     kept = {path.stem: json.loads(path.read_text()) for path in plot.RESULTS.glob("*.json")}
 

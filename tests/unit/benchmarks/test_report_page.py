@@ -1,7 +1,6 @@
 """`make report`: benchmark results against the goals, as an HTML page."""
 
 import dataclasses
-import importlib
 import json
 import xml.etree.ElementTree
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ from xml.etree.ElementTree import Element
 import pytest
 from playwright.sync_api import Browser
 
+from benchmarks import goals, report_all
 from tests.browser import DESKTOP, PHONE, open_tab, run_chromium
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-KEPT = BENCHMARKS.parent / "docs" / "benchmarks"
+KEPT = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
 # Goals without a figure in the kept runs: the first is not measured, the others were added after the kept run.
 WITHOUT_FIGURE = {
     ("async_inference", "wake_vs_start"),
@@ -24,25 +23,13 @@ WITHOUT_FIGURE = {
 }
 
 
-@pytest.fixture
-def report_all(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("report_all")
-
-
-@pytest.fixture
-def goals(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("goals")
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with run_chromium() as running:
         yield running
 
 
-def draw(report_all: Any, monkeypatch: pytest.MonkeyPatch, page: Path, *arguments: str) -> str:
+def draw(monkeypatch: pytest.MonkeyPatch, page: Path, *arguments: str) -> str:
     monkeypatch.setattr("sys.argv", ["report_all.py", "--output", str(page), *arguments])
     report_all.main()
     return page.read_text(encoding="utf-8")
@@ -66,13 +53,11 @@ def rows_of(root: Element) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def test_page_has_every_ratio_and_every_goal(
-    report_all: Any, goals: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_page_has_every_ratio_and_every_goal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page lists every ratio and every goal, with or without a result."""
     kept = {path.stem: json.loads(path.read_text()) for path in KEPT.glob("*.json")}
 
-    rows = rows_of(read_strictly(draw(report_all, monkeypatch, tmp_path / "page.html", "--from", str(KEPT))))
+    rows = rows_of(read_strictly(draw(monkeypatch, tmp_path / "page.html", "--from", str(KEPT))))
 
     assert kept
     assert rows.keys() >= {(name, ratio) for name, report in kept.items() for ratio in report["ratios"]}
@@ -87,13 +72,11 @@ def test_page_has_every_ratio_and_every_goal(
         assert figure is not None or name not in kept or (name, ratio) in WITHOUT_FIGURE, "a goal of another name?"
 
 
-def test_page_says_how_each_figure_was_measured(
-    report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_page_says_how_each_figure_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The page states the command, time, machine, versions and commit of each figure."""
     kept = json.loads((KEPT / "engine.json").read_text())
 
-    root = read_strictly(draw(report_all, monkeypatch, tmp_path / "page.html", "--from", str(KEPT), "engine"))
+    root = read_strictly(draw(monkeypatch, tmp_path / "page.html", "--from", str(KEPT), "engine"))
 
     (section,) = root.iter("section")
     text = "".join(section.itertext())
@@ -111,7 +94,7 @@ def just_beyond(goal: Any) -> list[Any]:
     return edges + ([] if goal.least is None else [goal.least * (1 - 1e-9) - 1e-9])
 
 
-def test_only_what_was_measured_and_is_within_its_goal_is_reached(goals: Any) -> None:
+def test_only_what_was_measured_and_is_within_its_goal_is_reached() -> None:
     """A goal is reached only by a measured value, the limit included; a missing run or figure does not reach it."""
     verdict = goals.Verdict
     for goal in goals.GOALS:
@@ -124,7 +107,7 @@ def test_only_what_was_measured_and_is_within_its_goal_is_reached(goals: Any) ->
         assert goal.judge(None) is verdict.NOT_RUN
 
 
-def test_quick_run_says_nothing_of_what_it_is_too_small_for(goals: Any) -> None:
+def test_quick_run_says_nothing_of_what_it_is_too_small_for() -> None:
     """A quick run of 300 requests neither reaches nor misses a goal about 10,000."""
     (goal,) = [each for each in goals.GOALS if each.ratio == "submitted"]
     report = {"ratios": {"submitted": 300}, "settings": {"quick": True}}
@@ -136,7 +119,6 @@ def test_quick_run_says_nothing_of_what_it_is_too_small_for(goals: Any) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE), ("dark", PHONE)])
 def test_page_is_readable_everywhere(
-    report_all: Any,
     browser: Browser,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -145,7 +127,7 @@ def test_page_is_readable_everywhere(
 ) -> None:
     """The page is accessible in light and dark mode, logs nothing to the console, and fits a phone."""
     page = tmp_path / "page.html"
-    draw(report_all, monkeypatch, page, "--from", str(KEPT))
+    draw(monkeypatch, page, "--from", str(KEPT))
 
     with open_tab(browser, page.as_uri(), scheme=scheme, size=size) as tab:
         tab.check_accessibility()
@@ -169,7 +151,7 @@ print(json.dumps({"benchmark": "fine", "rows": [], "ratios": {"x": 0.5}, **about
 
 
 @pytest.fixture
-def others(report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Create other benchmarks: one that runs, one that lacks a tool, one that hangs, and a helper module."""
     codes = {"fine": FINE, "needs": "raise SystemExit('needs: install wrk first')", "hangs": "time.sleep(600)"}
     for name, code in codes.items():
@@ -182,25 +164,25 @@ def others(report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_no_result_at_all_is_a_failure(
-    report_all: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder without results is an error instead of an empty page."""
     page = tmp_path / "page.html"
 
     with pytest.raises(SystemExit) as ended:
-        draw(report_all, monkeypatch, page, "--from", str(tmp_path))
+        draw(monkeypatch, page, "--from", str(tmp_path))
 
     assert ended.value.code == "there is no result at all"
     assert "no result of engine" in capsys.readouterr().err
 
 
 def test_failing_benchmark_does_not_stop_the_others(
-    report_all: Any, others: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    others: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each benchmark runs, reports progress and keeps its result; one that lacks a tool is listed with its message."""
     page = others / "report" / "page.html"
 
-    text = draw(report_all, monkeypatch, page, "needs", "fine")
+    text = draw(monkeypatch, page, "needs", "fine")
 
     said = capsys.readouterr()
     assert said.out.strip() == str(page)
@@ -211,11 +193,11 @@ def test_failing_benchmark_does_not_stop_the_others(
     assert "install wrk first" in told["needs"]
     assert "No result" not in told["fine"]
     assert "QUICK=1" in told["fine"]
-    again = draw(report_all, monkeypatch, others / "again.html", "--from", str(page.parent))
+    again = draw(monkeypatch, others / "again.html", "--from", str(page.parent))
     assert rows_of(read_strictly(again)) == rows_of(read_strictly(text)) == {("fine", "x"): ["x", "0.500"]}
 
 
-def test_hanging_benchmark_is_stopped(report_all: Any, others: Path) -> None:
+def test_hanging_benchmark_is_stopped(others: Path) -> None:
     """A benchmark that hangs ends at its time-out, and the page says how to extend it."""
     result = report_all.run("hangs", timeout_s=1.0)
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from benchmarks import routing_hosts
 
 
-@pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("routing_hosts")
-
-
-def test_who_knows_more_waits_less(hosts: Any) -> None:
+def test_who_knows_more_waits_less() -> None:
     """Latency falls from no counts to own counts, to counts from the last answer, to all counts."""
     means = [
-        hosts.mean(hosts.simulate_hosts(knows, 0.7, 4, num_requests=5_000))
+        routing_hosts.mean(routing_hosts.simulate_hosts(knows, 0.7, 4, num_requests=5_000))
         for knows in ("shared", "in answers", "apart", "random")
     ]
 
@@ -28,8 +16,8 @@ def test_who_knows_more_waits_less(hosts: Any) -> None:
     assert means[0] > 1.0  # the service time itself
 
 
-def test_one_proxy_has_nothing_to_learn(hosts: Any) -> None:
+def test_one_proxy_has_nothing_to_learn() -> None:
     """For one proxy, its own counts are all counts."""
-    shared, apart = (hosts.simulate_hosts(knows, 0.7, 1, num_requests=2_000) for knows in ("shared", "apart"))
+    shared, apart = (routing_hosts.simulate_hosts(knows, 0.7, 1, num_requests=2_000) for knows in ("shared", "apart"))
 
     assert shared.latencies_s == apart.latencies_s

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+from benchmarks import routing_simulation
 
 
-@pytest.fixture
-def simulation(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("routing_simulation")
-
-
-def test_service_times_have_the_mean_and_the_variation_that_are_claimed(simulation: Any) -> None:
+def test_service_times_have_the_mean_and_the_variation_that_are_claimed() -> None:
     """Service times are lognormal with the requested mean and half of it as standard deviation."""
     rng = Random(1)
-    times = [simulation.service_time(rng, 2.0) for _ in range(50_000)]
+    times = [routing_simulation.service_time(rng, 2.0) for _ in range(50_000)]
     mean = sum(times) / len(times)
     deviation = (sum((time - mean) ** 2 for time in times) / len(times)) ** 0.5
 
@@ -30,10 +21,10 @@ def test_service_times_have_the_mean_and_the_variation_that_are_claimed(simulati
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-def test_central_queue_beats_least_outstanding_which_beats_random(simulation: Any, slots: int) -> None:
+def test_central_queue_beats_least_outstanding_which_beats_random(slots: int) -> None:
     """The order holds for tail latency, and throughput never exceeds the instances' capacity."""
     runs = {
-        arm: simulation.simulate(arm, 20 * slots, 5, slots=slots, num_requests=30_000)
+        arm: routing_simulation.simulate(arm, 20 * slots, 5, slots=slots, num_requests=30_000)
         for arm in ("random", "least_outstanding", "central_queue")
     }
 
@@ -43,16 +34,16 @@ def test_central_queue_beats_least_outstanding_which_beats_random(simulation: An
     assert runs["central_queue"].throughput > 0.97 * 5 * slots
 
 
-def test_closed_loop_keeps_all_users_busy(simulation: Any) -> None:
+def test_closed_loop_keeps_all_users_busy() -> None:
     """Little's law: users = throughput x mean latency."""
-    run = simulation.simulate("least_outstanding", 40, 10, num_requests=30_000)
+    run = routing_simulation.simulate("least_outstanding", 40, 10, num_requests=30_000)
 
     assert run.throughput * sum(run.latencies_s) / len(run.latencies_s) == pytest.approx(40, rel=0.02)
 
 
-def test_every_strategy_is_timed(simulation: Any) -> None:
+def test_every_strategy_is_timed() -> None:
     """The four strategies of SageMaker's API are simulated."""
-    found = simulation.time_to_choose(10, num_choices=200)
+    found = routing_simulation.time_to_choose(10, num_choices=200)
 
     assert set(found) == {"RANDOM", "LEAST_OUTSTANDING_REQUESTS", "PREFIX_AWARE", "KV_AWARE"}
     assert all(micros > 0 for micros in found.values())

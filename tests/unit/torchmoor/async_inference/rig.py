@@ -223,6 +223,24 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> N
         await asyncio.sleep(0.01)
 
 
+class MovableLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test can move forward; the queue's time is `Rig.now`."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+async def pass_time(seconds: float) -> None:
+    """Make every timer due that ends within `seconds`, and run what it ends."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, MovableLoop)
+    loop.ahead_s += seconds
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 def play(scene: Coroutine[Any, Any, None]) -> None:
     """Run a test's scene, and nothing beyond it."""
 
@@ -232,4 +250,5 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks are left: {left}"
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=MovableLoop) as runner:
+        runner.run(bounded())

@@ -260,7 +260,7 @@ def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Fin
         member.name = name
         tar.addfile(member)
 
-    with pytest.raises(ConfigError, match=rf"model\.tar\.gz cannot be unpacked: {name} is no file or folder"):
+    with pytest.raises(ConfigError, match=rf"tar\.gz cannot be unpacked: {name} is not a regular file or folder"):
         find()
 
 
@@ -282,5 +282,5 @@ def test_a_manifest_without_a_name_is_refused(given: Path, find: Find) -> None:
     with pytest.raises(ConfigError, match=r"the model's name '\.\./x'"):
         find()
     (given / "MAR-INF" / "MANIFEST.json").write_text("[]")
-    with pytest.raises(ConfigError, match="no manifest as torch-model-archiver writes it"):
+    with pytest.raises(ConfigError, match="not a manifest as torch-model-archiver writes it"):
         find()
