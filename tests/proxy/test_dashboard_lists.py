@@ -121,7 +121,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
 def test_refresh_leaves_focus_scroll_and_order_alone(
     make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
-    """Whoever is about to press a button presses that one, whatever the new numbers are."""
+    """A refresh does not move the button that a user is about to press."""
     stage = make_stage(prepare=holders)
     a = holders.of["a"]
     a.hold(make_session(name, last_used_at=1.8e9 - at) for at, name in enumerate(HASHES[:10]))
