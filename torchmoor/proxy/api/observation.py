@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
 from torchmoor.proxy.dispatch.assignment import Assignment
 from torchmoor.proxy.dispatch.observer import Observer
@@ -41,7 +43,8 @@ class Observation:
         return self._answer
 
     def end(self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None) -> None:
-        """Complete the record, and hand it to the observer."""
+        """Complete a copy of the record, and hand it to the observer. The routing decisions keep the record itself."""
+        record = copy(record)
         record.model = assignment.dispatcher.variant.settings.model
         record.upstream_s = upstream_s
         if waiter is not None:
