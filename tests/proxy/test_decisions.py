@@ -114,7 +114,7 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
-    """A burst leaves room for the minutes before it, and its failures are kept beside it; what is left out is told."""
+    """A burst keeps the records of earlier minutes and its own failures; the page says how many were left out."""
     stage = make_stage(observe=ObserveSettings(max_decisions=6, max_decisions_per_s=1))
     client = stage.client()
     for _ in range(30):
