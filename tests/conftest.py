@@ -4,6 +4,7 @@ Each such server starts once per process, when the first test requests it. Slow 
 instances, start in one process only: all tests that use a fleet run there, one after the other.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tests.groups import group_of, place_of
 from tests.servers import RedisServer, S3Server, run_redis, run_s3
 
 ROOT = Path(__file__).parents[1]
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts this run in the background ignores SIGINT, and every program that a test starts inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 collect_ignore = ["clients"]  # for .venv-clients; tests/unit/torchmoor/clients/test_langchain.py runs them
 
 

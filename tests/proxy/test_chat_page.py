@@ -25,6 +25,7 @@ from tests.waiting import wait_until
 from torchmoor.config.access import Credentials
 from torchmoor.config.dialects import ChatPageSettings
 from torchmoor.proxy.http import eventstream
+from torchmoor.proxy.routing import reasons
 
 SMALL_PHONE = (360, 740)
 WATCH = """
@@ -139,6 +140,7 @@ def test_only_the_page_itself_is_told_to_those_without_credentials(make_stage: C
     assert requests.get(f"{url}/chat", timeout=10).status_code == 200
     assert requests.get(f"{url}/chat/endpoints", timeout=10).status_code == 403
     told = requests.get(f"{url}/chat/endpoints", headers=mine, timeout=10).json()
+    assert told.pop("reasons") == reasons.SENTENCES
     assert told == {"endpoints": ["llava"], "max_body_bytes": 6 << 20, "max_pictures": 8}
 
 

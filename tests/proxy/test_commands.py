@@ -354,7 +354,7 @@ def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
-    """Half an answer is none."""
+    """An incomplete answer counts as a failure."""
 
     async def break_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")

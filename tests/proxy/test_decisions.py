@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,10 @@ def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["decisions"]
     return found
+
+
+def is_noted_twice(stage: Stage) -> bool:
+    return len(decisions(stage)) == 2
 
 
 def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
@@ -62,6 +68,23 @@ def test_request_that_nobody_could_take_is_there_without_an_instance(stage: Stag
     assert (decision["instance"], decision["reason"], decision["status"]) == (None, None, 503)
 
 
+def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """The log knows more of an answer than the decisions show."""
+    shown = []
+    for observe in (ObserveSettings(), ObserveSettings(access_log=str(tmp_path / "access.jsonl"))):
+        stage = make_stage(observe=observe)
+        opened = {"X-Amzn-SageMaker-New-Session-Id": make_session_id("a")}
+        stage.a.behave = stage.b.behave = answering(headers=opened)
+        stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}", SessionId="NEW_SESSION")
+        stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
+        url = f"{stage.proxy.runtime_url}/predictions/llava"
+        assert requests.post(url, data=b"{}", timeout=10).status_code == 400
+        wait_until(partial(is_noted_twice, stage), "both are over")
+        shown.append([(row["session"], row["error"]) for row in decisions(stage)])
+
+    assert shown == [[(None, None)] * 2] * 2
+
+
 def test_retry_is_told(stage: Stage) -> None:
     """With the instance that answered in the end."""
     stage.instances["a"].behave = refusing(503, None, "no worker")
@@ -91,7 +114,7 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
-    """A burst leaves room for the minutes before it, and its failures are kept beside it; what is left out is told."""
+    """A burst keeps the records of earlier minutes and its own failures; the page says how many were left out."""
     stage = make_stage(observe=ObserveSettings(max_decisions=6, max_decisions_per_s=1))
     client = stage.client()
     for _ in range(30):

@@ -35,7 +35,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
     for instance in fleet.instances():  # refused if the test has done it
         requests.post(f"{fleet.admin}/instances/{instance['name']}/resume", timeout=60)
     wait_until(
-        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet as it was"
+        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet is restored"
     )
 
 
@@ -58,7 +58,7 @@ def test_dashboard_follows_the_fleet_and_drains_an_instance(
         expect(card).to_contain_text(f"Tokens generated{status['tokens']['generated']:,}")
         expect(page.get_by_role("img", name=re.compile("Answers by latency: .*[1-9]"))).to_be_visible()
         expect(page.get_by_role("img", name=re.compile("Streams by time to their first chunk"))).to_be_visible()
-        expect(page.locator("article .label", has_text="its session lives there")).to_be_visible()
+        expect(page.locator("article .label", has_text="it holds this session")).to_be_visible()
 
         page.get_by_role("button", name=f"Drain {drained}").click()
         page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True).click()
@@ -119,7 +119,7 @@ def test_dashboard_pins_and_closes_a_session_and_cancels_a_request(
         press(page, f"Unpin session {name}", "Unpin")
         expect(page.get_by_role("button", name=f"Pin session {name}", exact=True)).to_be_visible()
         assert find()["is_pinned"] is False
-        expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("its session lives there")
+        expect(page.locator("#decisions tr", has_text=name).first).to_contain_text("it holds this session")
 
         expect(page.locator("#queue tr", has_text=done)).to_contain_text("completed")
         expect(page.locator("#queue tr", has_text=failed)).to_contain_text("must be one of")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,6 +26,7 @@ from tests.waiting import wait_until
 
 SECRET = "what nobody may find afterwards"
 TOMBSTONE_S = 3600
+HOURS_S = 10_000
 KINDS = (
     "directory",
     pytest.param("valkey", marks=pytest.mark.redis),
@@ -40,6 +42,7 @@ class Store:
     url: str
     journal: Journal
     dump: Callable[[], bytes]  # everything that is kept, names and contents
+    pass_time: Callable[[int], object]  # seconds, for a store that goes by its own clock
 
     def reopened(self, **limits: Any) -> Journal:
         """As another instance has it."""
@@ -51,6 +54,7 @@ class Store:
 @pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty one. On the way out nothing is under way."""
+    pass_time: Callable[[int], object] = int  # nothing to do
     if request.param == "directory":
         url, dump = tmp_path.as_uri(), lambda: dump_folder(tmp_path)
     elif request.param == "s3":
@@ -64,10 +68,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         valkey: RedisServer = request.getfixturevalue(name)
         with valkey.client() as client:
             client.flushall()
-        url, dump = valkey.url, lambda: dump_keys(valkey)
+        url, dump, pass_time = valkey.url, lambda: dump_keys(valkey), partial(age_keys, valkey)
     journal = open_journal(JournalSettings(url=url), TOMBSTONE_S)
     assert journal is not None
-    yield Store(url, journal, dump)
+    yield Store(url, journal, dump, pass_time)
     assert repr(journal) == "<BoundedJournal answering 0/32 in flight>"
 
 
@@ -92,6 +96,15 @@ def dump_keys(server: RedisServer) -> bytes:
             b"none": lambda key: b"",  # expired since it was listed
         }
         return b"\n".join(key + b"\n" + (read[client.type(key)](key) or b"") for key in client.scan_iter())
+
+
+def age_keys(server: RedisServer, seconds: int) -> None:
+    """Take this from what each key that expires has left, as if so much time had passed."""
+    with server.client() as client:
+        for key in list(client.scan_iter()):
+            left_ms = client.pttl(key)
+            if left_ms > 0:
+                client.pexpire(key, max(1, left_ms - 1000 * seconds))
 
 
 def new_id(lives_s: int = 3600) -> str:
@@ -231,7 +244,7 @@ def test_delete_leaves_nothing(store: Store) -> None:
 
 def test_what_has_expired_goes(store: Store) -> None:
     """A session and the marker of a closed one are gone when their time is over; others stay."""
-    over, closed, open_ = new_id(lives_s=3), new_id(lives_s=3), new_id(lives_s=86_400)
+    over, closed, open_ = new_id(lives_s=600), new_id(lives_s=600), new_id(lives_s=86_400)
     journal = open_journal(JournalSettings(url=store.url), tombstone_s=1)
     assert journal is not None
     for sid in (over, closed, open_):
@@ -240,6 +253,7 @@ def test_what_has_expired_goes(store: Store) -> None:
     journal.close(closed)
     assert journal.read(over)
 
+    store.pass_time(HOURS_S)
     wait_until(
         lambda: all(sid.encode() not in sweep_and_dump(journal, store) for sid in (over, closed)),
         "both are gone",
@@ -264,18 +278,19 @@ def test_the_first_claim_counts(store: Store) -> None:
 
 def test_claims_are_forgotten(store: Store) -> None:
     """When their time is over, and not before."""
-    journal, name = store.reopened(claim_s=2), str(uuid4())
+    journal, name = store.reopened(claim_s=600), str(uuid4())
     assert journal.claim(name, "one") == "one"
     assert journal.claim(name, "two") == "one"
 
+    store.pass_time(HOURS_S)
     wait_until(lambda: sweep_and_dump(journal, store) == b"", "nothing is left", interval_s=0.1)
 
     assert journal.claim(name, "two") == "two"
 
 
 def sweep_and_dump(journal: Journal, store: Store) -> bytes:
-    """What is left by a sweep that comes hours later; Valkey does not wait to be swept, and goes by its own clock."""
-    journal.sweep(int(time.time()) + 10_000)
+    """What is left by a sweep that comes hours later; Valkey does not wait to be swept."""
+    journal.sweep(int(time.time()) + HOURS_S)
     return store.dump()
 
 

@@ -21,6 +21,7 @@ from torchmoor.admin.statuses import InstanceStatuses
 from torchmoor.admin.views import describe_instance, describe_scaling
 from torchmoor.proxy.instances.operations import Operations
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing import reasons
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Dashboard:
             "time": time.time(),
             "uptime_s": round(time.monotonic() - self._started_at, 1),
             "interval_s": INTERVAL_S,
+            "reasons": reasons.SENTENCES,
             "has_many_models": any(each.settings.multi_model is not None for each in self._registry.endpoints()),
             "async_endpoints": [each.name for each in self._registry.endpoints() if each.settings.async_inference],
             "autoscaling": describe_scaling(self._registry),

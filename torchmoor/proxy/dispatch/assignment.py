@@ -20,12 +20,12 @@ from torchmoor.proxy.http.exchange import MAX_WAITING_CHUNKED_BYTES
 from torchmoor.proxy.http.message import Request
 from torchmoor.proxy.instances.instance import Lease
 from torchmoor.proxy.routing.kv_aware import Expectation
+from torchmoor.proxy.routing.reasons import RETRY
 from torchmoor.proxy.routing.strategy import FIRST_ATTEMPT, StrategyRequest
 from torchmoor.proxy.routing.waiting import Ticket
 from torchmoor.wire import headers
 from torchmoor.wire.session_ids import SessionId
 
-RETRY = "retry"  # the reason of a choice after another instance
 _INVOCATION_ID = headers.INVOCATION_ID.encode()
 
 Resume = Callable[[ServiceUnavailable | None], None]

@@ -13,12 +13,9 @@ from torchmoor.proxy.dispatch.dispatch_request import DispatchRequest
 from torchmoor.proxy.instances.instance import SERVING, Instance
 from torchmoor.proxy.instances.registry import Variant
 from torchmoor.proxy.routing.kv_aware import Expectation, KvAware
+from torchmoor.proxy.routing.reasons import SESSION, SESSION_FAILOVER, SESSION_ROOM
 from torchmoor.proxy.routing.sessions import find_roomiest, place_of, rendezvous
 from torchmoor.wire.session_ids import SessionId
-
-SESSION = "session"
-SESSION_FAILOVER = "session-failover"
-SESSION_ROOM = "session-room"
 
 MAX_REMEMBERED_OPENINGS = 4096  # clients retry an opening within seconds
 

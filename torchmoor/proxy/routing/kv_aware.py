@@ -10,11 +10,10 @@ from collections import OrderedDict
 from itertools import islice
 from typing import NamedTuple
 
-from torchmoor.proxy.routing.least_outstanding import REASON as LEAST_OUTSTANDING
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import KV_AWARE, LEAST_OUTSTANDING
 from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
-REASON = "kv-aware"
 MIN_KEPT = 0.5  # of what was expected; bytes are not tokens, and a template's first tokens are always cached
 MAX_HOLDERS = 16  # instances compared, those with the longest match first
 
@@ -145,7 +144,7 @@ class KvAware:
                 continue
             cost_here = instance.load - num_blocks * self._block_bytes / self._bytes_per_request
             if cost_here < cost:
-                best, cost, reason = instance, cost_here, REASON
+                best, cost, reason = instance, cost_here, KV_AWARE
         return Pick(best, reason)
 
     def record(self, request: StrategyRequest, name: str, *, body_bytes: int) -> Expectation | None:

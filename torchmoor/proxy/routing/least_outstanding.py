@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import LEAST_OUTSTANDING
 from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
-
-REASON = "least-outstanding-requests"
 
 
 class LeastOutstanding:
@@ -16,4 +15,4 @@ class LeastOutstanding:
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return the open instance with the fewest, or None if there is none."""
         instance = pool.find_least_outstanding(request.excluded)
-        return None if instance is None else Pick(instance, REASON)
+        return None if instance is None else Pick(instance, LEAST_OUTSTANDING)

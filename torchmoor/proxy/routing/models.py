@@ -22,13 +22,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import (
+    MODEL_COLD,
+    MODEL_COPY,
+    MODEL_LOADING,
+    MODEL_RESIDENT,
+    MODEL_UNPACKED,
+)
 from torchmoor.proxy.routing.strategy import Pick
-
-RESIDENT = "model-resident"  # it is in the instance's memory
-LOADING = "model-loading"  # another request has begun to load it there
-UNPACKED = "model-unpacked"  # it is on the instance's disk
-COLD = "model-cold"
-COPY = "model-copy"  # it is in memory of instances that have too many requests for it
 
 MAX_NOTES = 4096  # per instance; the oldest is forgotten
 MANY_HOLDERS = 8  # above it they are compared only if the least busy instance is not one of them
@@ -99,7 +100,7 @@ class Placement:
         if len(holders) > MANY_HOLDERS:  # the least busy instance is most likely one of them
             least = pool.find_least_outstanding(excluded)
             if least is not None and holders.get(least.name) is Tier.DEVICE and queued.get(least.name, 0) < self._hot:
-                return Pick(least, RESIDENT)
+                return Pick(least, MODEL_RESIDENT)
         ready = [
             (instance, tier)
             for name, tier in holders.items()
@@ -116,20 +117,22 @@ class Placement:
 
         below_hot = [holder for holder in resident if queued.get(holder[0].name, 0) < self._hot]
         if below_hot:
-            return Pick(min(below_hot, key=by_load)[0], RESIDENT)
+            return Pick(min(below_hot, key=by_load)[0], MODEL_RESIDENT)
         best = min(resident, key=by_queue)[0] if resident else None
         if best is not None and any(tier is Tier.LOADING for _, tier in ready):
-            return Pick(best, RESIDENT)  # another copy is on its way
+            return Pick(best, MODEL_RESIDENT)  # another copy is on its way
         if best is None and free:
-            return Pick(min(free, key=by_queue)[0], LOADING)
+            return Pick(min(free, key=by_queue)[0], MODEL_LOADING)
         fresh = self._choose_cold(model, pool, excluded)
         if best is not None and (fresh is None or fresh.load >= best.load):
-            return Pick(best, RESIDENT)
+            return Pick(best, MODEL_RESIDENT)
         if fresh is None:
             return None
         if ready:
-            return Pick(fresh, COPY)  # its holders have too much to do
-        return Pick(fresh, UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is Tier.DISK else COLD)
+            return Pick(fresh, MODEL_COPY)  # its holders have too much to do
+        return Pick(
+            fresh, MODEL_UNPACKED if self._others.get(model, _NOWHERE).get(fresh.name) is Tier.DISK else MODEL_COLD
+        )
 
     def _choose_cold(self, model: str, pool: Pool[C], excluded: frozenset[str]) -> C | None:
         """Return the open instance with the least load, then the most free memory, then by rendezvous hashing.

@@ -6,10 +6,9 @@ from hashlib import blake2b
 from itertools import islice
 
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import PREFIX_AWARE, PREFIX_AWARE_OVERFLOW
 from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
 
-REASON = "prefix-aware"
-OVERFLOW = "prefix-aware-overflow"
 MAX_WALKED = 16  # preferred instances that are tried before the least loaded one
 
 
@@ -38,8 +37,8 @@ class PrefixAware:
                     and (instance.share == 1.0 or _place_of(key) < instance.share)
                     and instance.name not in request.excluded
                 ):
-                    return Pick(instance, REASON if number == 0 else OVERFLOW)
-        return Pick(least, OVERFLOW)
+                    return Pick(instance, PREFIX_AWARE if number == 0 else PREFIX_AWARE_OVERFLOW)
+        return Pick(least, PREFIX_AWARE_OVERFLOW)
 
     def _key(self, request: StrategyRequest) -> int:
         """Return a 64-bit hash of the prefix and the client's prefix id; the id's length separates the two."""

@@ -7,9 +7,8 @@ from random import Random
 from typing import TypeVar
 
 from torchmoor.proxy.routing.pool import C, Pool
+from torchmoor.proxy.routing.reasons import RANDOM
 from torchmoor.proxy.routing.strategy import Pick, StrategyRequest
-
-REASON = "random"
 
 T = TypeVar("T")
 
@@ -25,7 +24,7 @@ class RandomChoice:
     def choose(self, request: StrategyRequest, pool: Pool[C]) -> Pick[C] | None:
         """Return an open instance, or None if there is none."""
         instance = pool.find_random(self._rng, request.excluded)
-        return None if instance is None else Pick(instance, REASON)
+        return None if instance is None else Pick(instance, RANDOM)
 
 
 def choose_weighted(rng: Random, things: Sequence[T], weights: Sequence[float]) -> T | None:

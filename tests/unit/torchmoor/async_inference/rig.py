@@ -92,7 +92,7 @@ class Place:
 
 
 class Listener(Notifier):
-    """Remembers what it was told; `num_failed` of each are said not to have arrived."""
+    """Records its notifications; reports the first `num_failed` of each as not delivered."""
 
     def __init__(self) -> None:
         self.notices: list[Notification] = []
@@ -109,7 +109,7 @@ class Listener(Notifier):
 
 
 class Rig:
-    """A folder with a queue and results; any number of services on it, as of so many processes."""
+    """A folder with a queue and results, and any number of services on it, each standing for a process."""
 
     def __init__(self, folder: Path, settings: AsyncInferenceSettings = QUICK) -> None:
         self.folder = folder
@@ -223,6 +223,24 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> N
         await asyncio.sleep(0.01)
 
 
+class MovableLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test can move forward; the queue's time is `Rig.now`."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+async def pass_time(seconds: float) -> None:
+    """Make every timer due that ends within `seconds`, and run what it ends."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, MovableLoop)
+    loop.ahead_s += seconds
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 def play(scene: Coroutine[Any, Any, None]) -> None:
     """Run a test's scene, and nothing beyond it."""
 
@@ -232,4 +250,5 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         assert not left, f"tasks are left: {left}"
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=MovableLoop) as runner:
+        runner.run(bounded())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.fake_instance import Gate, Received, Wire, answering, refusing, streaming
-from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, play, until
+from tests.unit.torchmoor.async_inference.rig import QUICK, Rig, pass_time, play, until
 from torchmoor.async_inference.request import AsyncState, Claim
 from torchmoor.errors import ConfigError
 
@@ -284,7 +284,9 @@ def test_time_out_is_final_and_the_instance_is_told(rig: Rig) -> None:
             rig.instance.behave = behave
             service = await rig.start()
 
-            await service.submit(rig.request("one", timeout_s=1.0))
+            await service.submit(rig.request("one", timeout_s=20.0))
+            await until(lambda: len(rig.instance.received) == 1, "the instance has it")
+            await pass_time(25.0)
             record = await rig.until_ended(service, "one")
 
             assert record.state is AsyncState.FAILED
@@ -458,7 +460,8 @@ async def _stand_still(*args: object, **named: object) -> bool:
 @pytest.mark.parametrize("size", [100, 5000])
 def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> None:
     """A worker that was away for longer than its lease finds that another has decided, and takes its answer back."""
-    gate = Gate()
+    gate, clock = Gate(), [1000.0]
+    rig.now = lambda: clock[0]
 
     async def behave(received: Received, wire: Wire) -> None:
         number = len(rig.instance.received)
@@ -469,13 +472,14 @@ def test_worker_whose_claim_was_taken_changes_nothing(rig: Rig, size: int) -> No
     async def scene() -> None:
         async with rig:
             rig.instance.behave = behave
-            slow = await rig.start(lease_s=1.5)  # if it takes the request again, that has this time to be done
+            slow = await rig.start(lease_s=60.0)
             slow.queue.extend = _stand_still  # type: ignore[method-assign]
             await slow.submit(rig.request("one"))
             await until(gate.reached.is_set, "the instance has it")
             worker = slow.workers["llava"]
             quick = await rig.start()
 
+            clock[0] += 61
             record = await rig.until_ended(quick, "one")
             assert rig.results() == {"one.out": b"2" * size}
             gate.open()

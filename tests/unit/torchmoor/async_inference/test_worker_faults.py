@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.fake_instance import answering
-from tests.unit.torchmoor.async_inference.rig import Rig, play, until
+from tests.unit.torchmoor.async_inference.rig import Rig, pass_time, play, until
 from torchmoor.async_inference.objects.directory_store import DirectoryStore
 from torchmoor.async_inference.objects.object_store import Download, ObjectDenied, ObjectError, ObjectUnavailable
 from torchmoor.async_inference.request import AsyncState
@@ -180,7 +180,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
 
     class Slow(DirectoryStore):
         async def _read(self, file: Any) -> AsyncIterator[bytes]:
-            await asyncio.sleep(3.5)
+            await pass_time(25.0)
             async for chunk in super()._read(file):
                 yield chunk
 
@@ -190,7 +190,7 @@ def test_slow_input_does_not_use_up_the_instances_time(rig: Rig) -> None:
             rig.make_store = lambda: Slow(settings)
             service = await rig.start()
 
-            await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=3.0))
+            await service.submit(rig.request("one", input_location=rig.input("in", b"{}"), timeout_s=20.0))
             record = await rig.until_ended(service, "one")
 
             assert record.state is AsyncState.COMPLETED

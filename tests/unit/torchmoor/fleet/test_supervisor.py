@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +52,13 @@ def layout(tmp_path: Path) -> Iterator[Layout]:
 
 def start_supervisor(layout: Layout, mode: str = "heed", grace_s: float = 5.0) -> subprocess.Popen[bytes]:
     return subprocess.Popen(layout.command(mode, grace_s), stdin=subprocess.PIPE, start_new_session=True)
+
+
+def ignored_by(pid: int) -> set[int]:
+    """The signals that the kernel drops before they reach the process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:")]
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def close_and_wait(process: subprocess.Popen[bytes]) -> int:
@@ -114,13 +120,14 @@ def test_signals_that_reach_the_whole_terminal_are_the_launchers_business(layout
     process = start_supervisor(layout)
     pids = layout.wait_for_pids()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    assert ignored_by(process.pid).issuperset(signals)
+    for number in signals:
         os.kill(process.pid, number)
 
-    time.sleep(0.3)  # long enough for a supervisor that heeds them to have ended
     assert process.poll() is None
     assert all(map(is_running, pids))
-    close_and_wait(process)
+    assert close_and_wait(process) == 0
 
 
 def test_a_jvm_that_dies_ends_the_supervisor_with_its_worker_and_leaves_the_logs(layout: Layout) -> None:

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.torchmoor.routing.candidates import FakeCandidate, change, named, pool_of
-from torchmoor.proxy.routing.models import COLD, COPY, LOADING, RESIDENT, UNPACKED, Placement, Report, Tier
+from torchmoor.proxy.routing.models import Placement, Report, Tier
 from torchmoor.proxy.routing.pool import Pool
+from torchmoor.proxy.routing.reasons import (
+    MODEL_COLD,
+    MODEL_COPY,
+    MODEL_LOADING,
+    MODEL_RESIDENT,
+    MODEL_UNPACKED,
+)
 
 HOT = 3
 
@@ -40,12 +47,12 @@ def test_holder_is_preferred_by_tier(placement: Placement) -> None:
     """The device before host memory, host memory before a disk, a disk before nothing."""
     pool = pool_of(*named(4))
     hold(placement, "i2", m=Tier.DISK)
-    assert sent_to(placement, pool, "m") == ("i2", UNPACKED)
+    assert sent_to(placement, pool, "m") == ("i2", MODEL_UNPACKED)
     placement.failed("m", "i2")
     hold(placement, "i1", m=Tier.HOST)
-    assert sent_to(placement, pool, "m") == ("i1", RESIDENT)
+    assert sent_to(placement, pool, "m") == ("i1", MODEL_RESIDENT)
     hold(placement, "i3", m=Tier.DEVICE)
-    assert sent_to(placement, pool, "m") == ("i3", RESIDENT)
+    assert sent_to(placement, pool, "m") == ("i3", MODEL_RESIDENT)
 
 
 def test_burst_for_a_cold_model_makes_one_load(placement: Placement) -> None:
@@ -56,27 +63,27 @@ def test_burst_for_a_cold_model_makes_one_load(placement: Placement) -> None:
 
     others = {sent_to(placement, pool, "m") for _ in range(20)}
 
-    assert (first[1], others) == (COLD, {(first[0], LOADING)})
+    assert (first[1], others) == (MODEL_COLD, {(first[0], MODEL_LOADING)})
 
 
 def test_hot_holder_gets_one_copy_at_a_time(placement: Placement) -> None:
     """While the copy is loading, requests stay where the model is; then they spread; then there is another."""
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     hold(placement, "i0", m=Tier.DEVICE)
-    assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", RESIDENT)] * HOT
+    assert [sent_to(placement, pool, "m") for _ in range(HOT)] == [("i0", MODEL_RESIDENT)] * HOT
 
     copy = sent_to(placement, pool, "m")
     assert copy is not None
     assert copy[0] != "i0"
-    assert copy[1] == COPY
-    assert {sent_to(placement, pool, "m") for _ in range(5)} == {("i0", RESIDENT)}
+    assert copy[1] == MODEL_COPY
+    assert {sent_to(placement, pool, "m") for _ in range(5)} == {("i0", MODEL_RESIDENT)}
 
     placement.loaded("m", copy[0])
-    assert [sent_to(placement, pool, "m") for _ in range(HOT - 1)] == [(copy[0], RESIDENT)] * (HOT - 1)
+    assert [sent_to(placement, pool, "m") for _ in range(HOT - 1)] == [(copy[0], MODEL_RESIDENT)] * (HOT - 1)
     third = sent_to(placement, pool, "m")
     assert third is not None
     assert third[0] not in ("i0", copy[0])
-    assert third[1] == COPY
+    assert third[1] == MODEL_COPY
 
 
 def test_model_that_everybody_holds_goes_to_the_least_busy(placement: Placement) -> None:
@@ -87,7 +94,7 @@ def test_model_that_everybody_holds_goes_to_the_least_busy(placement: Placement)
 
     sent = [sent_to(placement, pool, "m") for _ in range(40)]
 
-    assert sorted(sent, key=str) == sorted([(f"i{n}", RESIDENT) for n in range(20)] * 2, key=str)
+    assert sorted(sent, key=str) == sorted([(f"i{n}", MODEL_RESIDENT) for n in range(20)] * 2, key=str)
 
 
 def test_copy_goes_only_where_there_is_less_to_do(placement: Placement) -> None:
@@ -95,15 +102,15 @@ def test_copy_goes_only_where_there_is_less_to_do(placement: Placement) -> None:
     pool = pool_of(FakeCandidate("i0", capacity=100), FakeCandidate("i1", outstanding=50, capacity=100))
     hold(placement, "i0", m=Tier.DEVICE)
 
-    assert {sent_to(placement, pool, "m") for _ in range(3 * HOT)} == {("i0", RESIDENT)}
+    assert {sent_to(placement, pool, "m") for _ in range(3 * HOT)} == {("i0", MODEL_RESIDENT)}
 
 
 def test_full_holder_is_passed_by(placement: Placement) -> None:
-    """An instance at its capacity takes nothing; nobody free is nobody."""
+    """An instance at its capacity is not chosen; if all are full, the result is None."""
     pool = pool_of(FakeCandidate("i0", outstanding=4, capacity=4), FakeCandidate("i1", capacity=1))
     hold(placement, "i0", m=Tier.DEVICE)
 
-    assert sent_to(placement, pool, "m") == ("i1", COPY)
+    assert sent_to(placement, pool, "m") == ("i1", MODEL_COPY)
     assert sent_to(placement, pool, "m") is None
 
 
@@ -118,9 +125,9 @@ def test_refusing_instance_is_passed_by(placement: Placement) -> None:
 
     assert second is not None
     assert second[0] != first[0]
-    assert second[1] == COLD
+    assert second[1] == MODEL_COLD
     placement.loaded("m", second[0])
-    assert sent_to(placement, pool, "m") == (second[0], RESIDENT)
+    assert sent_to(placement, pool, "m") == (second[0], MODEL_RESIDENT)
 
 
 def test_instance_that_is_not_ready_holds_nothing(placement: Placement) -> None:
@@ -130,10 +137,10 @@ def test_instance_that_is_not_ready_holds_nothing(placement: Placement) -> None:
     hold(placement, "i0", m=Tier.DEVICE)
     change(pool, one, is_ready=False)
 
-    assert sent_to(placement, pool, "m") == ("i1", COLD)
+    assert sent_to(placement, pool, "m") == ("i1", MODEL_COLD)
 
     change(pool, one, is_ready=True)
-    assert sent_to(placement, pool, "m") == ("i0", RESIDENT)
+    assert sent_to(placement, pool, "m") == ("i0", MODEL_RESIDENT)
 
 
 def test_cold_models_spread_over_idle_instances_and_stay_put(placement: Placement) -> None:
@@ -169,13 +176,13 @@ def test_busy_instance_gets_no_cold_model_although_it_has_it_on_disk(placement: 
     """Loading from a disk is quicker, but not by so much."""
     pool = pool_of(FakeCandidate("i0", outstanding=3, capacity=100), FakeCandidate("i1", capacity=100))
     hold(placement, "i0", m=Tier.DISK)
-    assert placement.choose("m", pool) == (pool.find("i0"), UNPACKED)
+    assert placement.choose("m", pool) == (pool.find("i0"), MODEL_UNPACKED)
 
     busy = pool.find("i0")
     assert busy is not None
     change(pool, busy, outstanding=60)
 
-    assert placement.choose("m", pool) == (pool.find("i1"), COLD)
+    assert placement.choose("m", pool) == (pool.find("i1"), MODEL_COLD)
 
 
 def test_report_without_a_model_forgets_it(placement: Placement) -> None:
@@ -187,7 +194,7 @@ def test_report_without_a_model_forgets_it(placement: Placement) -> None:
     assert not placement.is_held("m", "i0")
     pick = placement.choose("m", pool)
     assert pick is not None
-    assert pick.reason == COLD
+    assert pick.reason == MODEL_COLD
 
 
 def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placement) -> None:
@@ -197,9 +204,9 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placemen
     sent = sent_to(placement, pool, "m")
     assert sent is not None
     placement.report(sent[0], Report({}), mark)
-    assert sent_to(placement, pool, "m") == (sent[0], LOADING)
+    assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
     hold(placement, sent[0])
-    assert sent_to(placement, pool, "m") == (sent[0], LOADING)
+    assert sent_to(placement, pool, "m") == (sent[0], MODEL_LOADING)
 
     for _ in range(3):
         placement.end("m", sent[0])
@@ -209,7 +216,7 @@ def test_note_outlives_a_report_that_was_asked_for_before_it(placement: Placemen
     assert not placement.is_expecting(sent[0])
     pick = placement.choose("m", pool)
     assert pick is not None
-    assert pick.reason == COLD
+    assert pick.reason == MODEL_COLD
 
 
 def test_restarted_instance_is_forgotten(placement: Placement) -> None:
@@ -221,7 +228,7 @@ def test_restarted_instance_is_forgotten(placement: Placement) -> None:
 
     placement.forget("i0")
 
-    assert [placement.choose(m, pool, frozenset()).reason for m in "mn"] == [COLD, COLD]  # type: ignore[union-attr]
+    assert [placement.choose(m, pool, frozenset()).reason for m in "mn"] == [MODEL_COLD, MODEL_COLD]  # type: ignore[union-attr]
     placement.end("m", "i0")
     placement.end("n", "i0")
     placement.check_integrity()
@@ -234,10 +241,10 @@ def test_without_cache_nothing_is_held_after_its_last_request() -> None:
     pool = pool_of(*(FakeCandidate(f"i{index}", capacity=100) for index in range(4)))
     first = sent_to(placement, pool, "m")
     assert first is not None
-    assert sent_to(placement, pool, "m") == (first[0], LOADING)
+    assert sent_to(placement, pool, "m") == (first[0], MODEL_LOADING)
     placement.loaded("m", first[0])
     placement.end("m", first[0])
-    assert sent_to(placement, pool, "m") == (first[0], LOADING)
+    assert sent_to(placement, pool, "m") == (first[0], MODEL_LOADING)
     placement.end("m", first[0])
     placement.end("m", first[0])
 
@@ -245,7 +252,7 @@ def test_without_cache_nothing_is_held_after_its_last_request() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """So many models of a report, and so many notes, whatever names clients make up."""
+    """The number of models per report and of notes is bounded, whatever names clients send."""
     placement = Placement(hot_outstanding=HOT, max_models=10)
     placement.report("i0", Report({f"m{n}": Tier.DEVICE for n in range(1000)}), placement.mark())
     for number in range(5000):

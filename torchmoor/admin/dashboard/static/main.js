@@ -10,7 +10,7 @@ import { pollQueue } from "./queue.js";
 import { showScaling } from "./scaling.js";
 import { pollSessions } from "./sessions.js";
 import { showTraffic } from "./traffic.js";
-import { setClock } from "./words.js";
+import { setClock, setReasons } from "./words.js";
 
 const RETRY_MS = 2000;
 const TIMEOUT_MS = 10000;
@@ -21,6 +21,7 @@ let isAsking = false;
 
 function show(data) {
   setClock(data.time);
+  setReasons(data.reasons);
   showOverview(data);
   showTraffic(data);
   showInstances(data, budgetsOf);
@@ -43,7 +44,7 @@ async function ask() {
   try {
     const answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (!answer.ok) {
-      showLost(answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
+      showLost(answer.status === 401 ? "The admin plane requires the admin token: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
       return RETRY_MS;
     }
     data = await answer.json();

@@ -58,19 +58,14 @@ export function clock(at) {
 
 export const last = (values) => (values.length ? values[values.length - 1] : null);
 
-const REASONS = {
-  session: "its session lives there",
-  "session-failover": "its session's instance cannot serve; this one goes on from the journal",
-  "session-room": "new session; most room for sessions",
-  "least-outstanding-requests": "fewest requests running",
-  random: "at random",
-  "prefix-aware": "had requests that begin alike",
-  "kv-aware": "holds most of the prompt's beginning",
-  retry: "second try: another instance failed",
-};
+let reasons = {}; // sentences by name, from the proxy
+
+export function setReasons(sentences) {
+  reasons = sentences;
+}
 
 // The text of a routing reason; an unknown one is shown as it is.
 export function reason(word) {
   if (!word) return "none could be chosen";
-  return REASONS[word] ?? word.replaceAll("-", " ");
+  return reasons[word] ?? word.replaceAll("-", " ");
 }

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Composer } from "./composer.js";
 import { Session } from "./session.js";
 import { $, alarm, announce, complain, Log, movedInWords, reveal, say, showSessions, switchButtonOf } from "./view.js";
-import { span } from "./words.js";
+import { setReasons, span } from "./words.js";
 
 const TICK_MS = 1000;
 const RETRY_MS = 3000;
@@ -233,6 +233,7 @@ async function begin() {
   }
   complain("");
   const names = limits.endpoints;
+  setReasons(limits.reasons);
   $("endpoint").replaceChildren(...names.map((name) => new Option(name, name)));
   $("endpoint-choice").hidden = names.length < 2;
   composer.setLimits(limits.max_pictures);

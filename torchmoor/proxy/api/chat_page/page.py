@@ -14,6 +14,7 @@ from torchmoor.config.settings import ProxySettings
 from torchmoor.proxy.api.replies import Handler, runtime_error, unknown_operation
 from torchmoor.proxy.http.message import Reply, Request
 from torchmoor.proxy.instances.registry import Registry
+from torchmoor.proxy.routing import reasons
 
 PAGE = b"/chat"
 ENDPOINTS = b"/chat/endpoints"
@@ -55,6 +56,7 @@ class ChatPage:
             "endpoints": [each.name for each in registry.endpoints() if each.settings.multi_model is None],
             "max_body_bytes": settings.limits.max_body_bytes,
             "max_pictures": settings.chat_page.max_pictures,
+            "reasons": reasons.SENTENCES,
         }
         self._endpoints = Reply(
             200,

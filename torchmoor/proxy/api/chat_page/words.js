@@ -1,16 +1,10 @@
 // Sentences for the API's names.
 
-const REASONS = {
-  session: "it holds this session",
-  "session-failover": "the session's own instance is away",
-  "session-room": "it has the most room for sessions",
-  "least-outstanding-requests": "it has the fewest requests running",
-  random: "by chance, as configured",
-  "prefix-aware": "it has seen this beginning before",
-  "prefix-aware-overflow": "the one that has seen this beginning is full",
-  "kv-aware": "most of the conversation is in its cache",
-  retry: "another instance failed, and the request was sent here",
-};
+let reasons = {}; // sentences by name, from the server
+
+export function setReasons(sentences) {
+  reasons = sentences;
+}
 
 const TIERS = {
   kv: "KV cache hit",
@@ -21,7 +15,7 @@ const TIERS = {
   answer: "hit for the whole answer, as recorded",
 };
 
-export const reasonInWords = (reason) => REASONS[reason] ?? reason;
+export const reasonInWords = (reason) => reasons[reason] ?? reason;
 export const tierInWords = (tier) => TIERS[tier] ?? tier;
 
 export function number(value, digits = 0) {
