@@ -103,7 +103,7 @@ def _summary(results: Sequence[Result]) -> str:
     quick = [result.name for result in results if result.report is not None and is_quick(result.report)]
     if quick:
         lines.append(
-            f'<p class="note">Shortened runs, of one round each: {", ".join(quick)}. They show that all works '
+            f'<p class="note">Shortened runs, of one round each: {", ".join(quick)}. They show that each benchmark '
             "works; only a whole run gives reliable verdicts.</p>"
         )
     links = [
