@@ -21,7 +21,7 @@ from torchmoor.config.launcher import LaunchSettings
 from torchmoor.config.notifications import Webhook
 from torchmoor.config.routing import LateBindingSettings, MultiModelSettings, PrefixAwareSettings
 from torchmoor.config.scaling import ScalingSettings, StepScaling, TargetTracking
-from torchmoor.config.sessions import SessionSettings
+from torchmoor.config.session_keys import SessionSettings
 from torchmoor.config.settings import Configuration
 from torchmoor.config.up import UpSettings
 from torchmoor.errors import ConfigError
