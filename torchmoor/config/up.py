@@ -20,7 +20,8 @@ DEFAULT_ENDPOINT = "llava"
 class UpSettings(SettingsGroup, title="up"):
     """The endpoints that `torchmoor up` serves, each by the archive of its name, and the groups that its options set.
 
-    late_binding: used if is_late_binding. scaling: the policies for a number of instances that changes; its limits follow from the numbers of instances.
+    late_binding: used if is_late_binding. scaling: the policies for a number of instances that changes; its limits
+    follow from the numbers of instances.
     """
 
     endpoints: Texts = Field(
