@@ -101,7 +101,11 @@ def _from_s3(settings: ModelSettings) -> Path:
     if not bucket or not prefix:
         raise SettingsError(f"handler.model.path must be {S3}bucket/prefix, not {settings.path!r}")
     client = make_client(
-        "handler.model.path", settings.connect_timeout_s, settings.read_timeout_s, attempts=MAX_ATTEMPTS
+        "handler.model.path",
+        settings.connect_timeout_s,
+        settings.read_timeout_s,
+        attempts=MAX_ATTEMPTS,
+        verifies_checksums=True,
     )
     try:
         with translated("the store"):

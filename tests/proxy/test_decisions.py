@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["decisions"]
     return found
+
+
+def is_noted_twice(stage: Stage) -> bool:
+    return len(decisions(stage)) == 2
 
 
 def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
@@ -74,7 +79,7 @@ def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Sta
         stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
         url = f"{stage.proxy.runtime_url}/predictions/llava"
         assert requests.post(url, data=b"{}", timeout=10).status_code == 400
-        wait_until(lambda: len(decisions(stage)) == 2, "both are over")  # noqa: B023
+        wait_until(partial(is_noted_twice, stage), "both are over")
         shown.append([(row["session"], row["error"]) for row in decisions(stage)])
 
     assert shown == [[(None, None)] * 2] * 2

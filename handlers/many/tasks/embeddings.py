@@ -135,5 +135,5 @@ class Embeddings(TextTask):
 def _lower(inputs: Any) -> Any:
     """Convert each text to lower case; the check of the inputs refuses anything else later."""
     if isinstance(inputs, list):
-        return [_lower(each) for each in inputs]
+        return [each.lower() if isinstance(each, str) else each for each in inputs]
     return inputs.lower() if isinstance(inputs, str) else inputs

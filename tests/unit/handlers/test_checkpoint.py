@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from botocore.exceptions import BotoCoreError
 from safetensors.torch import save_file
 
 from handlers.errors import SettingsError
@@ -82,6 +83,21 @@ def test_a_checkpoint_in_s3_serves(bucket: Any, tmp_path: Path, checkpoint: Path
     model, original = load_model(found, CPU, "float32"), load_model(checkpoint, CPU, "float32")
     ids = torch.arange(9)
     assert torch.equal(model.embed(ids), original.embed(ids))
+
+
+def test_downloads_are_compared_with_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that were damaged on the way are not served."""
+    configs: list[Any] = []
+
+    def client(session: Any, service: str, *, config: Any) -> Any:
+        configs.append(config)
+        raise BotoCoreError
+
+    monkeypatch.setattr("boto3.session.Session.client", client)
+
+    with pytest.raises(SettingsError):
+        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/models"), tmp_path, {})
+    assert configs[0].response_checksum_validation in (None, "when_supported")
 
 
 def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

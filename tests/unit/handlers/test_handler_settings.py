@@ -25,13 +25,14 @@ def test_file_sets_values() -> None:
     """The model-config sets groups and keys; whole numbers are accepted for fractions."""
     intake = {"total_timeout_s": 5, "allowed_hosts": ["10.0.0.0/8"]}
 
-    loaded = load_settings({"session": {"ttl_s": 60}, "intake": intake, "engine": None}, {})
+    loaded = load_settings({"session": {"ttl_s": 60}, "intake": intake, "engine": None, "pump": []}, {})
 
     assert loaded.session.ttl_s == 60
     assert loaded.intake.total_timeout_s == 5.0
     assert isinstance(loaded.intake.total_timeout_s, float)
     assert loaded.intake.allowed_hosts == ("10.0.0.0/8",)
     assert loaded.engine == HandlerSettings().engine
+    assert loaded.pump == HandlerSettings().pump
 
 
 def test_environment_beats_the_file() -> None:
@@ -58,6 +59,7 @@ def test_environment_beats_the_file() -> None:
     ("config", "named"),
     [
         ({"sesion": {}}, "handler.sesion"),
+        ({1: {}}, r"handler\.1 is not a group"),
         ({"session": {"ttl": 5}}, "handler.session.ttl"),
         ({"session": {1: 5}}, "handler.session.1"),
         ({"session": 5}, "handler.session"),

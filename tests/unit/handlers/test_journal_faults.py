@@ -511,6 +511,17 @@ def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> N
             opened(url)
 
 
+def test_a_url_in_s3_may_have_its_scheme_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every other URL; its prefix may be percent-encoded."""
+    places: list[tuple[str, str]] = []
+    monkeypatch.setattr("handlers.journal.s3.S3Journal", lambda client, *place: places.append(place[:2]))
+
+    for url in ("s3://bucket/a%20prefix/", "S3://bucket/a%20prefix"):
+        opened(url)
+
+    assert places == [("bucket", "a prefix/")] * 2
+
+
 def test_off_is_no_journal() -> None:
     assert open_journal(JournalSettings(), tombstone_s=3600) is None
 

@@ -1,5 +1,6 @@
 """The registry with threads, real files and a tiny model: concurrency, replaced models, measured memory."""
 
+import gc
 import io
 import json
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -241,6 +243,34 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     assert len(loads) == 1
     assert "details" not in str(caught.value)
     assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
+
+
+class Weights:
+    """Stands for what a load has read before it fails."""
+
+
+@pytest.mark.parametrize("error", [ModelBroken("its shapes do not fit"), OutOfMemory("no memory"), ValueError("no")])
+def test_a_failed_load_keeps_nothing_in_memory(error: Exception, root: Path, start: Open) -> None:
+    """Its memory is free at once, as the budget says, and not only after the next garbage collection."""
+    put(root, "bad.tar.gz", "bad")
+    read: list[weakref.ref[Weights]] = []
+
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
+        weights = Weights()
+        read.append(weakref.ref(weights))
+        try:
+            raise KeyError("shape")
+        except KeyError as exc:
+            raise type(error)(*error.args) from exc
+
+    registry = start(load)
+    gc.disable()
+    try:
+        with pytest.raises(HandlerError):
+            ask(registry, "bad.tar.gz")
+        wait_until(lambda: read[0]() is None, "the failed load's memory is free", deadline_s=10)
+    finally:
+        gc.enable()
 
 
 def test_a_load_that_fails_after_its_download_keeps_no_room_on_the_disk(

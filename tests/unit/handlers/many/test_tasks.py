@@ -178,6 +178,20 @@ def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: s
     assert_close(ask(model, TEXTS[0])["embeddings"], found[0])
 
 
+def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
+    """However deep it is nested: the client's mistake, and not the worker's."""
+    save_checkpoint(tmp_path, "BertModel")
+    save_pooling(tmp_path, "mean_tokens")
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    model = load(tmp_path)
+    nested: Any = "text"
+    for _ in range(900):
+        nested = [nested]
+
+    assert_close(ask(model, TEXTS[0].upper())["embeddings"], ask(model, TEXTS[0])["embeddings"])
+    assert whole(send(model, {"inputs": nested})).status == 400
+
+
 def save_pooling(folder: Path, mode: str) -> None:
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
