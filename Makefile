@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 TORCH  := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' requirements.txt)
 # Where PyTorch publishes its CPU builds; asked only if pip's own sources have none.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-# Those that say how they are run; the other files beside them are their parts.
+# Modules whose docstring names their command; the other modules are their parts.
 BENCHMARKS := $(shell for file in benchmarks/*.py; do name=$$(basename $$file .py); grep -q "make bench NAME=$$name" $$file && echo $$name; done)
 
 .DEFAULT_GOAL := help

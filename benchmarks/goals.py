@@ -1,11 +1,11 @@
-"""What the project wants to reach, as one table: each ratio that a benchmark prints, and its goal.
+"""The project's goals: a limit for a ratio that a benchmark prints.
 
-A goal is a limit on a ratio within one run, never on a time; where no benchmark measures a goal yet, it stands here
-all the same, and reports say so.
+Each ratio is measured within one run, because times differ between machines. The report lists goals without a
+measurement as not run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,18 +16,19 @@ class Verdict(Enum):
     NOT_RUN = "not run"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Goal:
-    """One ratio of one benchmark.
+    """Limit one ratio of one benchmark.
 
-    least, most: between which it must be, both included; None: no limit on that side.
-    wants: what it must be, for what is yes or no.
-    needs_whole_run: a quick run is too small to say anything about it.
+    least, most: the limits, both inclusive; None: no limit on that side.
+    wants: the required value of a ratio that is yes or no.
+    needs_whole_run: a quick run is too small to judge this goal.
     """
 
     benchmark: str
     ratio: str
     means: str
+    _: KW_ONLY
     least: float | None = None
     most: float | None = None
     wants: bool | None = None
@@ -38,7 +39,7 @@ class Goal:
             raise ValueError(f"goal {self.benchmark}.{self.ratio} has no limit")
 
     def judge(self, report: Mapping[str, Any] | None) -> Verdict:
-        """report: what the benchmark printed last, None if it did not get that far."""
+        """Judge the benchmark's report; None is a benchmark without a report."""
         value = None if report is None else report["ratios"].get(self.ratio)
         if report is None or value is None or (self.needs_whole_run and is_quick(report)):
             return Verdict.NOT_RUN
@@ -49,7 +50,7 @@ class Goal:
 
     @property
     def limit(self) -> str:
-        """The goal as people write it."""
+        """The limit for display."""
         if self.wants is not None:
             return "yes" if self.wants else "no"
         if self.least == self.most:
@@ -64,176 +65,97 @@ class Goal:
 
 
 def is_quick(report: Mapping[str, Any]) -> bool:
-    """Whether a report is of a shortened run."""
+    """Return whether the report is from a shortened run."""
     return bool(report.get("settings", {}).get("quick"))
 
 
 def _none(benchmark: str, ratio: str, means: str) -> Goal:
-    return Goal(benchmark=benchmark, ratio=ratio, means=means, least=0, most=0)
+    return Goal(benchmark, ratio, means, least=0, most=0)
 
-
-ROWS = ("20_5", "40_10", "60_15", "80_20")  # users and instances of the published table
 
 GOALS: tuple[Goal, ...] = (
-    Goal(benchmark="proxy", ratio="cpu_vs_nginx", means="processor time a request, of nginx's", most=1.5),
-    Goal(benchmark="proxy", ratio="cpu_vs_vllm_router", means="the same, of vllm-router's", most=0.45),
-    Goal(benchmark="proxy", ratio="cpu_vs_sglang_router", means="the same, of sglang-router's", most=0.33),
-    Goal(benchmark="proxy", ratio="token_cpu_vs_nginx", means="processor time a streamed token, of nginx's", most=1.25),
-    Goal(benchmark="proxy", ratio="ttfb_vs_nginx", means="time added to a stream's first byte, of nginx's", most=2),
-    Goal(benchmark="proxy", ratio="upload_rss_mb", means="memory that an upload of 100 MB adds, MB", most=4),
-    Goal(benchmark="proxy", ratio="upload_mbs_vs_nginx", means="speed of that upload, of nginx's", least=1.0),
+    Goal("proxy", "cpu_vs_nginx", "processor time per request, relative to nginx", most=1.5),
+    Goal("proxy", "cpu_vs_vllm_router", "processor time per request, relative to vllm-router", most=0.45),
+    Goal("proxy", "cpu_vs_sglang_router", "processor time per request, relative to sglang-router", most=0.33),
+    Goal("proxy", "token_cpu_vs_nginx", "processor time per streamed token, relative to nginx", most=1.25),
+    Goal("proxy", "ttfb_vs_nginx", "latency added to a stream's first byte, relative to nginx", most=2),
+    Goal("proxy", "upload_rss_mb", "memory that a 100 MB upload adds, MB", most=4),
+    Goal("proxy", "upload_mbs_vs_nginx", "speed of that upload, relative to nginx", least=1.0),
+    Goal("proxy", "framed_token_cpu_vs_plain", "token in an AWS event stream, relative to a plain stream", most=1.3),
+    Goal("routing", "p99_gap_to_central_queue", "P99 cut: distance from the simulated optimum, worst row", most=0.05),
+    Goal("routing", "throughput_gain_20_5", "throughput gain over random, 20 users, 5 instances", least=0.14),
+    Goal("routing", "throughput_gain_40_10", "throughput gain over random, 40 users, 10 instances", least=0.14),
+    Goal("routing", "throughput_gain_60_15", "throughput gain over random, 60 users, 15 instances", least=0.14),
+    Goal("routing", "throughput_gain_80_20", "throughput gain over random, 80 users, 20 instances", least=0.14),
+    Goal("routing", "p99_gain_kept_2", "share of least outstanding's P99 gain kept by 2 processes", least=0.85),
+    Goal("routing", "p99_gain_kept_4", "share of least outstanding's P99 gain kept by 4 processes", least=0.85),
     Goal(
-        benchmark="proxy", ratio="framed_token_cpu_vs_plain", means="a token in AWS's framing, of a plain one", most=1.3
-    ),
-    Goal(
-        benchmark="routing",
-        ratio="p99_gap_to_central_queue",
-        means="P99 cut, behind the simulated optimum's, in the worst row",
-        most=0.05,
-    ),
-    *(
-        Goal(
-            benchmark="routing",
-            ratio=f"throughput_gain_{row}",
-            means=f"throughput above random's, {row.replace('_', ' users, ')} instances",
-            least=0.14,
-        )
-        for row in ROWS
-    ),
-    *(
-        Goal(
-            benchmark="routing",
-            ratio=f"p99_gain_kept_{number}",
-            means=f"part of least outstanding's gain in P99 that {number} proxy processes keep",
-            least=0.85,
-        )
-        for number in (2, 4)
-    ),
-    Goal(
-        benchmark="routing",
-        ratio="choose_us_1000_least_outstanding_requests",
-        means="time to choose among 1,000 instances, microseconds",
+        "routing",
+        "choose_us_1000_least_outstanding_requests",
+        "time to choose among 1,000 instances, microseconds",
         most=5,
     ),
     Goal(
-        benchmark="followup",
-        ratio="ttft_kv_vs_stateless",
-        means="time to first token with a kept KV cache, of a stateless turn's",
-        most=0.05,
+        "followup", "ttft_kv_vs_stateless", "time to first token with a kept KV cache, relative to stateless", most=0.05
+    ),
+    Goal("followup", "ttft_features_vs_stateless", "the same with kept image features", most=0.55),
+    Goal("followup", "ttft_turn20_vs_turn2", "time to first token of turn 20, relative to turn 2", most=1.3),
+    Goal("followup", "rebuild_vs_stateless", "session's turn on another instance, relative to stateless", most=1.15),
+    Goal("followup", "sessions_vs_one_a_worker", "open sessions per worker; the AWS sample has one", least=100),
+    _none("followup", "sessions_lost", "sessions lost before they expire"),
+    Goal(
+        "followup",
+        "kv_bytes_vs_formula",
+        "bytes of a session in the kv tier, relative to the formula",
+        least=0.95,
+        most=1.05,
     ),
     Goal(
-        benchmark="followup",
-        ratio="ttft_features_vs_stateless",
-        means="the same with kept picture features",
-        most=0.55,
+        "followup",
+        "features_bytes_vs_formula",
+        "bytes of a session in the features tier, relative to the formula",
+        least=0.95,
+        most=1.05,
     ),
     Goal(
-        benchmark="followup",
-        ratio="ttft_turn20_vs_turn2",
-        means="time to first token of turn 20, of turn 2's",
-        most=1.3,
+        "followup",
+        "host_bytes_vs_formula",
+        "bytes of a session in the host tier, relative to the formula",
+        least=0.95,
+        most=1.05,
     ),
+    Goal("followup", "greedy_equal", "greedy tokens equal those of stateless turns", wants=True),
     Goal(
-        benchmark="followup",
-        ratio="rebuild_vs_stateless",
-        means="a session's turn on another instance, of a stateless turn",
-        most=1.15,
-    ),
-    Goal(
-        benchmark="followup",
-        ratio="sessions_vs_one_a_worker",
-        means="open sessions a worker, of the AWS sample's one",
-        least=100,
-    ),
-    _none("followup", "sessions_lost", "of them lost before their time"),
-    *(
-        Goal(
-            benchmark="followup",
-            ratio=f"{tier}_bytes_vs_formula",
-            means=f"bytes of a session in the {tier} tier, of the formula's",
-            least=0.95,
-            most=1.05,
-        )
-        for tier in ("kv", "features", "host")
-    ),
-    Goal(benchmark="followup", ratio="greedy_equal", means="greedy tokens equal the stateless ones", wants=True),
-    Goal(
-        benchmark="engine",
-        ratio="cpu_token_8_vs_sequential",
-        means="processor time a token of 8 streams, of one after the other",
+        "engine",
+        "cpu_token_8_vs_sequential",
+        "processor time per token, 8 streams, relative to sequential",
         most=1 / 3.7,
     ),
-    Goal(benchmark="engine", ratio="cpu_token_16_vs_sequential", means="the same of 16 streams", most=1 / 5.1),
+    Goal("engine", "cpu_token_16_vs_sequential", "the same with 16 streams", most=1 / 5.1),
+    Goal("engine", "cpu_token_8_vs_vllm", "8 streams in bfloat16, relative to vLLM on the same processor", most=1),
     Goal(
-        benchmark="engine",
-        ratio="cpu_token_8_vs_vllm",
-        means="8 streams in bfloat16, of vLLM's on the same processor",
-        most=1,
+        "engine", "cpu_token_followup_8_vs_vllm", "follow-ups of 8 sessions, relative to vLLM with prefix hits", most=1
     ),
-    Goal(
-        benchmark="engine",
-        ratio="cpu_token_followup_8_vs_vllm",
-        means="follow-ups of 8 sessions, of vLLM's with prefix hits",
-        most=1,
-    ),
-    Goal(
-        benchmark="engine",
-        ratio="long_prompt_gap",
-        means="longest gap between tokens while a prompt of 4,000 comes in, of the usual",
-        most=2,
-    ),
-    Goal(
-        benchmark="engine",
-        ratio="served_added_cpu_ms",
-        means="what TorchServe and proxy add a token, ms of processor time",
-        most=0.25,
-    ),
-    Goal(benchmark="engine", ratio="greedy_equal", means="greedy tokens, batched and alone, are equal", wants=True),
-    Goal(benchmark="many_models", ratio="models", means="models in one worker", least=200),
-    Goal(benchmark="many_models", ratio="resident", means="of them in memory at a time", most=20),
-    Goal(
-        benchmark="many_models",
-        ratio="memory_vs_process_a_model",
-        means="memory a model, of a worker process a model",
-        most=1 / 8,
-    ),
-    Goal(benchmark="many_models", ratio="warm_vs_alone", means="warm, of the same model served alone", most=1.05),
-    Goal(benchmark="many_models", ratio="cold_vs_read", means="cold, of reading the file and one pass", most=2),
-    _none("many_models", "wrong", "requests lost or wrongly answered"),
-    Goal(
-        benchmark="async_inference",
-        ratio="submitted",
-        means="requests under random kill -9",
-        least=10_000,
-        needs_whole_run=True,
-    ),
-    _none("async_inference", "missing", "of them without a result"),
-    _none("async_inference", "duplicated", "of them done twice"),
-    Goal(
-        benchmark="async_inference",
-        ratio="rss_growth_mb_1gb",
-        means="memory that 1 GB in and out adds to the proxy, MB",
-        most=64,
-    ),
-    Goal(
-        benchmark="async_inference",
-        ratio="submit_vs_insert",
-        means="a submit, of a durable insert into SQLite",
-        most=3,
-    ),
-    Goal(
-        benchmark="async_inference",
-        ratio="wake_vs_start",
-        means="waking from no instance, of an instance's start",
-        most=1.1,
-    ),
-    _none("failover", "sessions_lost", "sessions lost with one of three instances"),
+    Goal("engine", "long_prompt_gap", "longest token gap beside a prompt of 4,000, relative to the usual", most=2),
+    Goal("engine", "served_added_cpu_ms", "processor time that TorchServe and proxy add per token, ms", most=0.25),
+    Goal("engine", "greedy_equal", "greedy tokens of batched and single runs are equal", wants=True),
+    Goal("many_models", "models", "models in one worker", least=200),
+    Goal("many_models", "resident", "models in memory at a time", most=20),
+    Goal("many_models", "memory_vs_process_a_model", "memory per model, relative to a process per model", most=1 / 8),
+    Goal("many_models", "warm_vs_alone", "warm request, relative to the same model served alone", most=1.05),
+    Goal("many_models", "cold_vs_read", "cold request, relative to reading the file and one pass", most=2),
+    _none("many_models", "wrong", "requests lost or answered wrongly"),
+    Goal("async_inference", "submitted", "requests under random kill -9", least=10_000, needs_whole_run=True),
+    _none("async_inference", "missing", "requests without a result"),
+    _none("async_inference", "duplicated", "requests processed twice"),
+    Goal("async_inference", "rss_growth_mb_1gb", "memory that 1 GB in and out adds to the proxy, MB", most=64),
+    Goal("async_inference", "submit_vs_insert", "submit, relative to a durable insert into SQLite", most=3),
+    Goal("async_inference", "wake_vs_start", "scale-out from zero, relative to an instance's start", most=1.1),
+    _none("failover", "sessions_lost", "sessions lost when one of three instances fails"),
     _none("failover", "turns_lost", "acknowledged turns lost"),
-    _none("failover", "failed_before_first_byte", "requests that failed before a byte of their answer"),
-    Goal(
-        benchmark="failover", ratio="detect_s", means="until a killed instance gets no more requests, seconds", most=1
-    ),
-    _none("scale", "turns_unserved", "questions for which there was no instance"),
-    _none("scale", "proxies_disagree", "questions that two proxies would have sent to different instances"),
-    _none("scale", "strays", "questions of unharmed sessions that were sent elsewhere"),
+    _none("failover", "failed_before_first_byte", "requests that failed before their first response byte"),
+    Goal("failover", "detect_s", "seconds until a killed instance receives no more requests", most=1),
+    _none("scale", "turns_unserved", "questions without an instance to answer them"),
+    _none("scale", "proxies_disagree", "questions that two proxies route to different instances"),
+    _none("scale", "strays", "questions of intact sessions routed to another instance"),
 )

@@ -1,7 +1,7 @@
-"""The results of benchmarks as one HTML page: each ratio against its goal, plots, and how it was measured.
+"""HTML page of benchmark results: each ratio against its goal, charts, and how each was measured.
 
-Nothing is fetched and nothing runs in it: no script, no font, no picture beside the SVG in the text. It is XML, too, so
-that a test can read it strictly.
+The page is one self-contained file: inline SVG, no scripts and no external resources. It is also well-formed XML, so
+that a test can parse it strictly.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from benchmarks.plot import CHARTS, NARROW, STYLE, WIDE, draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one benchmark.
+    """Hold one benchmark's outcome.
 
-    question: what it asks, in a sentence; command: how it is run.
-    report: what it printed last, None if it did not get that far; then `trouble` says why.
-    notes: what it said was not measured.
+    question: the benchmark's subject in one sentence; command: the command that runs it.
+    report: its JSON report; None if the run failed, and `trouble` says why.
+    notes: lines about what the run could not measure.
     """
 
     name: str
@@ -61,7 +61,7 @@ KINDS = {
 
 
 def render(results: Sequence[Result]) -> str:
-    """The whole page."""
+    """Render the page."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -84,7 +84,7 @@ def render(results: Sequence[Result]) -> str:
 
 
 def judge(results: Sequence[Result]) -> dict[Goal, Verdict]:
-    """Every goal there is, also of benchmarks that are not among the results."""
+    """Judge every goal, including those of benchmarks without a result."""
     reports = {result.name: result.report for result in results}
     return {goal: goal.judge(reports.get(goal.benchmark)) for goal in GOALS}
 
@@ -92,19 +92,19 @@ def judge(results: Sequence[Result]) -> dict[Goal, Verdict]:
 def _summary(results: Sequence[Result]) -> str:
     verdicts = judge(results)
     counts = Counter(verdicts.values())
-    told = ", ".join(
+    totals = ", ".join(
         f'<span class="{KINDS[each][0]}">{counts[each]}\N{NO-BREAK SPACE}{each.value}</span>' for each in Verdict
     )
     lines = [
-        f"<p>{len(verdicts)} goals: {told}.</p>",
-        '<p class="note">Every figure is a ratio within one run, because the machines drift; the docs page of the '
-        "benchmarks says what each means and what was tried.</p>",
+        f"<p>{len(verdicts)} goals: {totals}.</p>",
+        '<p class="note">Every figure is a ratio within one run, because machines differ; docs/benchmarks.md '
+        "explains each ratio.</p>",
     ]
     quick = [result.name for result in results if result.report is not None and is_quick(result.report)]
     if quick:
         lines.append(
             f'<p class="note">Shortened runs, of one round each: {", ".join(quick)}. They show that all works '
-            "and roughly where it stands; a verdict wants a whole run.</p>"
+            "works; only a whole run gives reliable verdicts.</p>"
         )
     links = [
         f'<li><a href="#{result.name}">{result.name}</a>: {_standing(result, verdicts)}</li>' for result in results
@@ -125,8 +125,8 @@ def _standing(result: Result, verdicts: Mapping[Goal, Verdict]) -> str:
     if not own:
         return "no goals"
     missing = own.count(Verdict.NOT_RUN)
-    told = f"{own.count(Verdict.REACHED)} of {len(own)} goals reached"
-    return told + (f", {missing} not run" if missing else "")
+    standing = f"{own.count(Verdict.REACHED)} of {len(own)} goals reached"
+    return standing + (f", {missing} not run" if missing else "")
 
 
 def _section(result: Result) -> str:
@@ -144,14 +144,14 @@ def _section(result: Result) -> str:
 
 
 def _charts(report: Mapping[str, Any]) -> str:
-    """Twice, for a wide and for a narrow window; the page shows one."""
+    """Draw the chart for a wide and for a narrow window; the page shows one of them."""
     make = CHARTS.get(report["benchmark"])
     if make is None:
         return ""
     try:
         chart = make(dict(report))
     except KeyError as error:
-        return f'<p class="note">No plot: this run has no {escape(str(error))}.</p>'
+        return f'<p class="note">No chart: this run lacks {escape(str(error))}.</p>'
     return "\n".join(
         f'<div class="{name}">{draw(chart, layout, style="")}</div>'
         for name, layout in (("wide", WIDE), ("narrow", NARROW))
@@ -161,7 +161,7 @@ def _charts(report: Mapping[str, Any]) -> str:
 def _goals(result: Result) -> str:
     goals = [goal for goal in GOALS if goal.benchmark == result.name]
     if not goals:
-        return '<p class="note">It has no goal.</p>'
+        return '<p class="note">This benchmark has no goals.</p>'
     rows = [
         f'<tr data-ratio="{goal.ratio}"><td>{escape(goal.means)} <code>{goal.ratio}</code></td>'
         f'<td class="number">{_value(result.report, goal.ratio)}</td><td class="number">{escape(goal.limit)}</td>'
@@ -187,7 +187,7 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _others(report: Mapping[str, Any]) -> str:
-    """Ratios without a goal."""
+    """Render the ratios without a goal."""
     with_goal = {goal.ratio for goal in GOALS if goal.benchmark == report["benchmark"]}
     rows = [
         f'<tr data-ratio="{escape(name)}"><td><code>{escape(name)}</code></td>'

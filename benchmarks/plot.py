@@ -1,9 +1,9 @@
-"""Draws docs/benchmarks/NAME.svg from the result that is kept beside it as NAME.json.
+"""Draw docs/benchmarks/NAME.svg from the saved result NAME.json in the same folder.
 
-    python -m benchmarks.plot [engine followup]      all that have a result, unless named
+    python -m benchmarks.plot [engine followup]      default: all with a saved result
 
-One bar for each arm: its median, a thin line from its least to its most, a mark where its goal is. Plain SVG by hand:
-a dozen bars need no library, and the file changes only when the figures do.
+Each arm is a bar of its median, with a thin line from minimum to maximum and a mark at its goal. The code writes SVG
+without a library (docs/decisions/0030-own-report.md), so the file changes only with the figures.
 """
 
 import json
@@ -17,7 +17,7 @@ from textwrap import wrap
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-# Colours by class, so that a picture follows the reader's choice of light or dark, in a file as in a page.
+# Classes set the colours, so that a chart follows light and dark mode, alone and within a page.
 STYLE = """
 .plot { font-family: system-ui, sans-serif; fill: #1f2933; stroke: none }
 .plot .paper { fill: #ffffff } .plot .note { fill: #52606d }
@@ -34,7 +34,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes in the picture's own units. label_width: 0 puts a bar's label and value above it."""
+    """Set the sizes of a chart in SVG units. label_width: 0 puts a bar's label and value above it."""
 
     width: int
     label_width: int
@@ -49,7 +49,7 @@ NARROW = Layout(width=380, label_width=0, value_width=24, bar_height=46, title_s
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """goal: at most so much, None where there is none; text: what is written behind the bar."""
+    """Describe one bar. goal: upper limit, None without a goal; text: the label after the bar."""
 
     label: str
     value: float
@@ -68,7 +68,7 @@ class Chart:
 
 
 def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
-    """The chart as SVG. style: empty within a page that has it."""
+    """Draw the chart as SVG. style: empty if the surrounding page has the style."""
     longest = max(max(bar.most, bar.goal or 0.0) for bar in chart.bars)
     scale = (layout.width - layout.label_width - layout.value_width) / longest
     title = _lines(chart.title, layout, 9.0)
@@ -92,12 +92,12 @@ def draw(chart: Chart, layout: Layout = WIDE, style: str = STYLE) -> str:
 
 
 def _lines(text: str, layout: Layout, per_character: float) -> list[str]:
-    """The text in lines that fit, where a character takes so much on average."""
+    """Wrap the text to the layout's width, given a character's average width."""
     return wrap(text, int((layout.width - 24) / per_character))
 
 
 def _legend(layout: Layout, y: float) -> list[str]:
-    """One line of four entries, or four lines."""
+    """Draw the legend: one line in the wide layout, four lines in the narrow one."""
     if layout.label_width:
         places = [(12.0, y), (112.0, y), (206.0, y), (410.0, y)]
     else:
@@ -109,9 +109,9 @@ def _legend(layout: Layout, y: float) -> list[str]:
         f'<rect class="baseline" x="{base_x}" y="{base_y - 10}" width="12" height="12"/>',
         _text(base_x + 18, base_y, "baseline"),
         f'<line class="goal" x1="{goal_x + 2}" x2="{goal_x + 2}" y1="{goal_y - 12}" y2="{goal_y + 3}"/>',
-        _text(goal_x + 10, goal_y, "goal: the bar ends before it"),
+        _text(goal_x + 10, goal_y, "goal: upper limit"),
         f'<line class="spread" x1="{spread_x}" x2="{spread_x + 24}" y1="{spread_y - 4}" y2="{spread_y - 4}"/>',
-        _text(spread_x + 30, spread_y, "least to most of all rounds"),
+        _text(spread_x + 30, spread_y, "minimum to maximum of all rounds"),
     ]
 
 
@@ -152,7 +152,7 @@ def _text(
 
 
 def engine(result: dict[str, Any]) -> Chart:
-    """Processor time a token; goals are parts of the sequential arm's."""
+    """Chart processor time per token; goals are fractions of the sequential arm's time."""
     rows = {(row["arm"], row["dtype"], row["streams"]): row for row in result["rows"]}
     alone = rows["sequential", "float32", 1]["median"]
     goals = {("torchmoor", "float32", 8): alone / 3.7, ("torchmoor", "float32", 16): alone / 5.1}
@@ -181,11 +181,11 @@ def engine(result: dict[str, Any]) -> Chart:
         f"{settings['model']}, one thread, {settings['prompt_tokens']} prompt and {settings['new_tokens']} new tokens; "
         f"median of {settings['rounds']} rounds, {result['date']}"
     )
-    return Chart("Processor time a generated token", subtitle, bars)
+    return Chart("Processor time per generated token", subtitle, bars)
 
 
 def followup(result: dict[str, Any]) -> Chart:
-    """Time to first token; goals are parts of the stateless arm's."""
+    """Chart time to first token; goals are fractions of the stateless arm's time."""
     rows = {row["arm"]: row for row in result["rows"]}
     stateless = rows["stateless"]["ttft_ms"]
     goals = {"kv": stateless / 20, "features": stateless * 0.55, "rebuild": stateless * 1.15}
@@ -203,14 +203,14 @@ def followup(result: dict[str, Any]) -> Chart:
     ]
     settings = result["settings"]
     subtitle = (
-        f"second question about a picture, {settings['parameters'] / 1e6:,.0f} M parameters, one thread; "
+        f"second question about an image, {settings['parameters'] / 1e6:,.0f} M parameters, one thread; "
         f"median of {settings['rounds']} rounds, {result['date']}"
     )
     return Chart("Time to first token of a follow-up question", subtitle, bars)
 
 
 def routing(result: dict[str, Any]) -> Chart:
-    """P99 of the published table over real HTTP; the mark is what one central queue would have, by simulation."""
+    """Chart P99 of the published table over real HTTP; the mark is the simulated P99 of one central queue."""
     rows = {(row["users/instances"], row["arm"]): row for row in result["rows"]}
     bars = []
     for users in ("20/5", "40/10", "60/15", "80/20"):
@@ -232,14 +232,14 @@ def routing(result: dict[str, Any]) -> Chart:
             )
     settings = result["settings"]
     subtitle = (
-        "users/instances in a closed loop, 100 ms a request, one at a time an instance; "
+        "users/instances in a closed loop, 100 ms per request, one at a time per instance; "
         f"{settings['rounds']} rounds of {settings['duration_s']:.0f} s, {result['date']}"
     )
     return Chart("P99 latency over real HTTP; the mark is one central queue, simulated", subtitle, bars)
 
 
 def proxy(result: dict[str, Any]) -> Chart:
-    """Processor time a request of each proxy; the goals are parts of the peers' in the same run."""
+    """Chart processor time per request of each proxy; the goal is a multiple of the peers' time in the same run."""
     rows = {row["arm"]: row for row in result["rows"] if row["request_us"] is not None}
     goal = min(
         part * rows[peer]["request_us"]
@@ -263,14 +263,14 @@ def proxy(result: dict[str, Any]) -> Chart:
         f"1 KB POST of a session, {settings['connections']} connections, {settings['backends']} backends, one thread "
         f"of each proxy; median of {settings['rounds']} rounds, {result['date']}"
     )
-    return Chart("Processor time a request", subtitle, bars)
+    return Chart("Processor time per request", subtitle, bars)
 
 
 FAULTS = {"kill": "SIGKILL of the JVM", "worker": "SIGKILL of the worker", "hang": "SIGSTOP of the JVM"}
 
 
 def failover(result: dict[str, Any]) -> Chart:
-    """How long an instance that failed is still chosen, and the slowest turn of any conversation meanwhile."""
+    """Chart how long the proxy still chooses a failed instance, and the slowest turn before and after."""
     bars = []
     for fault, label in FAULTS.items():
         rows = [row for row in result["rows"] if row["fault"] == fault]
@@ -285,7 +285,7 @@ def failover(result: dict[str, Any]) -> Chart:
         f"sessions lost {result['ratios']['sessions_lost']}, turns lost {result['ratios']['turns_lost']}; "
         f"{result['date']}"
     )
-    return Chart("Until a failed instance gets no more requests, and what clients notice", subtitle, bars)
+    return Chart("Time until a failed instance receives no more requests, and its effect on clients", subtitle, bars)
 
 
 def _times(label: str, seconds: Sequence[float], *, is_ours: bool, goal: float | None = None) -> Bar:
@@ -294,7 +294,10 @@ def _times(label: str, seconds: Sequence[float], *, is_ours: bool, goal: float |
 
 
 def many_models(result: dict[str, Any]) -> Chart:
-    """Processor time a request, cold and warm; unpacking an archive would make all other bars too short to see."""
+    """Chart processor time per request, cold and warm, without the arm that unpacks an archive.
+
+    Its bar would make all others too short to see.
+    """
     rows = {row["arm"]: row for row in result["rows"] if row["arm"] not in ("cold, archive", "unload")}
     goals = {
         "many, in memory": 1.05 * rows["alone"]["cpu_ms"],
@@ -309,7 +312,7 @@ def many_models(result: dict[str, Any]) -> Chart:
         f"MiniLM-L6, one thread, {result['ratios']['models']} models on a worker with memory for "
         f"{result['ratios']['resident']}; median of {result['settings']['rounds']} rounds, {result['date']}"
     )
-    return Chart("Processor time of TorchServe and worker a request", subtitle, bars)
+    return Chart("Processor time of TorchServe and worker per request", subtitle, bars)
 
 
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart]] = {

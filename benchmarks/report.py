@@ -1,4 +1,4 @@
-"""What every benchmark is asked and prints: a table for people, then one line of JSON for programs."""
+"""Options and output that all benchmarks share: a table, then one line of JSON."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "benchmarks"  # what docs/benchmarks.md shows; plot.py draws from it
+RESULTS = ROOT / "docs" / "benchmarks"  # shown in docs/benchmarks.md; plot.py reads it
 PACKAGES = ("torch", "transformers", "torchserve", "uvloop", "httptools")
 
 
@@ -23,18 +23,18 @@ def median(values: Sequence[float]) -> float:
 
 
 def parse_options(description: str | None, *, quick: str, rounds: int = 5) -> argparse.Namespace:
-    """`--quick`, `--rounds`, `--save`; the number of rounds is 1 when it is not given and the run is quick."""
+    """Parse `--quick`, `--rounds` and `--save`; a quick run has one round by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--rounds", type=int, help=f"{rounds} unless quick")
-    parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks/ and draw it")
+    parser.add_argument("--rounds", type=int, help=f"number of rounds; default: {rounds}, with --quick 1")
+    parser.add_argument("--save", action="store_true", help="save the result in docs/benchmarks/ and draw its chart")
     options = parser.parse_args()
     if options.rounds is None:
         options.rounds = 1 if options.quick else rounds
     if options.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {options.rounds}")
     if options.save and options.quick:
-        parser.error("--save is for whole runs; a quick one's figures mean little")
+        parser.error("--save needs a whole run, not --quick")
     return options
 
 
@@ -46,10 +46,10 @@ def print_report(
     save: bool = False,
     **settings: Any,
 ) -> None:
-    """Print rows as a table, the ratios, and the whole as the last line.
+    """Print a table of the rows, the ratios, and the report as one line of JSON.
 
-    rows: all with the same keys; ratios: the keys that docs/benchmarks.md explains, None where not measured.
-    save: keep the last line, readable, as docs/benchmarks/NAME.json too.
+    rows: all with the same keys; ratios: explained in docs/benchmarks.md, None if not measured.
+    save: also write the report to docs/benchmarks/NAME.json.
     """
     for line in as_table(rows):
         print(line)
@@ -64,7 +64,7 @@ def print_report(
 
 
 def about() -> dict[str, Any]:
-    """Where and with what a figure was measured."""
+    """Return date, commit, machine and versions of the run."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=10
     )
@@ -77,7 +77,7 @@ def about() -> dict[str, Any]:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines with aligned columns, the names first."""
+    """Format rows as lines with aligned columns, after a line of column names."""
     columns = list(rows[0])
     table = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
@@ -85,7 +85,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _processor() -> str:
-    """The processor's own name where Linux tells it, else its architecture."""
+    """Return the processor's name on Linux, elsewhere its architecture."""
     try:
         with open("/proc/cpuinfo") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

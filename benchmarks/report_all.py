@@ -1,10 +1,10 @@
-"""Runs every benchmark, shortened, and draws one HTML page of what they found against the goals.
+"""Run every benchmark, shortened, and write one HTML page of the results against the goals.
 
-    make report                         run all (some minutes each), then draw build/report/index.html
-    make report FROM=docs/benchmarks    draw what is kept there, without running anything
+    make report                         run all (several minutes each), then write build/report/index.html
+    make report FROM=docs/benchmarks    write the page from saved results, without a run
 
-One that fails does not stop the others; the page says what it said last, and the exit status is 1 if all did.
-Results are kept beside the page, so that it can be drawn again from there.
+A failing benchmark does not stop the others; the page shows its last line of output. The exit status is 1 if all
+fail. The results are saved next to the page, so that FROM can read them again.
 """
 
 import argparse
@@ -52,29 +52,29 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks")
-    parser.add_argument("--from", dest="source", type=Path, help="a folder of results; nothing is run")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; default: all")
+    parser.add_argument("--from", dest="source", type=Path, help="read saved results from this folder; run nothing")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "report" / "index.html")
-    parser.add_argument("--timeout-s", type=float, default=900.0, help="of one benchmark (900)")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="stop a benchmark after this time (900)")
     options = parser.parse_args()
     if options.source is not None and not options.source.is_dir():
-        parser.error(f"{options.source} is not a folder; --from wants one with the NAME.json of benchmarks")
+        parser.error(f"{options.source} is not a folder; --from needs a folder of NAME.json files")
     unknown = set(options.names) - set(known_benchmarks())
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}, but: {', '.join(known_benchmarks())}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}; known: {', '.join(known_benchmarks())}")
     return options
 
 
 def known_benchmarks() -> list[str]:
-    """Those that say how they are run, as the Makefile finds them."""
+    """List the modules whose text names their `make bench` command, as the Makefile does."""
     files = BENCHMARKS.glob("*.py")
     return sorted(path.stem for path in files if command_of(path.stem) in path.read_text(encoding="utf-8"))
 
 
 def question_of(name: str) -> str:
-    """The first sentence of what the benchmark says of itself."""
-    told = ast.get_docstring(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))) or name
-    return told.splitlines()[0].partition(" `make")[0]
+    """Return the first sentence of the benchmark's docstring."""
+    doc = ast.get_docstring(ast.parse((BENCHMARKS / f"{name}.py").read_text(encoding="utf-8"))) or name
+    return doc.splitlines()[0].partition(" `make")[0]
 
 
 def command_of(name: str, *, quick: bool = False) -> str:
@@ -82,7 +82,7 @@ def command_of(name: str, *, quick: bool = False) -> str:
 
 
 def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
-    """Results kept as NAME.json; those that are not there are named, too."""
+    """Read the saved results; a missing one becomes a result without a report."""
     results = []
     for name in names:
         path = folder / f"{name}.json"
@@ -107,7 +107,7 @@ def read_results(folder: Path, names: Sequence[str]) -> list[Result]:
 
 
 def run(name: str, *, timeout_s: float) -> Result:
-    """Run one with --quick, passing on what it says; whatever it started ends with it."""
+    """Run one benchmark with --quick, forward its output, and stop its child processes afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", f"{BENCHMARKS.name}.{name}", "--quick"],
         cwd=BENCHMARKS.parent,
@@ -147,7 +147,7 @@ def run(name: str, *, timeout_s: float) -> Result:
 
 
 def find_report(name: str, lines: Sequence[str]) -> dict[str, Any] | None:
-    """The last line that is the benchmark's report."""
+    """Find the last line that is the benchmark's report."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -160,7 +160,7 @@ def find_report(name: str, lines: Sequence[str]) -> dict[str, Any] | None:
 
 
 def keep(result: Result, folder: Path) -> None:
-    """For `--from`; what an earlier run left there is no result of this one."""
+    """Save the report for `--from`; without one, delete the report of an earlier run."""
     path = folder / f"{result.name}.json"
     if result.report is None:
         path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ Endpoint, region and credentials come from the usual AWS variables and files.
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,12 @@ class S3Error(OSError):
         return self.status == 412
 
 
+class S3Replaced(S3Error):
+    """The object has changed, as the answer shows: not every store checks a request's condition."""
+
+    status = 412
+
+
 class S3TimedOut(S3Error, TimeoutError):
     """The store did not answer in time."""
 
@@ -62,9 +68,18 @@ def translated(store: str) -> Iterator[None]:
 
 
 def make_client(
-    setting: str, connect_timeout_s: float, read_timeout_s: float, *, attempts: int = ATTEMPTS, connections: int = 10
+    setting: str,
+    connect_timeout_s: float,
+    read_timeout_s: float,
+    *,
+    attempts: int = ATTEMPTS,
+    connections: int = 10,
+    verifies_checksums: bool = False,
 ) -> Any:
-    """Make a client without a request. Raises SettingsError, which names the setting, on wrong AWS settings."""
+    """Make a client without a request. Raises SettingsError, which names the setting, on wrong AWS settings.
+
+    verifies_checksums: compare what is read with the object's own checksum, if it has one.
+    """
     try:
         return boto3.session.Session().client(
             "s3",
@@ -74,7 +89,7 @@ def make_client(
                 retries={"mode": "standard", "total_max_attempts": attempts},
                 max_pool_connections=connections,
                 request_checksum_calculation="when_required",  # other stores do not support the newer checksums
-                response_checksum_validation="when_required",
+                response_checksum_validation="when_supported" if verifies_checksums else "when_required",
             ),
         )
     except BotoCoreError as exc:
@@ -105,7 +120,7 @@ def list_objects(
 
 def read_object(
     client: Any, place: dict[str, str], tag: str, num_bytes: int, check: Callable[[], object]
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Yield an object's bytes; after a broken connection, resume if its ETag is still `tag`.
 
     place: its Bucket and Key. check: called between pieces; may raise. Use inside `translated`.
@@ -114,7 +129,10 @@ def read_object(
     while at < num_bytes:
         check()
         try:
-            with client.get_object(**place, IfMatch=tag, Range=f"bytes={at}-")["Body"] as body:
+            answer = client.get_object(**place, IfMatch=tag, Range=f"bytes={at}-")
+            with answer["Body"] as body:
+                if answer.get("ETag", tag) != tag:
+                    raise S3Replaced("the object was replaced while it was read")
                 while data := body.read(PIECE_BYTES):
                     at += len(data)
                     if len(data) == PIECE_BYTES:
@@ -130,9 +148,9 @@ def read_object(
 
 
 class PieceReader(io.RawIOBase):
-    """A raw stream over an iterator of pieces."""
+    """A raw stream over a generator of pieces, which it closes, and with it the connection."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
         self._pieces = pieces
         self._left = memoryview(b"")
 
@@ -146,3 +164,7 @@ class PieceReader(io.RawIOBase):
         buffer[:size] = self._left[:size]
         self._left = self._left[size:]
         return size
+
+    def close(self) -> None:
+        self._pieces.close()
+        super().close()

@@ -317,7 +317,7 @@ def load_settings(config: Mapping[str, Any], environ: Mapping[str, str]) -> Hand
         for name, group in nested_groups(HandlerSettings)
         for key in group.model_fields
     }
-    values = {name: {} if given is None else given for name, given in config.items()}
+    values: dict[str, Any] = {str(name): given or {} for name, given in config.items()}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX):
             continue

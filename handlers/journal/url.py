@@ -70,5 +70,5 @@ def _open_s3(parts: SplitResult, settings: JournalSettings) -> Journal:
             "handler.journal.url must be s3://bucket/prefix; credentials, region and endpoint come from the usual "
             "AWS_... variables or files"
         )
-    bucket, prefix = split_url(unquote(settings.url))
+    bucket, prefix = split_url(f"s3://{parts.netloc}{unquote(parts.path)}")
     return s3.S3Journal(s3.connect(settings), bucket, prefix, settings.claim_s)

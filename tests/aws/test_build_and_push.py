@@ -116,7 +116,7 @@ def test_pushes_to_the_accounts_ecr(aws: Aws, tmp_path: Path) -> None:
 
     uri = f"{ECR}/torchmoor:v1"
     assert (done.returncode, done.stdout) == (0, f"{uri}\n"), done.stderr
-    assert ecr(["create", "torchmoor", "--endpoint-url", aws.url]) == 0, "what is there already stays"
+    assert ecr(["create", "torchmoor", "--endpoint-url", aws.url]) == 0, "an existing repository is kept"
     [repository] = aws.ask("ecr", "describe_repositories")["repositories"]
     assert (repository["repositoryName"], repository["imageScanningConfiguration"]) == (
         "torchmoor",

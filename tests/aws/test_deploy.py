@@ -206,7 +206,7 @@ def test_waiting_has_an_end(operator: Operator, sagemaker: SlowSageMaker, flags:
     assert operator.run("deploy", *flags, timeout_s=120) == 1
 
     assert "llava is still Creating after 120 s" in operator.err
-    assert "[   60 s] llava: Creating" in operator.out, "said again after a minute"
+    assert "[   60 s] llava: Creating" in operator.out, "the progress is repeated after a minute"
     assert operator.run("teardown", "--endpoint", NAME, "--yes") == 0
     assert operator.aws.left() == {}
 

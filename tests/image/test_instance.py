@@ -57,7 +57,7 @@ def test_an_instance_is_ready_serves_and_drains(podman: Podman, image: str, tmp_
             pieces = answer.iter_content(None)
             told = next(pieces)
             os.kill(container.pid, signal.SIGTERM)
-            wait_until(lambda: is_going(at), "the probe says that it stops")
+            wait_until(lambda: is_going(at), "the probe reports draining")
             told += b"".join(pieces)
 
         assert json.loads(told.decode().split("data:")[-1])["details"]["finish_reason"]

@@ -156,7 +156,7 @@ def test_a_killed_torchserve_comes_back(served: Served) -> None:
 
     os.kill(java, signal.SIGKILL)
 
-    wait_until(lambda: served.pings() == (503, b""), "the ping says that nothing is ready")
+    wait_until(lambda: served.pings() == (503, b""), "the ping reports no ready instance")
     served.container.wait_until_ok(f"{served.url}/ping")
     question = {"type": "send_text_prompt", "session_id": session, "prompt_text": "What color is the square?"}
     assert served.invoke(question, session).json() == {"response_text": "The square is blue."}

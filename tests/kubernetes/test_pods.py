@@ -79,7 +79,7 @@ def states(cluster: Cluster) -> dict[str, str]:
 
 
 def until_states(cluster: Cluster, wanted: dict[str, str]) -> None:
-    wait_until(lambda: states(cluster) == wanted, f"the proxy knows {wanted}", deadline_s=PATIENCE_S)
+    wait_until(lambda: states(cluster) == wanted, f"the proxy reports {wanted}", deadline_s=PATIENCE_S)
 
 
 def open_with_picture(runtime: Any) -> Chat:
@@ -152,10 +152,12 @@ def test_an_instance_that_is_deleted_under_load_loses_nothing(cluster: Cluster) 
     grace_s = cluster.pods[name].workload.pod["terminationGracePeriodSeconds"]
 
     with asking(chats) as answers:
-        wait_until(lambda: len(answers) >= 2 * NUM_CLIENTS, "everybody asks")
+        wait_until(lambda: len(answers) >= 2 * NUM_CLIENTS, "the clients have answers")
         code, took_s = cluster.delete(name)
         seen = len(answers)
-        wait_until(lambda: len(answers) >= seen + 2 * NUM_CLIENTS, "everybody goes on", deadline_s=PATIENCE_S)
+        wait_until(
+            lambda: len(answers) >= seen + 2 * NUM_CLIENTS, "the clients have more answers", deadline_s=PATIENCE_S
+        )
 
     assert [answer for answer in answers if ANSWER not in answer] == []
     assert code == 0
@@ -182,7 +184,7 @@ def test_a_proxy_that_is_deleted_ends_what_it_has_begun(cluster: Cluster) -> Non
         begun.endheaders(body[:10])
         deleting.start()
         assert chat.ask(QUESTION) == ANSWER
-        wait_until(lambda: not takes_connections(pod), "it takes no more", deadline_s=PATIENCE_S)
+        wait_until(lambda: not takes_connections(pod), "the proxy refuses connections", deadline_s=PATIENCE_S)
         begun.send(body[10:])
         answer = begun.getresponse()
         assert (answer.status, b"generated_text" in answer.read()) == (200, True)

@@ -60,7 +60,13 @@ class Proxy:
             "Endpoints": [ENDPOINT],
             "Discovery": [{"dns_name": SERVICE, "interval_s": 0.5, "min_interval_s": 0.2, "timeout_s": 0.5}],
             "listen": {"host": "0.0.0.0", "port": 0, "admin_port": 0},
-            "health": {"starting_interval_s": 0.1, "ready_interval_s": 0.2, "probe_timeout_s": 0.5},
+            # Ten late answers in a row, not three: packets are lost and hosts are busy by chance, and silence lasts.
+            "health": {
+                "starting_interval_s": 0.1,
+                "ready_interval_s": 0.2,
+                "probe_timeout_s": 0.3,
+                "unanswered_before_down": 10,
+            },
             "recovery": {"slow_start_s": 1.0},
             "sessions": {"are_journaled": True},
             **changes,
@@ -87,12 +93,18 @@ class Proxy:
 
     def wait_for(self, *ready: str, deadline_s: float = DEADLINE_S) -> None:
         """Until these are all that it knows, and ready."""
-        wait_until(
-            lambda: self.states() == dict.fromkeys(ready, "ready"),
-            f"{ready} alone are ready",
-            deadline_s=deadline_s,
-            interval_s=0.1,
-        )
+        seen: dict[str, str] = {}
+
+        def are_ready() -> bool:
+            nonlocal seen
+            seen = self.states()
+            return seen == dict.fromkeys(ready, "ready")
+
+        try:
+            wait_until(are_ready, f"{ready} alone are ready", deadline_s=deadline_s, interval_s=0.1)
+        except AssertionError as error:
+            error.add_note(f"{seen}\n{self.log.read_text()[-3000:]}")
+            raise
 
 
 class Load:

@@ -71,7 +71,7 @@ def test_an_instance_that_refuses_is_left_at_once(stage: Stage, proxy: Proxy, lo
 
 
 def test_lost_packets_cost_time_alone(stage: Stage, proxy: Proxy, load: Load) -> None:
-    """Each tenth packet to two of three; by chance three probes in a row, and then streams."""
+    """Each tenth packet to two of three; by chance a long series of probes, and then streams."""
     for name in ALL[:2]:
         stage.network.lose(name, 0.1)
     load.wait_served(*ALL, turns=100)

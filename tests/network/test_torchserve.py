@@ -92,7 +92,7 @@ def test_a_session_goes_on_when_its_host_is_named_no_more_and_when_it_falls_sile
         stage.zone.name(addresses)
         proxy.wait_for(*NAMES)
         stage.network.cut_off(home)
-        wait_until(lambda: proxy.states()[home] == "down", "its silence is noticed", interval_s=0.1)
+        wait_until(lambda: proxy.states()[home] == "down", "the silent host is detected", interval_s=0.1)
         assert "red" in chat.ask(QUESTION)
 
     stage.network.inside("clients", talk)

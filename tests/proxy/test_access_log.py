@@ -72,6 +72,17 @@ def test_line_says_where_a_request_went_and_how_long_it_took(stage: Stage, path:
     assert make_session_id("a") not in text
 
 
+def test_answer_that_cannot_be_recorded_harms_no_request(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """Python refuses to read a number this long."""
+    stage.a.behave = stage.b.behave = answering(headers={"X-Torchmoor-Context-Tokens": "9" * 5000})
+
+    for _ in range(3):
+        answer = stage.client().invoke_endpoint(EndpointName="llava", Body=b"{}")
+        assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
+
+    wait_until(lambda: caplog.text.count("request not recorded") == 3, "each failure is in the log")
+
+
 def test_lines_of_one_session_share_a_hash(stage: Stage, path: Path) -> None:
     """The answer that opens a session has the hash too, so that a session can be followed without its id."""
     headers = {"X-Amzn-SageMaker-New-Session-Id": f"{NEW_ID}; Expires=2038-01-19T03:14:07Z"}

@@ -142,7 +142,7 @@ def test_an_unknown_instance_is_told(stage: Stage) -> None:
     result = invoke(stage, "drain", "nobody")
 
     assert result.exit_code == 1
-    assert "There is no instance 'nobody'" in result.stderr
+    assert "There is no instance 'nobody'" in result.stderr  # prose: allow
 
 
 def test_the_admin_planes_token_comes_from_the_environment_or_a_file(
@@ -354,7 +354,7 @@ def test_failures_of_a_load_have_their_kinds(stage: Stage) -> None:
 
 
 def test_a_stream_that_breaks_off_is_a_failure_of_a_load(stage: Stage) -> None:
-    """Half an answer is none."""
+    """An incomplete answer counts as a failure."""
 
     async def break_off(request: Received, wire: Wire) -> None:
         await wire.begin_stream("text/event-stream")

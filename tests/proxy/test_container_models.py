@@ -234,7 +234,7 @@ def test_instance_that_restarts_has_nothing_loaded(container: Container) -> None
 
 
 def test_requests_go_where_the_model_was_loaded(container: Container) -> None:
-    """Only that instance was told where the model lies."""
+    """Only the instance that loaded the model knows its folder."""
     for number in range(6):
         container.load(f"m{number}")
     homes = {name: home for home, many in container.many.items() for name in many.tiers}
@@ -250,7 +250,7 @@ def test_ping_needs_no_model(container: Container) -> None:
 
 
 def test_without_the_setting_there_are_no_such_operations(stage: Stage) -> None:
-    """A proxy that is no container's front has no /models."""
+    """A proxy outside a container does not serve /models."""
     connection = stage.http()
     connection.request("GET", "/models")
 

@@ -70,7 +70,7 @@ def change(stage: Stage, action: Callable[[Registry], None]) -> None:
 
 
 def test_page_is_only_for_its_own_origin(stage: Stage) -> None:
-    """It says that it runs nothing but its own files and is framed by nobody."""
+    """Its headers allow only its own files and forbid framing."""
     for path in ("/", "/dashboard/main.js", "/dashboard/models.js", "/dashboard/dashboard.css", "/dashboard.json"):
         answer = requests.get(stage.proxy.admin_url + path, timeout=60)
 
@@ -163,7 +163,7 @@ def test_page_shows_every_state_in_any_light_and_on_a_phone(stage: Stage, browse
 
 @pytest.mark.browser
 def test_keyboard_alone_drains_an_instance(stage: Stage, browser: Browser) -> None:
-    """Tab to the button, Enter, and a question whose first answer is no; Escape changes nothing."""
+    """Tab reaches the button, Enter opens a question whose default answer is "no", and Escape changes nothing."""
     with open_tab(browser, stage.proxy.admin_url) as tab:
         page = tab.page
         button = page.get_by_role("button", name="Drain llava-0")
@@ -237,8 +237,8 @@ def test_models_are_shown_and_acted_on(make_stage: Callable[..., Stage], browser
 
         page.get_by_label("Name contains").fill("nobody")
         page.get_by_role("button", name="Prewarm it").click()
-        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()
-        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")
+        page.get_by_role("dialog", name="Prewarm nobody?").get_by_role("button", name="Prewarm").click()  # prose: allow
+        expect(page.get_by_role("alert")).to_contain_text("there is no model nobody")  # prose: allow
         tab.complaints.clear()  # Chromium's own line for the refusal
 
 

@@ -101,7 +101,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
         press(page, f"Unpin session {HASHES[59]}", "Unpin")
         expect(page.get_by_role("button", name=f"Pin session {HASHES[59]}", exact=True)).to_be_visible()
         page.get_by_role("button", name=f"Close session {HASHES[59]}").click()
-        expect(page.get_by_role("dialog")).to_contain_text("answer that is being written ends with an error")
+        expect(page.get_by_role("dialog")).to_contain_text("running answer ends with an error")
         page.get_by_role("dialog").get_by_role("button", name="Close").click()
         expect(rows).to_have_count(1)
         expect(page.locator("#done")).to_have_text(f"Session {HASHES[59]} is closed.")
@@ -121,7 +121,7 @@ def test_sessions_are_found_sorted_pinned_and_closed(
 def test_refresh_leaves_focus_scroll_and_order_alone(
     make_stage: Callable[..., Stage], holders: FakeHolders, browser: Browser
 ) -> None:
-    """Whoever is about to press a button presses that one, whatever the new numbers are."""
+    """A refresh does not move the button that a user is about to press."""
     stage = make_stage(prepare=holders)
     a = holders.of["a"]
     a.hold(make_session(name, last_used_at=1.8e9 - at) for at, name in enumerate(HASHES[:10]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ def decisions(stage: Stage, query: str = "") -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()["decisions"]
     return found
+
+
+def is_noted_twice(stage: Stage) -> bool:
+    return len(decisions(stage)) == 2
 
 
 def test_each_request_is_there_with_its_reason_and_end(stage: Stage) -> None:
@@ -74,7 +79,7 @@ def test_decisions_are_the_same_with_an_access_log(make_stage: Callable[..., Sta
         stage.a.behave = stage.b.behave = refusing(400, "InvalidRequest", "no")
         url = f"{stage.proxy.runtime_url}/predictions/llava"
         assert requests.post(url, data=b"{}", timeout=10).status_code == 400
-        wait_until(lambda: len(decisions(stage)) == 2, "both are over")  # noqa: B023
+        wait_until(partial(is_noted_twice, stage), "both are over")
         shown.append([(row["session"], row["error"]) for row in decisions(stage)])
 
     assert shown == [[(None, None)] * 2] * 2
@@ -109,7 +114,7 @@ def test_filters_and_pages(make_stage: Callable[..., Stage]) -> None:
 
 
 def test_so_many_are_kept_and_no_more(make_stage: Callable[..., Stage]) -> None:
-    """A burst leaves room for the minutes before it, and its failures are kept beside it; what is left out is told."""
+    """A burst keeps the records of earlier minutes and its own failures; the page says how many were left out."""
     stage = make_stage(observe=ObserveSettings(max_decisions=6, max_decisions_per_s=1))
     client = stage.client()
     for _ in range(30):

@@ -245,7 +245,7 @@ def test_a_balancer_sends_no_clients_before_the_instances_are_known(stage: Stage
 
 
 def test_an_instance_that_joins_takes_no_proxy_out_of_its_balancer(stage: Stage) -> None:
-    """All proxies hear of it at once: if each were unready until it had answered, nobody would be left."""
+    """All proxies learn of it at once; if each were unready until it answered, clients would have no proxy left."""
     stage.until(lambda: stage.proxy.health.has_asked_all(), "each instance has been asked")
     assert admin(stage, "/readyz")[0] == 200
 

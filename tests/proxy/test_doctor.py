@@ -107,7 +107,7 @@ def test_instances_of_the_file_are_tried(tmp_path: Path, silent: int) -> None:
 
 
 def test_queue_and_results_of_the_file_are_tried(tmp_path: Path) -> None:
-    """A server that is away, a directory that nobody can write; the queue's password is in no finding."""
+    """An unreachable server and an unwritable directory are problems; the queue's password is in no finding."""
     path = write_config(
         tmp_path,
         asynchronous={"OutputConfig": {}},

@@ -64,7 +64,7 @@ def test_session_errors_are_validation_errors(stage: Stage, operation: str, stat
     ],
 )
 def test_other_errors_are_model_errors(stage: Stage, operation: str, status: int, code: str | None, whose: str) -> None:
-    """424 with the model's own status and message, and nobody else is asked."""
+    """The answer is 424 with the model's own status and message; the request is not retried."""
     stage.a.behave = stage.b.behave = refusing(status, code, "the cause")
 
     error = refusal(stage, operation)
@@ -92,7 +92,7 @@ def test_model_error_is_the_modelled_exception(stage: Stage) -> None:
 def test_instance_without_room_is_replaced_by_another(
     stage: Stage, operation: str, status: int, code: str | None
 ) -> None:
-    """A request that is no turn of a session goes elsewhere, with its whole body."""
+    """A request that is not a turn of a session goes to another instance with its whole body."""
     stage.a.behave = refusing(status, code, "full")
 
     answer = getattr(stage.client(), operation)(EndpointName="llava", Body=b"the body")
@@ -162,7 +162,7 @@ def test_model_that_does_not_answer_in_time_is_a_model_error(make_stage: Callabl
 
 
 def test_connection_lost_before_the_answer_is_retried_elsewhere(stage: Stage) -> None:
-    """A request that is no turn of a session survives the death of its instance."""
+    """A request that is not a turn of a session survives the death of its instance."""
 
     async def dying(request: Received, wire: Wire) -> None:
         wire.reset()

@@ -80,7 +80,7 @@ def test_session_goes_to_the_instance_that_opened_it(make_stage: Callable[..., S
 
 
 def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable[..., Stage]) -> None:
-    """As any id that this endpoint has not issued; no instance sees it."""
+    """The answer is the same as for an id that this endpoint never issued, and no instance receives the request."""
     stage = start(make_stage)
     session, instance = open_session(stage)
 
@@ -95,7 +95,7 @@ def test_session_that_was_closed_or_never_opened_is_refused(make_stage: Callable
 def test_nobody_else_is_sent_a_session_whose_instance_is_away(
     make_stage: Callable[..., Stage], late_binding: LateBindingSettings | None
 ) -> None:
-    """No other instance knows it: its client is told to come back, and is served when the instance is there again."""
+    """The client gets a retry hint and is served when the only instance that knows the session is back."""
     stage = start(make_stage, are_journaled=True, late_binding=late_binding)
     session, home = open_session(stage)
     before = {name: len(fake.received) for name, fake in stage.instances.items()}
@@ -132,7 +132,7 @@ def test_turn_that_its_instance_may_have_begun_goes_to_nobody_else(make_stage: C
 
 
 def test_session_belongs_to_the_caller_that_opened_it(make_stage: Callable[..., Stage]) -> None:
-    """Another key's holder is told that there is none."""
+    """The holder of another key gets the answer for an unknown session."""
     secrets = {"AKIAFIRST": "a-secret-of-sixteen-a", "AKIASECOND": "a-secret-of-sixteen-b"}
     keys = {key_id: AccessKey(secret=secret) for key_id, secret in secrets.items()}
     stage = start(make_stage, credentials=Credentials(keys=keys))

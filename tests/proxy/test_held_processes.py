@@ -110,10 +110,10 @@ def test_a_process_knows_how_long_starts_take() -> None:
                     )
                 )
 
-                status, message = await asyncio.to_thread(ask, proxy.port)
-
-                assert status == 503
-                assert "the last start took 1000 s" in message
+                message = ""
+                while "the last start took 1000 s" not in message:  # the parent's word may come after a request
+                    status, message = await asyncio.to_thread(ask, proxy.port)
+                    assert status == 503
                 registry.dismiss("llava-0")
 
     asyncio.run(scenario())

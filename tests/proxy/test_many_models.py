@@ -58,7 +58,7 @@ class Fleet:
         return models.is_held(model, name)
 
     def until_loaded(self, name: str, number: int) -> None:
-        """The instance has reported so many models in memory."""
+        """Wait until the instance has reported `number` models in memory."""
         models = self.stage.registry.endpoints()[0].variants[0].models
         assert models is not None
         self.stage.until(lambda: models.num_loaded(name) == number, f"{number} models at {name}")
@@ -179,7 +179,7 @@ def test_instance_that_restarts_is_forgotten(make_fleet: Callable[..., Fleet]) -
 
 
 def test_instance_without_room_is_passed_by(fleet: Fleet) -> None:
-    """507 OutOfMemory of one instance sends the request to another; of all, the client is told to come again."""
+    """507 OutOfMemory sends the request to another instance; if all refuse, the client gets a retry hint."""
     fleet.many["a"].room = 0
     homes = {fleet.ask(f"m{number}.tar.gz")[0] for number in range(6)}
     assert homes == {"b"}
@@ -192,7 +192,7 @@ def test_instance_without_room_is_passed_by(fleet: Fleet) -> None:
 
 
 def test_unknown_model_is_a_validation_error(fleet: Fleet) -> None:
-    """And nobody is believed to hold it."""
+    """No instance is recorded as its holder."""
     code, status, message = told(fleet.refused("nothing.tar.gz"))
 
     assert (code, status) == ("ValidationError", 400)
@@ -225,7 +225,7 @@ def test_model_that_is_still_loading_is_not_ready(fleet: Fleet) -> None:
 
 
 def test_model_that_is_not_there_at_the_time_out_is_not_ready(make_fleet: Callable[..., Fleet]) -> None:
-    """Whoever waited in vain for a load is told to come again; a model that is there and slow is a ModelError."""
+    """A load that outlasts the time-out is answered with a retry hint; a loaded model that is slow is a ModelError."""
     fleet = make_fleet(timeouts=TimeoutSettings(model_timeout_s=0.3, sweep_interval_s=0.02))
     gate = Gate()
     for many in fleet.many.values():
@@ -341,7 +341,7 @@ def test_admin_plane_shows_which_models_are_where(fleet: Fleet) -> None:
 
 
 def test_admin_plane_pins_where_a_model_is_held(fleet: Fleet) -> None:
-    """Names may have slashes; unpin reaches whoever has it pinned, and unload frees it."""
+    """Names may contain slashes; unpin reaches the instance that has the model pinned, and unload frees it."""
     for many in fleet.many.values():
         many.source.add("team/m.tar.gz")
     home, _ = fleet.ask("team/m.tar.gz")

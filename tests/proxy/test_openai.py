@@ -33,7 +33,7 @@ def complete(stage: Stage, base: str = "/v1", **headers: str) -> tuple[int, dict
 
 
 def client(stage: Stage, base: str = "/v1", **options: Any) -> openai.OpenAI:
-    """OpenAI's own client, told the address and no more."""
+    """Return OpenAI's own client, configured only with the address."""
     made = openai.OpenAI(
         base_url=f"http://127.0.0.1:{stage.proxy.port}{base}", api_key="key", max_retries=0, timeout=60, **options
     )

@@ -63,7 +63,7 @@ def run_with_processes(registry: Registry, work: Callable[[Proxy, asyncio.Abstra
 
 
 def ask(port: int) -> str:
-    """Who answers; "" if nobody does: of an instance that goes its requests may fail."""
+    """Return the name of the instance that answers; "" if the request fails because its instance stops."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with closing(connection):
         connection.request("POST", "/endpoints/chat/invocations", body=b"{}")

@@ -29,7 +29,9 @@ def holding() -> Iterator[Holding]:
 def config(holding: Holding, tmp_path_factory: pytest.TempPathFactory) -> Path:
     fakes = holding.fakes
     path = tmp_path_factory.mktemp("processes") / "torchmoor.yaml"
-    return write_config(path, {"chat": (fakes["a"], fakes["b"])}, sessions={"are_journaled": True})
+    return write_config(
+        path, {"chat": (fakes["a"], fakes["b"])}, sessions={"are_journaled": True}, timeouts={"stop_grace_s": 60.0}
+    )
 
 
 @pytest.fixture(scope="module")

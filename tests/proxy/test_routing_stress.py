@@ -38,7 +38,7 @@ def test_every_request_is_answered_once_whatever_happens(make_stage: Callable[..
                 kv_aware=KvAwareSettings(block_bytes=64, bytes_per_request=256),
             ),
         ),
-        late_binding=LateBindingSettings(max_waiting=10, max_wait_s=0.3),
+        late_binding=LateBindingSettings(max_waiting=10, max_wait_s=10.0),
         limits=LimitSettings(max_waiting_bytes=300_000),
         timeouts=TimeoutSettings(sweep_interval_s=0.02, model_timeout_s=30.0),
         are_journaled=True,

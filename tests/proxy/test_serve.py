@@ -229,8 +229,11 @@ def states(where: dict[str, Any]) -> dict[str, str]:
 
 
 def test_sighup_changes_instances_and_keys_and_harms_no_request(fakes: list[FakeInstance], tmp_path: Path) -> None:
-    """An instance comes and another goes, which first ends what it is doing; an old token ends; a file that is wrong,
-    or changes what is fixed at the start, is told in the log and changes nothing."""
+    """A reload adds and removes instances and tokens without failing a request.
+
+    A removed instance finishes its work first. A file that is wrong, or changes what is fixed at the start, is
+    reported in the log and changes nothing.
+    """
     a = fakes[0]
     keys, path, log = tmp_path / "keys", tmp_path / "torchmoor.yaml", tmp_path / "log"
     old, new = "old-token-of-alice", "new-token-of-alice"

@@ -26,7 +26,7 @@ def parts(answer: dict[str, object]) -> list[bytes]:
 
 
 def test_each_flushed_piece_is_one_part(stage: Stage) -> None:
-    """Parts come while the instance is still writing, and the content type is told apart."""
+    """Parts arrive while the instance is still writing, and the content type is in a header of its own."""
     gates = [Gate(), Gate()]
 
     async def paced(request: Received, wire: Wire) -> None:

@@ -97,7 +97,7 @@ def post(stage: Stage, headers: dict[str, str]) -> str:
 
 
 def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Collector) -> None:
-    """The caller's span is its parent, and the worker is told it as the parent of what it does itself."""
+    """The caller's span is its parent, and the worker receives it as the parent of its own spans."""
     given = post(stage, {"traceparent": PARENT, "tracestate": "other=1", "X-Amzn-SageMaker-Inference-Id": "order-7"})
 
     [span] = collector.get()
@@ -117,7 +117,7 @@ def test_invocation_is_a_span_of_its_callers_trace(stage: Stage, collector: Coll
 
 
 def test_request_without_a_trace_begins_one(stage: Stage, collector: Collector) -> None:
-    """Also one whose traceparent is none, or is given twice."""
+    """A request with an invalid or repeated traceparent begins a trace, too."""
     first = post(stage, {})
     second = post(stage, {"traceparent": "nonsense"})
 

@@ -63,7 +63,7 @@ def test_models_error_becomes_a_failure_object(fleet: Fleet) -> None:
     answer = submit(fleet, Body=b'{"messages": "no list"}')
 
     assert "Received client error (400) from primary" in until_there(answer["FailureLocation"])
-    wait_until(lambda: state_of(fleet, answer["InferenceId"]) == "FAILED", "it has ended")
+    wait_until(lambda: state_of(fleet, answer["InferenceId"]) == "FAILED", "the request has failed")
     assert not path_of(answer["OutputLocation"]).exists()
 
 

@@ -53,7 +53,7 @@ def chat_fleet(fleet: Fleet) -> Iterator[Fleet]:
         requests.post(f"{fleet.admin}/instances/{name}/resume", timeout=10)  # refused if it is not drained
     wait_until(
         lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()),
-        "the fleet as it was",
+        "the fleet is restored",
         deadline_s=240,
         interval_s=0.2,
     )

@@ -107,7 +107,7 @@ def test_a_session_goes_on_with_its_receipt_and_is_closed(fleet: Fleet, picture:
     assert answer["receipt"]["cache_tier"] == "kv"
     assert answer["receipt"]["routing_reason"] == "session"
     assert (row["turns"], row["instance"]) == (2, answer["receipt"]["instance"])
-    assert first["session_id"] not in json.dumps(listed), "it is a credential"
+    assert first["session_id"] not in json.dumps(listed), "the id is a credential"
     assert closed.stdout == f"{name}: closed\n"
     assert after.returncode == 1
     assert after.stderr.startswith("Error: ")

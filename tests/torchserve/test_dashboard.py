@@ -35,7 +35,7 @@ def drained(fleet: Fleet) -> Iterator[str]:
     for instance in fleet.instances():  # refused if the test has done it
         requests.post(f"{fleet.admin}/instances/{instance['name']}/resume", timeout=60)
     wait_until(
-        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet as it was"
+        lambda: all(i["state"] == "ready" and i["share"] == 1.0 for i in fleet.instances()), "the fleet is restored"
     )
 
 

@@ -77,7 +77,9 @@ def test_every_request_has_its_one_result(restarted: Restarted) -> None:
         assert color in until_there(answer["OutputLocation"])
     ids = [answer["InferenceId"] for answer in restarted.answers]
     wait_until(
-        lambda: all(state_of(restarted.fleet, each) == "COMPLETED" for each in ids), "all have ended", **PATIENTLY
+        lambda: all(state_of(restarted.fleet, each) == "COMPLETED" for each in ids),
+        "all requests have completed",
+        **PATIENTLY,
     )
 
     results = restarted.folder / "run/async/results"

@@ -54,8 +54,8 @@ def test_session_outlives_the_process_that_it_was_opened_through(archives: Path,
 
         for proxy in proxies:
             os.kill(proxy, signal.SIGKILL)
-            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "it is gone")  # noqa: B023
-            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another is started")
+            wait_until(lambda: proxy not in proxies_of(fleet.process.pid), "the process has ended")  # noqa: B023
+            wait_until(lambda: len(proxies_of(fleet.process.pid)) == 2, "another process is started")
         assert all("red" in ask_anew(fleet, session) for session in sessions)
 
         assert ready_instances(fleet) == {"llava-0"}

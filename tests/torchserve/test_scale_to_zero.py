@@ -41,8 +41,8 @@ def test_goes_to_zero_and_back_with_its_sessions(archives: Path, tmp_path: Path)
         result = Path(urlsplit(submitted["OutputLocation"]).path)
         wait_until(result.exists, "the asynchronous request is answered")
         assert "generated_text" in result.read_text()
-        wait_until(lambda: fleet.instances() == [], "it is drained and stopped")
-        wait_until(lambda: instance_processes() == [], "nothing of it runs")
+        wait_until(lambda: fleet.instances() == [], "the instance is stopped")
+        wait_until(lambda: instance_processes() == [], "the instance's processes have ended")
 
         assert "red" in chat.ask("What color is the circle?")
 

@@ -27,7 +27,7 @@ class ListenSettings(SettingsGroup, title="listen"):
     admin_tls_certificate: str = Field("", description="The admin plane's certificate. Empty: plain HTTP.")
     admin_tls_key: str = Field("", description="The private key of the admin plane's certificate.")
     processes: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="Proxy processes that share the port; one carries about 10,000 requests a second."
+        1, description="Proxy processes that share the port; one carries about 10,000 requests per second."
     )
 
     @model_validator(mode="after")

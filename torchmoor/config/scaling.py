@@ -35,14 +35,14 @@ class TargetTracking(SettingsGroup, title="TargetTracking", validate_by_name=Tru
 
 
 class StepScaling(SettingsGroup, title="StepScaling", validate_by_name=True, validate_by_alias=True):
-    """Start instances when HasBacklogWithoutCapacity is 1, which means that there is none."""
+    """Start instances when HasBacklogWithoutCapacity is 1, which means that no instance is ready."""
 
     num_instances: Count = Field(1, alias="ScalingAdjustment", description="Instances to start.")
     cooldown_s: NotNegative = Field(300.0, alias="Cooldown", description="Stops no instance for this time afterwards.")
 
 
 class ScalingSettings(SettingsGroup, title="Autoscaling", validate_by_name=True, validate_by_alias=True):
-    """The limits and policies of one variant. A policy that is None is not applied."""
+    """The limits and policies of one variant. None switches a policy off."""
 
     min_capacity: Annotated[int, Field(ge=0)] = Field(0, alias="MinCapacity")
     max_capacity: Annotated[int, Field(ge=1)] = Field(1, alias="MaxCapacity")

@@ -162,7 +162,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
     """
     path = target / member.name.removeprefix("./")
     if member.name.startswith("/") or ".." in Path(member.name).parts or not (member.isfile() or member.isdir()):
-        raise tarfile.ExtractError(f"{member.name} is no file or folder of its own")
+        raise tarfile.ExtractError(f"{member.name} is not a regular file or folder")
     if member.isdir():
         path.mkdir(parents=True, exist_ok=True)
         return
@@ -187,7 +187,7 @@ def _read_name(manifest: Path) -> str:
     try:
         name = json.loads(manifest.read_bytes())["model"]["modelName"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{manifest} is no manifest as torch-model-archiver writes it") from error
+        raise ConfigError(f"{manifest} is not a manifest as torch-model-archiver writes it") from error
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{manifest} has the model's name {name!r}; it must be letters, digits and ._-")
     return name

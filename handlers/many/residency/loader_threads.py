@@ -75,15 +75,15 @@ class LoaderThreads:
             action(entry)
             return
         except HandlerError as exc:
-            error = exc
+            error = _named(entry, exc)
         except (MemoryError, torch.OutOfMemoryError):
-            error = OutOfMemory("there is no memory for it")
+            error = _named(entry, OutOfMemory("there is no memory for it"))
         except (ValueError, OSError) as exc:
-            error = ModelBroken(str(exc))
+            error = _named(entry, ModelBroken(str(exc)))
         except Exception as exc:
             logger.exception("model failed name=%s", entry.name)
-            error = ModelBroken(f"{type(exc).__name__}; the worker's log has more")
-        self._report(self._cache.failed, entry, _named(entry, error))
+            error = _named(entry, ModelBroken(f"{type(exc).__name__}; the worker's log has more"))
+        self._report(self._cache.failed, entry, error)
 
     def _fetch(self, entry: ModelEntry) -> None:
         if not self._report(self._cache.begin_fetch, entry):
@@ -147,9 +147,12 @@ def _weights_bytes(folder: Path) -> int:
 
 
 def _named(entry: ModelEntry, error: HandlerError) -> HandlerError:
-    """Put the model's name before the error's reason."""
+    """Put the model's name before the error's reason.
+
+    The result is a new error: the old one's traceback keeps what a failed load has read in memory.
+    """
     if isinstance(error, ModelUnknown):  # names it already
-        return error
+        return ModelUnknown(error.message, param=error.param)
     named = type(error)(f"model {entry.name!r} cannot be used: {error.message}", param=error.param)
     if isinstance(named, ModelBroken):
         named.version = entry.version or getattr(error, "version", "")

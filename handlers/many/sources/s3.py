@@ -5,7 +5,7 @@ Only a requested folder is listed, so a prefix may hold any number of models.
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
@@ -57,7 +57,7 @@ class S3Source:
         reader = PieceReader(self._read({"Bucket": self._bucket, "Key": key}, file, progress))
         return cast(BinaryIO, io.BufferedReader(reader, PIECE_BYTES))
 
-    def _read(self, place: dict[str, str], file: File, progress: LoadProgress) -> Iterator[bytes]:
+    def _read(self, place: dict[str, str], file: File, progress: LoadProgress) -> Generator[bytes, None, None]:
         with _as_source_errors():
             yield from read_object(self._client, place, file.tag, file.num_bytes, progress.check)
 

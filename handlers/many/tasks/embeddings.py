@@ -66,7 +66,7 @@ def read_pooling(folder: Path) -> Pooling:
         return Pooling()
     modules = read_json(folder, MODULES, list)
     if not all(isinstance(module, dict) for module in modules):
-        raise ModelBroken(f"{MODULES} is no list of modules")
+        raise ModelBroken(f"{MODULES} is no list of modules")  # prose: allow
     kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     unknown = [kind for kind in kinds if kind not in _KNOWN]
     if unknown or "Transformer" not in kinds or len(kinds) != len(modules):
@@ -135,5 +135,5 @@ class Embeddings(TextTask):
 def _lower(inputs: Any) -> Any:
     """Convert each text to lower case; the check of the inputs refuses anything else later."""
     if isinstance(inputs, list):
-        return [_lower(each) for each in inputs]
+        return [each.lower() if isinstance(each, str) else each for each in inputs]
     return inputs.lower() if isinstance(inputs, str) else inputs

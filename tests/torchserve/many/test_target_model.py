@@ -106,7 +106,7 @@ def test_operator_sees_pins_and_unloads(many: ManyFleet) -> None:
         told = requests.get(f"{many.fleet.admin}/models", timeout=60).json()["models"]
         return [row for row in told if row["name"] == CLASSIFIERS[1] and row["instance"] == instance]
 
-    wait_until(lambda: rows()[0]["pinned"], "it is pinned")
+    wait_until(lambda: rows()[0]["pinned"], "the model is pinned")
     assert (rows()[0]["tier"], rows()[0]["bytes"] + rows()[0]["mapped_bytes"] > 0) == ("device", True)
     assert requests.post(f"{many.fleet.admin}/models/{CLASSIFIERS[1]}/unpin", timeout=30).status_code == 200
     assert (

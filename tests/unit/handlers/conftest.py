@@ -1,4 +1,4 @@
-"""What the tests of the handlers share: a clock, the tiny checkpoint, and a chat service with a client in process."""
+"""Fixtures of the handlers' tests: a clock, the tiny checkpoint, and a chat service with an in-process client."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ DEADLINE_S = 30.0
 
 
 class FakeClock:
-    """Moves only when told."""
+    """A clock that tests advance."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
@@ -58,7 +58,7 @@ class FakeClock:
 
 
 class EndlessModel:
-    """The real model, except that nothing ends an answer before its length, and that the test decides who fails."""
+    """The real model without end tokens, so that answers reach their length; the test chooses which sequences fail."""
 
     def __init__(self, model: LlavaModel) -> None:
         self._model = model
@@ -77,7 +77,7 @@ class EndlessModel:
 
 
 class Exchange:
-    """One request on its way: reads the reply as the pump does."""
+    """A request in progress; it reads the reply as the pump does."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,7 +95,7 @@ class Exchange:
             self._changed.notify_all()
 
     def read(self) -> None:
-        """Take what is there."""
+        """Read the available output."""
         while not self.is_over and self.reply.has_news():
             said = self.reply.take(1 << 20)
             if isinstance(said, Whole):
@@ -109,7 +109,7 @@ class Exchange:
                 self.is_over = said.is_end
 
     def wait_until(self, is_reached: Callable[["Exchange"], bool]) -> "Exchange":
-        """Read until a condition holds; fails the test if it never does."""
+        """Read until a condition holds; fail the test if it never does."""
         with self._changed:
             seen = -1
             while True:
@@ -130,7 +130,7 @@ class Exchange:
 
     @property
     def error(self) -> str | None:
-        """The error's code, which header and body must agree on."""
+        """Return the error's code, which header and body must agree on."""
         code = self.headers.get("x-torchmoor-error")
         if code is not None:
             assert self.json["error"]["code"] == code
@@ -138,7 +138,7 @@ class Exchange:
 
 
 class Client:
-    """Speaks the session API to a service, without TorchServe."""
+    """A client of the session API that calls a service without TorchServe."""
 
     def __init__(self, service: ChatService) -> None:
         self.service = service
@@ -168,7 +168,7 @@ class Client:
 
 
 def draw(shape: str, colour: str, size: int = 96) -> Image.Image:
-    """A picture of one coloured shape on white."""
+    """Return a picture of one coloured shape on white."""
     image = Image.new("RGB", (size, size), "white")
     box = (size // 4, size // 4, size * 3 // 4, size * 3 // 4)
     getattr(ImageDraw.Draw(image), shape)(box, fill=colour)
@@ -182,13 +182,13 @@ def clock() -> FakeClock:
 
 @pytest.fixture(scope="session")
 def one_thread() -> None:
-    """Torch on one thread: the machine is shared, and sums keep one order."""
+    """Run torch on one thread: the machine is shared, and sums keep one order."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_llava(one_thread: None) -> LlavaModel:
-    """The demo checkpoint as the handlers load it, in float32."""
+    """Load the demo checkpoint as the handlers do, in float32."""
     model = load_model(CHECKPOINT, torch.device("cpu"), "float32")
     assert isinstance(model, LlavaModel)
     return model
@@ -196,12 +196,12 @@ def tiny_llava(one_thread: None) -> LlavaModel:
 
 @pytest.fixture
 def endless_llava(tiny_llava: LlavaModel) -> EndlessModel:
-    """The same weights, in the test's hands."""
+    """Return the same weights with the test's controls."""
     return EndlessModel(tiny_llava)
 
 
 class Reference:
-    """What transformers alone answers, greedy, without a session."""
+    """The greedy answers of transformers alone, without a session."""
 
     def __init__(self) -> None:
         self._processor = AutoProcessor.from_pretrained(CHECKPOINT, local_files_only=True)
@@ -209,12 +209,12 @@ class Reference:
         self._model = loader.from_pretrained(CHECKPOINT, dtype=torch.float32, local_files_only=True).eval()
 
     def __call__(self, messages: list[dict[str, Any]], images: list[Image.Image], max_new_tokens: int) -> str:
-        """The answer to a conversation."""
+        """Return the answer to a conversation."""
         text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self.complete(text, images, max_new_tokens, adds_special=False)
 
     def complete(self, text: str, images: list[Image.Image], max_new_tokens: int, *, adds_special: bool = True) -> str:
-        """What follows a raw prompt, in which `<image>` stands for an image."""
+        """Return the continuation of a raw prompt, in which `<image>` stands for an image."""
         inputs = self._processor(text=text, images=images or None, return_tensors="pt", add_special_tokens=adds_special)
         with torch.inference_mode():
             output = self._model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
@@ -224,7 +224,7 @@ class Reference:
 
 @pytest.fixture(scope="session")
 def reference(one_thread: None) -> Reference:
-    """Call it with (messages, images, max_new_tokens)."""
+    """Return a function of (messages, images, max_new_tokens)."""
     return Reference()
 
 
@@ -245,7 +245,7 @@ ServiceFactory = Callable[..., Client]
 
 @pytest.fixture
 def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFactory]:
-    """Builds clients of services of their own; on the way out nothing may be pinned, running or miscounted."""
+    """Build clients with their own services; at the end nothing may be pinned, running or miscounted."""
     services: list[ChatService] = []
 
     def make(
@@ -293,13 +293,13 @@ def make_client(tiny_llava: LlavaModel, clock: FakeClock) -> Iterator[ServiceFac
 
 @pytest.fixture
 def client(make_client: ServiceFactory) -> Client:
-    """A client of a service with the defaults."""
+    """Return a client of a service with the defaults."""
     return make_client()
 
 
 @pytest.fixture
 def metrics_cache() -> Any:
-    """TorchServe's own cache of metric objects."""
+    """Return TorchServe's own cache of metric objects."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves its configuration file open
         return MetricsCacheYamlImpl(Path(ts.__file__).parent / "configs" / "metrics.yaml")
@@ -307,7 +307,7 @@ def metrics_cache() -> Any:
 
 @pytest.fixture
 def kept_loggers() -> Iterator[None]:
-    """What a worker's start sets on the loggers of the process ends with the test."""
+    """Restore the process's loggers that a worker's start changes."""
     loggers = [logging.getLogger(name) for name in ("", "handlers", "ts.metrics.caching_metric")]
     before = [(logger.level, list(logger.filters)) for logger in loggers]
     yield

@@ -1,4 +1,4 @@
-"""Each form of an answer, read as its published clients read it, however the network cuts it."""
+"""Each form of an answer, read as its published clients read it, however the network splits it."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,13 +36,13 @@ def stream(form: AnswerForm, texts: Sequence[str] = TEXTS, finish_reason: str = 
 
 
 def parts(data: bytes, cuts: Iterable[int]) -> list[dict[str, Any]]:
-    """An event stream as boto3 gives it, cut at these places."""
+    """Return boto3's event stream, cut at these places."""
     places = [0, *sorted(cuts), len(data)]
     return [{"PayloadPart": {"Bytes": data[a:b]}} for a, b in pairwise(places)]
 
 
 def lines(events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """What the line iterators of AWS's examples do: collect parts, and give a line once its newline has come."""
+    """Join parts into lines, as the line iterators in AWS's examples do."""
     held = b""
     for one in events:
         held += one["PayloadPart"]["Bytes"]
@@ -52,31 +52,31 @@ def lines(events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def read_tgi(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The reader for TGI: every line with a brace is JSON from there on."""
+    """Read TGI's form: each line with a brace contains JSON from there on."""
     return [json.loads(line[line.find(b"{") :].decode()) for line in lines(events) if line != b"" and b"{" in line]
 
 
 def read_lmi(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The reader for LMI: every line is JSON."""
+    """Read LMI's form: every line is JSON."""
     return [json.loads(line) for line in lines(events)]
 
 
 def read_openai(data: bytes) -> list[Any]:
-    """Events up to [DONE], which must be there and last."""
+    """Read OpenAI's events up to [DONE], which must come last."""
     *events, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def every_cut(data: bytes) -> Iterator[list[dict[str, Any]]]:
-    """Each way to cut once, and byte by byte."""
+    """Return every split into two pieces, and the split into single bytes."""
     for place in range(len(data) + 1):
         yield parts(data, [place])
     yield parts(data, range(1, len(data)))
 
 
 def test_tgi_stream_is_read_through_any_cut() -> None:
-    """The published line iterator gets each token's text, and all of it again at the end."""
+    """The published line iterator gets each token's text, and the whole text at the end."""
     for events in every_cut(stream(TgiForm())):
         found = read_tgi(events)
 
@@ -86,7 +86,7 @@ def test_tgi_stream_is_read_through_any_cut() -> None:
 
 
 def test_lmi_stream_is_read_through_any_cut() -> None:
-    """The newer lines: a token each, the text and the details in the last."""
+    """Newer LMI lines have a token each, and the last has the text and the details."""
     for events in every_cut(stream(LmiForm())):
         found = read_lmi(events)
 
@@ -97,7 +97,7 @@ def test_lmi_stream_is_read_through_any_cut() -> None:
 
 
 def test_older_lmi_stream_is_read_through_any_cut() -> None:
-    """The older lines are texts and nothing else."""
+    """Older LMI lines have texts only."""
     for events in every_cut(stream(LmiForm(are_outputs=True))):
         found = read_lmi(events)
 
@@ -108,7 +108,7 @@ def test_older_lmi_stream_is_read_through_any_cut() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=6), st.data())
 def test_any_text_passes_every_line_reader(texts: list[str], data: st.DataObject) -> None:
-    """Newlines, braces, quotes and separators within a text never end a line or an event."""
+    """Newlines, braces, quotes and separators in a text never end a line or an event."""
     for form, read, key in (
         (TgiForm(), read_tgi, "token"),
         (LmiForm(), read_lmi, "token"),
@@ -124,14 +124,14 @@ def test_any_text_passes_every_line_reader(texts: list[str], data: st.DataObject
 
 
 def test_no_piece_of_a_stream_ends_within_a_character() -> None:
-    """Each piece that a form gives is valid UTF-8 by itself."""
+    """Each piece of every form is valid UTF-8 by itself."""
     for form in (SessionForm(), TgiForm(), LmiForm(), LmiForm(are_outputs=True), OPENAI):
         for token in tokens_of(TEXTS):
             form.token(token, None).decode()
 
 
 def test_openai_stream() -> None:
-    """The role first, then content, then the reason, then [DONE]; nothing for tokens without text."""
+    """The role comes first, then content, the finish reason and [DONE]; tokens without text give no chunk."""
     chunks = read_openai(stream(OPENAI))
 
     assert {(c["id"], c["object"], c["created"], c["model"]) for c in chunks} == {
@@ -146,7 +146,7 @@ def test_openai_stream() -> None:
 
 
 def test_openai_stream_with_usage() -> None:
-    """stream_options.include_usage: a last chunk without choices, and null before it."""
+    """stream_options.include_usage adds a last chunk without choices, and null before it."""
     *chunks, last = read_openai(stream(OpenAIForm(id="x", created=7, model="m", has_usage=True)))
 
     assert all(chunk["usage"] is None for chunk in chunks)
@@ -155,7 +155,7 @@ def test_openai_stream_with_usage() -> None:
 
 
 def test_openai_logprobs() -> None:
-    """One entry a token, also for tokens whose text comes later, streamed and whole."""
+    """Each token has one entry, also when its text comes later, streamed and whole."""
     form = OpenAIForm(id="x", created=7, model="m", has_logprobs=True)
 
     chunks = read_openai(stream(form))
@@ -169,7 +169,7 @@ def test_openai_logprobs() -> None:
 
 @pytest.mark.parametrize(("reason", "openai"), [("eos_token", "stop"), ("stop_sequence", "stop"), ("length", "length")])
 def test_finish_reasons_are_each_dialects_own(reason: str, openai: str) -> None:
-    """TGI's and LMI's words are the engine's; OpenAI has two."""
+    """TGI and LMI use the engine's reasons; OpenAI has two."""
     summary = summary_of(TEXTS, reason)
 
     assert json.loads(OPENAI.whole(summary))["choices"][0]["finish_reason"] == openai
@@ -180,7 +180,7 @@ def test_finish_reasons_are_each_dialects_own(reason: str, openai: str) -> None:
 
 
 def test_whole_answers() -> None:
-    """Each dialect's object, with the details only if they were asked for."""
+    """Each dialect has its own object, with details only on request."""
     summary, text = summary_of(TEXTS), "".join(TEXTS)
 
     assert json.loads(SessionForm().whole(summary)) == {"response_text": text}
@@ -199,7 +199,7 @@ def test_whole_answers() -> None:
 
 
 def test_text_before_comes_once() -> None:
-    """return_full_text: before the answer, where the dialect has a place for it."""
+    """return_full_text puts the prompt before the answer, where the dialect has a field for it."""
     text = "Q: " + "".join(TEXTS)
     summary = summary_of(TEXTS)
 
@@ -222,7 +222,7 @@ def test_text_before_comes_once() -> None:
     ],
 )
 def test_errors_in_a_stream_are_each_dialects_own(error: HandlerError, tgi_type: str) -> None:
-    """What a client has read stays readable, and the error cannot be taken for text."""
+    """A client can read the text before an error, and cannot mistake the error for text."""
     begun = {
         form: form.token(Token(1, "ü", 0.0, False), None) for form in (TgiForm(), LmiForm(), SessionForm(), OPENAI)
     }
@@ -239,7 +239,7 @@ def test_errors_in_a_stream_are_each_dialects_own(error: HandlerError, tgi_type:
 
 
 def test_error_body_is_openais_too() -> None:
-    """One object for the errors of all dialects: our code and message, and what else OpenAI's clients read."""
+    """One error object serves all dialects: our code and message, and the fields that OpenAI's clients read."""
     assert json.loads(InvalidRequest("no", param="tools").body())["error"] == {
         "code": "InvalidRequest",
         "message": "no",

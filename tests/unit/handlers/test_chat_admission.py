@@ -1,4 +1,4 @@
-"""Who waits for memory and who is called back."""
+"""Admission to the engine's memory: which turns wait, and in which order they retry."""
 
 import threading
 
@@ -6,7 +6,7 @@ from handlers.chat.turns.admission import Admission
 
 
 class Guest:
-    """Uses memory, and counts how often it is called back."""
+    """A turn that uses memory and counts its retries."""
 
     def __init__(self, room: Admission) -> None:
         self.num_calls = 0
@@ -17,7 +17,7 @@ class Guest:
 
 
 def test_one_that_is_alone_has_nobody_to_wait_for() -> None:
-    """It is to be refused, and uses memory until it says that it is over."""
+    """A turn that is alone is refused at once, and uses memory until it reports its end."""
     room = Admission()
     alone = Guest(room)
 
@@ -28,7 +28,7 @@ def test_one_that_is_alone_has_nobody_to_wait_for() -> None:
 
 
 def test_those_who_wait_are_called_in_order_two_for_each_that_is_over() -> None:
-    """By then they count as users, so that they can be waited for."""
+    """Each turn that ends lets the two oldest waiting turns retry; these count as users of memory."""
     room = Admission()
     guests = [Guest(room) for _ in range(4)]
     for guest in guests[1:]:
@@ -41,7 +41,7 @@ def test_those_who_wait_are_called_in_order_two_for_each_that_is_over() -> None:
 
 
 def test_if_all_wait_for_one_another_the_first_may_begin() -> None:
-    """If even that one finds no room, alone as it is, it is refused, or they would call one another for ever."""
+    """If all turns wait, the first one may retry; alone without enough memory it is refused."""
     room = Admission()
     guests = [Guest(room) for _ in range(3)]
     for guest in guests:
@@ -56,7 +56,7 @@ def test_if_all_wait_for_one_another_the_first_may_begin() -> None:
 
 
 def test_one_in_whose_way_somebody_was_tries_again() -> None:
-    """The other may have left between the moment when there was no room and the wish to wait."""
+    """A turn retries if others ended between its failed attempt and its wait."""
     room = Admission()
     Guest(room)
     late = Guest(room)
@@ -69,7 +69,7 @@ def test_one_in_whose_way_somebody_was_tries_again() -> None:
 
 
 def test_one_that_gives_up_waiting_is_not_called() -> None:
-    """Its client has left."""
+    """A turn whose client disconnected is not called back."""
     room = Admission()
     user, waiting = Guest(room), Guest(room)
     room.try_wait(waiting.again)
@@ -83,7 +83,7 @@ def test_one_that_gives_up_waiting_is_not_called() -> None:
 
 
 def test_nobody_is_forgotten_when_all_wait_at_once() -> None:
-    """From many threads: as long as somebody waits, somebody uses memory, whose end will call the next."""
+    """With many threads, some turn always uses memory while others wait, so each of them is called."""
     for _ in range(200):
         room = Admission()
         guests = [Guest(room) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Answers that nobody waits for any more: what ends, wherever it is, and what is free again."""
+"""Cancelled answers: at each stage their work ends and their resources are free again."""
 
 import socket
 import time
@@ -14,14 +14,14 @@ from tests.waiting import wait_until
 
 
 class SilentServer:
-    """Accepts connections and never says a word."""
+    """A server that accepts connections and sends nothing."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/a.png"
 
     def accept(self) -> socket.socket:
-        """The next connection: whoever made it now waits for an answer."""
+        """Return the next connection, whose client now waits for a response."""
         self._listener.settimeout(30)
         connection, _ = self._listener.accept()
         connection.settimeout(30)
@@ -37,7 +37,7 @@ def silent() -> Iterator[SilentServer]:
         yield server
 
 
-# One thread for images, and none of the intake's own time-outs within the test's time.
+# One thread for images; the intake's own time-outs are longer than the test.
 PATIENT = {
     "num_threads": 1,
     "allowed_hosts": ("127.0.0.1",),
@@ -47,14 +47,14 @@ PATIENT = {
 
 
 def until_hung_up(connection: socket.socket) -> None:
-    """The peer has closed the connection, after whatever it had to say."""
+    """Wait until the peer has closed the connection, after any data."""
     with connection:
         while connection.recv(65_536):
             pass
 
 
 def test_client_that_leaves_cuts_the_fetch_of_its_image(make_client: Any, red: Any, silent: SilentServer) -> None:
-    """However long a server keeps silent: the connection ends, and thread and session serve the next question."""
+    """When the client disconnects, the connection to a silent server closes, and thread and session are free."""
     client = make_client(intake=PATIENT)
     sid = client.open()
     left = client.ask(sid, "and this?", images=[silent.url], **SHORT)
@@ -69,7 +69,7 @@ def test_client_that_leaves_cuts_the_fetch_of_its_image(make_client: Any, red: A
 
 
 def test_opening_that_nobody_waits_for_ends_its_fetch(make_client: Any, red: Any, silent: SilentServer) -> None:
-    """No session is opened for it, and the thread is free for the next one."""
+    """A cancelled opening creates no session and frees its thread."""
     client = make_client(intake=PATIENT)
     left = client.send({"type": "start_session", "path": silent.url})
     connection = silent.accept()
@@ -82,7 +82,7 @@ def test_opening_that_nobody_waits_for_ends_its_fetch(make_client: Any, red: Any
 
 
 def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any, silent: SilentServer) -> None:
-    """It need not get the thread first: its session is free while the thread is still held by another."""
+    """A question that waits for an image thread is cancelled while another still uses that thread."""
     client = make_client(intake=PATIENT)
     sid = client.open()
     slow = client.ask(client.open(), "and this?", images=[silent.url], **SHORT)
@@ -103,7 +103,7 @@ def test_question_that_waits_for_a_thread_is_cancelled_at_once(make_client: Any,
 def test_turn_past_its_deadline_ends_wherever_it_is(
     make_client: Any, endless_llava: Any, silent: SilentServer, where: str
 ) -> None:
-    """Behind an earlier turn, while its image is fetched, or in the batch: 504, and the session is free."""
+    """In the queue, during an image fetch, or in the batch, an expired turn gives 504 and frees its session."""
     client = make_client(endless_llava, intake=PATIENT)
     sid = client.open()
     hold = Hold(endless_llava)
@@ -131,7 +131,7 @@ def test_turn_past_its_deadline_ends_wherever_it_is(
 
 
 def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava: Any) -> None:
-    """The room for the rest of its answer is free at once, and that of one that still waits for a row, too."""
+    """Memory reserved for the rest of an answer is free at once, also while the answer waits for a row."""
     client = make_client(endless_llava, engine={"max_rows": 1})
     sessions = [client.open() for _ in range(2)]
     caches = [client.service.store._sessions[sid].cache for sid in sessions]
@@ -154,7 +154,7 @@ def test_cancelled_answer_gives_its_memory_back(make_client: Any, endless_llava:
 
 
 def test_completion_that_nobody_waits_for_ends_with_its_fetch(make_client: Any, silent: SilentServer) -> None:
-    """A request without a session is no different."""
+    """A request without a session is cancelled in the same way."""
     client = make_client(intake=PATIENT)
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": silent.url}}]}]
     left = client.send({"messages": messages, "max_tokens": 4})

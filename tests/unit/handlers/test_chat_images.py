@@ -1,4 +1,4 @@
-"""The pictures of a worker by themselves: who holds and pins them, what is given up, what a failure leaves."""
+"""A worker's image store: holders, pins, eviction, and the state after failures."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ SCOPE = "endpoint|caller"
 
 
 class Pictures:
-    """Decodes and encodes as the test wants it. Bytes: the picture's colour, then anything."""
+    """Decode and encode fake pictures, whose bytes are the colour and a variable rest."""
 
     def __init__(self) -> None:
         self.num_encoded: Counter[int] = Counter()
@@ -40,7 +40,7 @@ class Pictures:
         return torch.full((2, 4), float(colour[0]))
 
     def store(self, features: int = 100, host_bytes: int = 1000, is_durable: bool = False) -> ImageStore:
-        """features: how many pictures' features fit."""
+        """Create a store. features: how many pictures' features fit."""
         return ImageStore(features * ONE, host_bytes, is_durable, self.decode, self.encode, Counters())
 
 
@@ -50,11 +50,11 @@ def pictures() -> Pictures:
 
 
 def no_journal() -> bytes:
-    raise AssertionError("the bytes were to be on the host")
+    raise AssertionError("the bytes must be on the host")
 
 
 def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no_journal) -> tuple[float, ImageTier]:
-    """The colour that the picture's features have, and where they were; nothing stays pinned."""
+    """Pin and unpin a picture's features; return their colour and location."""
     features, tier = store.pin(image, fetch)
     assert len(features) == image.num_tokens
     colour = float(features[0, 0])
@@ -63,7 +63,7 @@ def features_of(store: ImageStore, image: Image, fetch: Callable[[], bytes] = no
 
 
 def test_a_picture_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> None:
-    """The second holder gets the same key, costs nothing, and keeps the picture when the first lets go."""
+    """The second holder gets the same key at no cost, and keeps the picture when the first releases it."""
     store = pictures.store()
 
     first, second = store.take_in(SCOPE, b"\x05"), store.take_in(SCOPE, b"\x05")
@@ -78,7 +78,7 @@ def test_a_picture_is_encoded_once_for_all_who_hold_it(pictures: Pictures) -> No
 
 
 def test_another_encoding_of_the_same_pixels_is_the_same_picture(pictures: Pictures) -> None:
-    """What is encoded once is the pixels; each keeps the name of the bytes that it came as."""
+    """Pictures are encoded once per content; each encoding keeps the name of its own bytes."""
     store = pictures.store()
 
     first, second = store.take_in(SCOPE, b"\x05png"), store.take_in(SCOPE, b"\x05another")
@@ -90,7 +90,7 @@ def test_another_encoding_of_the_same_pixels_is_the_same_picture(pictures: Pictu
 
 
 def test_known_bytes_are_not_decoded_again(pictures: Pictures) -> None:
-    """A client that sends one picture again and again pays for it once; when nobody holds it, it is forgotten."""
+    """A picture that is sent repeatedly is decoded once, and forgotten when its last holder releases it."""
     store = pictures.store()
     held = [store.take_in(SCOPE, b"\x05")]
 
@@ -109,7 +109,7 @@ def test_known_bytes_are_not_decoded_again(pictures: Pictures) -> None:
 
 
 def test_other_scopes_share_nothing(pictures: Pictures) -> None:
-    """The same bytes under two callers are two pictures: neither can learn that the other has it."""
+    """The same bytes of two callers are two pictures, so that neither detects the other's."""
     store = pictures.store()
 
     mine, theirs = store.take_in("e|mine", b"\x05"), store.take_in("e|theirs", b"\x05")
@@ -122,7 +122,7 @@ def test_other_scopes_share_nothing(pictures: Pictures) -> None:
 
 
 def test_keys_are_negative_and_differ(pictures: Pictures) -> None:
-    """A key stands among token ids, which are not negative."""
+    """Keys are negative, because they are stored among token ids, which are not."""
     store = pictures.store()
 
     keys = [store.take_in(SCOPE, bytes([colour])).key for colour in range(20)]
@@ -132,7 +132,7 @@ def test_keys_are_negative_and_differ(pictures: Pictures) -> None:
 
 
 def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) -> None:
-    """Just as many as are needed, those of running turns never, and they are computed again from the host's bytes."""
+    """As few features as possible are evicted, never those of running turns; they are computed again from bytes."""
     store = pictures.store(features=3)
     images = [store.take_in(SCOPE, bytes([colour])) for colour in (1, 2, 3)]
     assert features_of(store, images[0]) == (1.0, ImageTier.FEATURES)  # now the second is the oldest
@@ -150,7 +150,7 @@ def test_features_that_nobody_used_for_longest_are_given_up(pictures: Pictures) 
 
 
 def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pictures) -> None:
-    """OutOfMemory, and nobody loses anything for it. One that is only taken in needs no room yet."""
+    """A turn without memory gets OutOfMemory and evicts nothing; loading a picture needs no device memory yet."""
     store = pictures.store(features=2)
     idle, pinned = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     store.pin(idle, no_journal)
@@ -169,7 +169,7 @@ def test_pinned_features_stay_and_who_needs_their_room_is_refused(pictures: Pict
 
 
 def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures) -> None:
-    """When it comes, since no turn could ever read it."""
+    """A picture that exceeds the device memory is refused when it arrives, since no turn could use it."""
     store = pictures.store(features=0)
 
     with pytest.raises(OutOfMemory):
@@ -179,7 +179,7 @@ def test_a_picture_larger_than_the_device_may_hold_is_refused(pictures: Pictures
 
 
 def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures) -> None:
-    """A few of them are known by their bytes; all are the same picture."""
+    """Only a few encodings of the same picture are remembered."""
     store = pictures.store()
 
     images = [store.take_in(SCOPE, bytes([1, number])) for number in range(100)]
@@ -194,7 +194,7 @@ def test_a_picture_in_ever_new_encodings_takes_no_more_memory(pictures: Pictures
 
 
 def test_without_a_journal_bytes_are_never_given_up(pictures: Pictures) -> None:
-    """A full host refuses the newcomer; those who are there stay whole."""
+    """A full host memory refuses new pictures and keeps the present ones."""
     store = pictures.store(features=1, host_bytes=20)
     images = [store.take_in(SCOPE, bytes([colour]) + bytes(9)) for colour in (1, 2)]
 
@@ -210,7 +210,7 @@ def test_without_a_journal_bytes_are_never_given_up(pictures: Pictures) -> None:
 
 
 def test_with_a_journal_the_least_recently_used_bytes_go_first(pictures: Pictures) -> None:
-    """They come back from the journal when they are wanted, and are kept on the host again."""
+    """Evicted bytes are read from the journal again and kept on the host."""
     store = pictures.store(features=1, host_bytes=20, is_durable=True)
     data = {colour: bytes([colour]) + bytes(9) for colour in (1, 2, 3)}
     images = {colour: store.take_in(SCOPE, data[colour]) for colour in data}
@@ -224,7 +224,7 @@ def test_with_a_journal_the_least_recently_used_bytes_go_first(pictures: Picture
 
 
 def test_bytes_larger_than_the_host_may_hold_push_nobody_out(pictures: Pictures) -> None:
-    """With a journal they are simply not kept here."""
+    """With a journal, bytes larger than the host memory are not kept there and evict nothing."""
     store = pictures.store(host_bytes=20, is_durable=True)
     small = store.take_in(SCOPE, b"\x01")
 
@@ -235,7 +235,7 @@ def test_bytes_larger_than_the_host_may_hold_push_nobody_out(pictures: Pictures)
 
 
 def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Pictures) -> None:
-    """After a request without a session: shared while it is there, forgotten with its features."""
+    """A picture of a request without a session is shared until its features are evicted."""
     store = pictures.store(features=2)
     store.release(store.take_in(SCOPE, b"\x01"), is_kept=True)
     assert (store.features_bytes, store.host_bytes, len(store)) == (ONE, 0, 1)
@@ -251,8 +251,10 @@ def test_a_picture_that_is_kept_may_go_when_its_room_is_needed(pictures: Picture
 
 
 def test_a_session_that_takes_up_a_kept_picture_keeps_its_bytes(pictures: Pictures) -> None:
-    """The request that brought it first did not leave them; without them the session's image would be lost with its
-    features."""
+    """A session keeps a picture's bytes even if the request that loaded it did not.
+
+    Otherwise the session's image would be lost with its features.
+    """
     store = pictures.store(features=1)
     store.release(store.take_in(SCOPE, b"\x01"), is_kept=True)
 
@@ -263,7 +265,7 @@ def test_a_session_that_takes_up_a_kept_picture_keeps_its_bytes(pictures: Pictur
 
 
 def test_a_kept_picture_that_finds_no_room_on_the_host_is_not_taken_up(pictures: Pictures) -> None:
-    """It is refused like any other, and stays what it was."""
+    """A cached picture whose bytes do not fit the host memory is refused and stays as it was."""
     store = pictures.store(host_bytes=10)
     store.release(store.take_in(SCOPE, b"\x01" + bytes(5)), is_kept=True)
     store.take_in(SCOPE, b"\x02" + bytes(5))
@@ -275,7 +277,7 @@ def test_a_kept_picture_that_finds_no_room_on_the_host_is_not_taken_up(pictures:
 
 
 def test_a_picture_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures) -> None:
-    """Its size is known from before: the turn that waits for room costs nothing meanwhile."""
+    """The size of a known picture is checked first, so that a turn that waits for memory computes nothing."""
     store = pictures.store(features=1)
     image, other = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     store.pin(other, no_journal)
@@ -291,7 +293,7 @@ def test_a_picture_that_finds_no_room_is_not_computed_in_vain(pictures: Pictures
 @pytest.mark.parametrize("stage", ["decode", "encode"])
 @pytest.mark.parametrize("failure", [NotAnImage("no"), OutOfMemory("full"), RuntimeError("boom"), KeyboardInterrupt()])
 def test_failure_while_taking_in_leaves_nothing(pictures: Pictures, stage: str, failure: BaseException) -> None:
-    """The picture is as unknown as before, and can be taken in afterwards."""
+    """After a failure the picture is unknown, and can be loaded again."""
     store = pictures.store()
 
     def fail() -> None:
@@ -308,7 +310,7 @@ def test_failure_while_taking_in_leaves_nothing(pictures: Pictures, stage: str, 
 
 @pytest.mark.parametrize("stage", ["decode", "encode", "fetch"])
 def test_failure_while_computing_again_leaves_nothing_pinned(pictures: Pictures, stage: str) -> None:
-    """The turn fails, the next one succeeds."""
+    """The turn fails, nothing stays pinned, and the next turn succeeds."""
     store = pictures.store(features=1, host_bytes=1, is_durable=True)
     image, other = store.take_in(SCOPE, b"\x01"), store.take_in(SCOPE, b"\x02")
     stages = {name: lambda: None for name in ("decode", "encode", "fetch")}
@@ -332,7 +334,7 @@ def test_failure_while_computing_again_leaves_nothing_pinned(pictures: Pictures,
 
 
 def test_eight_at_once_encode_a_picture_once(pictures: Pictures) -> None:
-    """The others wait for the first; all hold it."""
+    """Seven of eight concurrent callers wait for the first; all hold the picture."""
     store = pictures.store()
     start, is_first_inside = threading.Barrier(8), threading.Event()
     pictures.on_encode = lambda: assert_only(is_first_inside)
@@ -355,7 +357,7 @@ def assert_only(is_inside: threading.Event) -> None:
 
 
 def test_eight_at_once_compute_given_up_features_once(pictures: Pictures) -> None:
-    """Turns that want one picture at the same time share the work of getting it back."""
+    """Concurrent turns with one picture share the computation of its evicted features."""
     store = pictures.store(features=1)
     image = store.take_in(SCOPE, b"\x01")
     store.take_in(SCOPE, b"\x02")
@@ -377,7 +379,7 @@ def test_eight_at_once_compute_given_up_features_once(pictures: Pictures) -> Non
 
 
 def test_one_who_waited_for_a_failed_encoding_tries_itself(pictures: Pictures) -> None:
-    """A failure is the first one's own; what it leaves behind does not spoil the second."""
+    """After the first caller's failure, a waiting caller encodes the picture itself."""
     store = pictures.store()
     is_inside, may_fail = threading.Event(), threading.Event()
     failures: list[BaseException] = []
@@ -411,7 +413,7 @@ def test_one_who_waited_for_a_failed_encoding_tries_itself(pictures: Pictures) -
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_use_by_many_threads_adds_up(pictures: Pictures, seed: int) -> None:
-    """Taking in, pinning and letting go at the same time, with room for two: everyone gets their own picture."""
+    """Concurrent loading, pinning and releasing, with memory for two pictures, gives every caller its own picture."""
     store = pictures.store(features=2, host_bytes=6, is_durable=True)
     refused: list[OutOfMemory] = []
 
@@ -438,7 +440,7 @@ def test_random_use_by_many_threads_adds_up(pictures: Pictures, seed: int) -> No
 
 
 def run_all(actions: list[Callable[[], None]]) -> None:
-    """On a thread each; fails if one of them does."""
+    """Run each function on a thread; fail if one of them does."""
     failures: list[BaseException] = []
 
     def guarded(action: Callable[[], None]) -> None:
@@ -457,7 +459,7 @@ def run_all(actions: list[Callable[[], None]]) -> None:
 
 
 class ImageLives(RuleBasedStateMachine):
-    """Whatever happens to whom: what is held can be had, what adds up adds up, limits hold."""
+    """Invariants under any operations: held pictures are available, counts are right, limits hold."""
 
     is_durable = False
 
@@ -481,7 +483,7 @@ class ImageLives(RuleBasedStateMachine):
     def let_go(self, data: st.DataObject, is_kept: bool) -> None:
         index = data.draw(st.integers(0, len(self.held) - 1))
         image = self.held[index][0]
-        if image not in self.pinned:  # a turn pins what its session holds
+        if image not in self.pinned:  # a turn pins its session's pictures
             del self.held[index]
             self.store.release(image, is_kept=is_kept)
 

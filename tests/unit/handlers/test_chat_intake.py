@@ -1,4 +1,4 @@
-"""The door for images: addresses, redirects, limits, formats."""
+"""The image intake: addresses, redirects, limits, formats."""
 
 import base64
 import contextlib
@@ -45,7 +45,7 @@ PNG = encoded(Image.new("RGB", (4, 3), (255, 0, 0)))
 
 
 class WebServer:
-    """Answers each connection with what the test scripted for its path, byte for byte; remembers what was asked."""
+    """A server that sends scripted bytes for each path and records requests."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -141,7 +141,7 @@ def test_allowed_address_is_fetched(web: WebServer) -> None:
 
 @pytest.mark.parametrize("allowed", ["127.0.0.1", "127.0.0.0/8", "::ffff:0:0/96", "localhost"])
 def test_allowance_may_be_a_name_an_address_or_a_block(web: WebServer, allowed: str) -> None:
-    """allowed_hosts takes each of the three; one that does not match allows nothing."""
+    """allowed_hosts accepts a name, an address or a block; one that does not match allows nothing."""
     loader = intake(lambda host, port: ["127.0.0.1"], allowed_hosts=("10.0.0.0/8", allowed))
 
     if allowed.startswith("::"):
@@ -184,7 +184,7 @@ def test_allowance_may_be_a_name_an_address_or_a_block(web: WebServer, allowed: 
     ],
 )
 def test_private_and_local_addresses_are_forbidden(host: str) -> None:
-    """Whatever its spelling, an address that is not public is not asked."""
+    """A private or local address is never contacted, in any spelling."""
     with pytest.raises((ImageUrlForbidden, ImageUnreachable)) as caught:
         strict().read(f"http://{host}/a.png")
 
@@ -195,14 +195,14 @@ def test_private_and_local_addresses_are_forbidden(host: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1%eth0", "64:ff9b::a00:1"])
 def test_one_private_address_among_public_ones_forbids_the_name(address: str) -> None:
-    """A name with several addresses is judged by the worst of them."""
+    """A name is forbidden if any of its addresses is."""
     with pytest.raises(ImageUrlForbidden):
         strict(lambda host, port: ["93.184.215.14", address]).read("http://example.com/a.png")
 
 
 @pytest.mark.parametrize("address", ["93.184.215.14", "2606:2800:21f::1", "64:ff9b::5db8:d70e", "2002:5db8:d70e::"])
 def test_public_addresses_may_be_fetched(address: str) -> None:
-    """Public addresses pass the judgement, through NAT64 and 6to4 too."""
+    """Public addresses are allowed, through NAT64 and 6to4 too."""
     loader = strict(lambda host, port: [address])
 
     target, host, port = loader._check("https://example.com/a.png?q=1#part")
@@ -231,14 +231,14 @@ def test_public_addresses_may_be_fetched(address: str) -> None:
     ],
 )
 def test_forbidden_forms_of_addresses(url: str) -> None:
-    """Other schemes, credentials and broken URLs are refused without asking a name server."""
+    """Other schemes, credentials and broken URLs are refused without a DNS query."""
     with pytest.raises(ImageUrlForbidden):
         strict(no_resolver).read(url)
 
 
 @pytest.mark.parametrize("reference", ["x" * 1_000_000 + ":", "http://" + "a." * 500_000 + "com/"])
 def test_errors_stay_small_whatever_the_reference(reference: str) -> None:
-    """An error must fit into a response, so it repeats little of what the client sent."""
+    """An error must fit into a response, so it repeats little of the client's input."""
 
     def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror("unknown")
@@ -250,7 +250,7 @@ def test_errors_stay_small_whatever_the_reference(reference: str) -> None:
 
 
 def test_urls_can_be_switched_off(web: WebServer) -> None:
-    """allow_urls false forbids every address; the image itself still works."""
+    """allow_urls = false forbids every address; image data is still accepted."""
     loader = intake(allow_urls=False)
 
     with pytest.raises(ImageUrlForbidden):
@@ -270,7 +270,7 @@ def test_unknown_host_is_unreachable(host: str) -> None:
 
 
 def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> None:
-    """A name that HTTP headers cannot carry is encoded, not a crash."""
+    """A name that HTTP headers cannot contain is encoded in its ASCII form."""
     asked = []
 
     def resolver(host: str, port: int) -> list[str]:
@@ -284,14 +284,14 @@ def test_international_names_are_asked_in_their_ascii_form(web: WebServer) -> No
 
 
 def test_connection_goes_to_the_judged_address(web: WebServer) -> None:
-    """A name server that answers otherwise the second time changes nothing: it is not asked again."""
+    """The connection uses the checked address without a second DNS query, which might return another."""
     answers = iter([["127.0.0.1"]])
 
     assert intake(lambda host, port: next(answers)).read(web.url(host="rebind.example")) == PNG
 
 
 def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy would resolve the name again, behind our judgement."""
+    """A proxy would resolve the name again after our check, so it is not used."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
 
@@ -300,7 +300,7 @@ def test_environment_proxies_are_ignored(web: WebServer, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for images.example, with its key, in one file."""
+    """Create a self-signed certificate for images.example, with its key, in one file."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
@@ -313,7 +313,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve_tls(web: WebServer, certificate: Path) -> list[str | None]:
-    """From now on the server speaks TLS; returns the list in which it notes the names that clients ask for."""
+    """Make the server use TLS; return the list of server names that clients request."""
     names: list[str | None] = []
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
@@ -325,7 +325,7 @@ def serve_tls(web: WebServer, certificate: Path) -> list[str | None]:
 def test_tls_is_spoken_with_the_name_at_the_judged_address(
     web: WebServer, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection goes to the address, the certificate must be for the name."""
+    """The connection goes to the checked address, and the certificate must match the name."""
     names = serve_tls(web, certificate)
     monkeypatch.setattr("requests.adapters.DEFAULT_CA_BUNDLE_PATH", str(certificate))
     loader = intake(lambda host, port: ["127.0.0.1"])
@@ -339,7 +339,7 @@ def test_tls_is_spoken_with_the_name_at_the_judged_address(
 
 
 def test_unknown_certificate_is_refused(web: WebServer, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certificates are verified, and the environment cannot bring in others."""
+    """Certificates are verified, and the environment cannot add others."""
     serve_tls(web, certificate)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
 
@@ -350,7 +350,7 @@ def test_unknown_certificate_is_refused(web: WebServer, certificate: Path, monke
 
 
 def test_slow_handshake_ends_at_the_total_timeout(web: WebServer) -> None:
-    """A peer that drips its TLS handshake is cut as well."""
+    """A TLS handshake that arrives byte by byte ends at the total time-out."""
     web.wrap = lambda connection: drip(b"\x16\x03\x03\x40\x00")(connection) or connection
 
     with pytest.raises(ImageUnreachable, match="in time"):
@@ -361,7 +361,7 @@ def test_slow_handshake_ends_at_the_total_timeout(web: WebServer) -> None:
 
 
 def test_redirects_are_followed(web: WebServer) -> None:
-    """Relative and absolute ones, each judged again."""
+    """Relative and absolute redirects are followed, and each target is checked."""
     web.routes["/one"] = redirect("/two", "301 Moved Permanently")
     web.routes["/two"] = redirect(web.url())
 
@@ -370,7 +370,7 @@ def test_redirects_are_followed(web: WebServer) -> None:
 
 
 def test_redirect_to_a_forbidden_address_is_forbidden(web: WebServer) -> None:
-    """A public host must not be a way into the private network."""
+    """A public host cannot redirect into the private network."""
 
     def resolver(host: str, port: int) -> list[str]:
         return ["127.0.0.1"] if host == "images.internal" else [host]
@@ -390,7 +390,7 @@ def test_redirect_to_a_forbidden_address_is_forbidden(web: WebServer) -> None:
 
 
 def test_name_that_moves_between_redirects_is_judged_again(web: WebServer) -> None:
-    """The same name may answer with another address for the next hop: that one is judged as well."""
+    """If the name has another address at the next hop, that address is checked as well."""
     answers = iter([["127.0.0.1"], ["10.0.0.1"]])
     web.routes["/again"] = redirect(web.url(host="moving.example"))
 
@@ -399,7 +399,7 @@ def test_name_that_moves_between_redirects_is_judged_again(web: WebServer) -> No
 
 
 def test_redirect_loop_ends(web: WebServer) -> None:
-    """max_redirects bounds the hops."""
+    """max_redirects limits the hops."""
     web.routes["/loop"] = redirect("/loop")
 
     with pytest.raises(ImageUnreachable, match="redirects"):
@@ -410,21 +410,21 @@ def test_redirect_loop_ends(web: WebServer) -> None:
 
 @pytest.mark.parametrize("where", ["http://[", "", "//", "http://[::1]:x/"])
 def test_broken_redirects_are_refused(web: WebServer, where: str) -> None:
-    """A Location that is no address is the image's failure, not ours."""
+    """A Location that is not an address is reported as the image's failure."""
     web.routes["/broken"] = redirect(where)
 
     with pytest.raises(BadImage):
         intake().read(web.url("/broken"))
 
 
-# What the server sends
+# Responses
 
 
 @pytest.mark.parametrize(
     "status", ["404 Not Found", "500 Oops", "204 No Content", "206 Partial Content", "304 Not Modified"]
 )
 def test_other_statuses_are_unreachable(web: WebServer, status: str) -> None:
-    """Only 200 brings an image."""
+    """Any status except 200 is unreachable."""
     web.routes["/a.png"] = answer(PNG if status[0] == "5" else b"", status)
 
     with pytest.raises(ImageUnreachable, match=status[:3]):
@@ -432,7 +432,7 @@ def test_other_statuses_are_unreachable(web: WebServer, status: str) -> None:
 
 
 def test_declared_size_is_judged_before_the_body(web: WebServer) -> None:
-    """A Content-Length beyond the limit is refused without reading."""
+    """A Content-Length beyond the limit is refused without reading the body."""
     web.routes["/big"] = b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n"
 
     with pytest.raises(ImageTooLarge):
@@ -441,7 +441,7 @@ def test_declared_size_is_judged_before_the_body(web: WebServer) -> None:
 
 @pytest.mark.parametrize("framing", ["Connection: close\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"])
 def test_size_is_judged_while_the_body_arrives(web: WebServer, framing: str) -> None:
-    """A body without a declared length is cut at the limit."""
+    """Reading a body without a declared length stops at the limit."""
 
     def endless(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n" + framing.encode())
@@ -456,7 +456,7 @@ def test_size_is_judged_while_the_body_arrives(web: WebServer, framing: str) -> 
 
 
 def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
-    """A body that grows by decompression is measured after it."""
+    """The limit applies to the decompressed body."""
     body = zlib.compress(bytes(50_000_000))
     web.routes["/bomb"] = answer(body, "200 OK", "Content-Encoding: deflate")
 
@@ -465,7 +465,7 @@ def test_compressed_bomb_is_cut_at_the_limit(web: WebServer) -> None:
 
 
 def drip(head: bytes) -> Callable[[socket.socket], None]:
-    """Sends its first bytes and then one byte at a time until the peer is gone."""
+    """Send the first bytes and then one byte at a time until the peer disconnects."""
 
     def serve(connection: socket.socket) -> None:
         connection.sendall(head)
@@ -492,7 +492,7 @@ def drip(head: bytes) -> Callable[[socket.socket], None]:
     ],
 )
 def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> None:
-    """A byte now and then does not keep a fetch alive beyond total_timeout_s, wherever in the answer it comes."""
+    """Single bytes at any point of the response do not extend a fetch beyond total_timeout_s."""
     web.routes["/slow"] = drip(head)
 
     with pytest.raises(ImageUnreachable, match="in time"):
@@ -500,7 +500,7 @@ def test_slow_answer_ends_at_the_total_timeout(web: WebServer, head: bytes) -> N
 
 
 def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
-    """A peer that says nothing at all is given up."""
+    """A silent peer is disconnected at the read time-out."""
     web.routes["/mute"] = lambda connection: connection.recv(1)  # type: ignore[assignment,return-value]
 
     with pytest.raises(ImageUnreachable, match="in time"):
@@ -519,7 +519,7 @@ def test_silence_ends_at_the_read_timeout(web: WebServer) -> None:
     ],
 )
 def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
-    """Whatever a server sends is its own failure."""
+    """Every malformed response is reported as unreachable."""
     web.routes["/bad"] = raw
 
     with pytest.raises(ImageUnreachable):
@@ -527,7 +527,7 @@ def test_broken_answers_are_unreachable(web: WebServer, raw: bytes) -> None:
 
 
 def test_refused_connection_is_unreachable() -> None:
-    """Nobody listens there."""
+    """A refused connection is reported as unreachable."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -539,7 +539,7 @@ def test_refused_connection_is_unreachable() -> None:
 
 
 def test_data_urls_and_base64() -> None:
-    """The same picture as data URL, percent-encoded data URL and bare base64, white space allowed."""
+    """Data URL, percent-encoded data URL and base64 with white space give the same picture."""
     text = base64.b64encode(PNG).decode()
     percent = "".join(f"%{byte:02x}" for byte in PNG)
 
@@ -558,13 +558,13 @@ def test_data_urls_and_base64() -> None:
     "text", ["!!!", "abc", "data:image/png;base64,%%%", "data:image/png", "a" * 101, "\u00e9", "C:\\a.png"]
 )
 def test_broken_text_is_no_image(text: str) -> None:
-    """Text that is no reference of any kind."""
+    """Text that is not a reference of any kind is not an image."""
     with pytest.raises(BadImage):
         intake(no_resolver).read(text)
 
 
 def test_white_space_in_base64_costs_no_memory() -> None:
-    """Not an object for each piece between two blanks."""
+    """Decoding base64 does not create an object for each piece between blanks."""
     text = base64.b64encode(bytes(75_000)).decode()
     spaced = " ".join(text[i : i + 2] for i in range(0, len(text), 2))
     tracemalloc.start()
@@ -578,7 +578,7 @@ def test_white_space_in_base64_costs_no_memory() -> None:
 
 
 def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bytes can be decoded later."""
+    """Running out of memory is not reported as a broken image, because the same bytes can be decoded later."""
 
     def fail(image: Image.Image) -> Image.Image:
         raise MemoryError
@@ -591,7 +591,7 @@ def test_a_machine_without_memory_does_not_blame_the_image(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("form", ["{}", "data:;base64,{}"])
 def test_text_beyond_the_limit_is_too_large(form: str) -> None:
-    """The encoded image's limit holds for every way in."""
+    """The limit on the encoded image applies to every form."""
     text = base64.b64encode(bytes(1001)).decode()
 
     with pytest.raises(ImageTooLarge):
@@ -613,7 +613,7 @@ def near(pixel: Any, wanted: tuple[int, int, int]) -> bool:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_format_is_decoded(form: str) -> None:
-    """RGB of the picture's own size, in every accepted format."""
+    """Every accepted format gives RGB of the picture's own size."""
     image = intake().decode(encoded(Image.new("RGB", (16, 8), RED), form))
 
     assert image.mode == "RGB"
@@ -622,14 +622,14 @@ def test_each_format_is_decoded(form: str) -> None:
 
 
 def test_other_formats_are_refused() -> None:
-    """Formats beyond the list have decoders of their own that are never reached."""
+    """The decoders of other formats are never reached."""
     for form in ("PPM", "ICO", "PCX", "EPS", "PDF", "TGA"):
         with pytest.raises(NotAnImage):
             intake().decode(encoded(Image.new("RGB", (16, 16)), form))
 
 
 def test_palette_grey_and_bilevel_become_rgb() -> None:
-    """Modes other than RGB."""
+    """Other modes are converted to RGB."""
     red = Image.new("RGB", (4, 4), RED)
 
     assert near(intake().decode(encoded(red.convert("P"))).getpixel((0, 0)), RED)
@@ -638,7 +638,7 @@ def test_palette_grey_and_bilevel_become_rgb() -> None:
 
 
 def test_transparency_lies_on_white() -> None:
-    """RGBA, grey with alpha and a transparent palette entry."""
+    """RGBA, grey with alpha and a transparent palette entry are composed on white."""
     clear = (255, 255, 255)
     palette = Image.new("P", (4, 4), 0)
     palette.putpalette([255, 0, 0, 0, 0, 255])
@@ -651,7 +651,7 @@ def test_transparency_lies_on_white() -> None:
 
 
 def test_exif_rotation_is_applied() -> None:
-    """A photo taken sideways stands upright."""
+    """A rotated photo is turned upright."""
     image = Image.new("RGB", (32, 16), BLUE)
     image.paste(RED, (0, 0, 16, 16))
     exif = Image.Exif()
@@ -665,7 +665,7 @@ def test_exif_rotation_is_applied() -> None:
 
 
 def test_animation_gives_its_first_frame() -> None:
-    """GIF and WebP with several frames."""
+    """The first frame of a GIF or WebP is used."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
 
     for form in ("GIF", "WEBP"):
@@ -674,7 +674,7 @@ def test_animation_gives_its_first_frame() -> None:
 
 
 def test_cmyk_jpeg_becomes_rgb() -> None:
-    """A print shop's JPEG."""
+    """A CMYK JPEG is converted to RGB."""
     image = intake().decode(encoded(Image.new("RGB", (8, 8), RED).convert("CMYK"), "JPEG", quality=95))
 
     assert near(image.getpixel((4, 4)), RED)
@@ -682,7 +682,7 @@ def test_cmyk_jpeg_becomes_rgb() -> None:
 
 @pytest.mark.parametrize(("form", "mode"), [("PNG", "I;16"), ("TIFF", "I;16"), ("TIFF", "I")])
 def test_deep_greys_are_scaled(form: str, mode: str) -> None:
-    """16-bit greys keep their brightness instead of being cut off at white."""
+    """16-bit greys keep their brightness instead of being clipped to white."""
     image = Image.new(mode, (2, 1))
     image.putpixel((0, 0), 65_535)
     image.putpixel((1, 0), 32_768)
@@ -696,7 +696,7 @@ def test_deep_greys_are_scaled(form: str, mode: str) -> None:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
 def test_truncated_images_are_broken(form: str, kept: float) -> None:
-    """Half a picture is no picture."""
+    """A truncated image is an error."""
     data = encoded(Image.effect_noise((64, 64), 90).convert("RGB"), form)
 
     with pytest.raises(NotAnImage):
@@ -704,7 +704,7 @@ def test_truncated_images_are_broken(form: str, kept: float) -> None:
 
 
 def test_empty_and_text_bytes_are_no_image() -> None:
-    """415, and a message without the bytes."""
+    """Empty bytes and text give 415 and a message without the bytes."""
     for data in (b"", b"hello", b"<svg></svg>", b"\x89PNG\r\n\x1a\n"):
         with pytest.raises(NotAnImage) as caught:
             intake().load(data)
@@ -712,7 +712,7 @@ def test_empty_and_text_bytes_are_no_image() -> None:
 
 
 def test_videos_and_sounds_are_refused_as_such() -> None:
-    """A data URL that says what it is."""
+    """A data URL with a video or audio type is refused with a clear error."""
     for kind in ("video/mp4", "AUDIO/wav"):
         with pytest.raises(UnsupportedMedia, match="is not supported"):
             intake().read(f"data:{kind};base64,AAAA")
@@ -728,7 +728,7 @@ def png_header(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize(("width", "height"), [(10_000, 10_001), (60_000, 60_000), (1 << 30, 1 << 30)])
 def test_decompression_bombs_are_refused_by_their_header(width: int, height: int) -> None:
-    """A small file that claims a huge picture is not decoded."""
+    """A small file that claims a huge picture is refused without decoding."""
     with pytest.raises(ImageTooLarge) as caught:
         intake().decode(png_header(width, height))
 
@@ -736,7 +736,7 @@ def test_decompression_bombs_are_refused_by_their_header(width: int, height: int
 
 
 def test_pixels_are_limited() -> None:
-    """One pixel more than max_pixels is too many."""
+    """A picture with one pixel more than max_pixels is refused."""
     assert intake(max_pixels=12).load(PNG).size == (4, 3)
     with pytest.raises(ImageTooLarge):
         intake(max_pixels=11).load(PNG)
@@ -753,7 +753,7 @@ def test_a_higher_limit_is_not_cut_off_by_pillows_own() -> None:
 
 
 def test_threads_of_pixels_are_refused() -> None:
-    """A line of pixels would be scaled up to gigabytes by a preprocessor that goes by the shorter side."""
+    """A preprocessor that scales by the shorter side would enlarge a one-pixel line to gigabytes."""
     assert intake().decode(encoded(Image.new("RGB", (100, 1)))).size == (100, 1)
     for size in ((101, 1), (1, 60_000)):
         with pytest.raises(ImageTooLarge):
@@ -769,7 +769,7 @@ SEEDS = [encoded(Image.new("RGB", (9, 7), RED), form) for form in FORMATS] + [
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> None:
-    """No bytes make the decoder raise anything but the BadImage family."""
+    """The decoder raises no exception outside the BadImage family, whatever the bytes."""
     raw = bytearray(data.draw(st.sampled_from(SEEDS)))
     for _ in range(data.draw(st.integers(0, 6))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -786,7 +786,7 @@ def test_mutated_images_give_a_picture_or_a_bad_image(data: st.DataObject) -> No
 @settings(max_examples=200, deadline=None)
 @given(reference=st.binary(max_size=200) | st.text(max_size=100) | st.text(max_size=60).map("data:{}".format))
 def test_any_reference_gives_a_picture_or_a_bad_image(reference: bytes | str) -> None:
-    """No reference makes the intake raise anything but the BadImage family."""
+    """The intake raises no exception outside the BadImage family, whatever the reference."""
 
     def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror("unknown")
@@ -798,7 +798,7 @@ def test_any_reference_gives_a_picture_or_a_bad_image(reference: bytes | str) ->
 @settings(max_examples=200, deadline=None)
 @given(rest=st.text(max_size=40), address=st.ip_addresses().map(str) | st.sampled_from(["not an address", ""]))
 def test_any_url_is_judged(rest: str, address: str) -> None:
-    """No URL makes the judgement raise anything but the BadImage family, and no private address passes it."""
+    """The check raises no exception outside the BadImage family, and never accepts a private address."""
     loader = strict(lambda host, port: [address] if "." in address or ":" in address else [])
     try:
         target, *_ = loader._check("http://" + rest)

@@ -1,4 +1,4 @@
-"""Many conversations on little memory: what they share, what each loses to others, and that all answer rightly."""
+"""Many conversations on little memory: sharing, eviction, and right answers for all."""
 
 import base64
 import io
@@ -29,11 +29,11 @@ from tests.unit.handlers.test_chat_service import (
 from tests.waiting import wait_until
 
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "black", "gray")
-SHARED = 48  # positions: whole blocks in what stands before and in a picture
+SHARED = 48  # positions: whole blocks in a picture and the text before it
 
 
 def encoded(image: Image.Image, form: str, **options: Any) -> str:
-    """A picture as base64 text, in an encoding of the test's choice."""
+    """Return a picture as base64 text, in the given encoding."""
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return base64.b64encode(buffer.getvalue()).decode()
@@ -55,7 +55,7 @@ def num_tokens(exchange: Any) -> int:
 
 @pytest.fixture
 def pictures(drawing: Any) -> list[Image.Image]:
-    """Eight of them, all different."""
+    """Return eight different pictures."""
     return [drawing("ellipse" if i % 2 else "rectangle", colour) for i, colour in enumerate(COLOURS)]
 
 
@@ -63,7 +63,7 @@ def pictures(drawing: Any) -> list[Image.Image]:
 
 
 def test_sessions_on_one_picture_share_its_features_and_blocks(client: Any, reference: Any, red: Any) -> None:
-    """It is encoded once; the second session's question computes only what follows it, and takes that much less."""
+    """A picture is encoded once; the second session's question computes and stores only what follows it."""
     pool = client.service._engine.runner.pool
     first, second = client.open(data_url(red)), client.open(data_url(red))
     one = client.ask(first, "what is the shape?", **SHORT).wait()
@@ -83,7 +83,7 @@ def test_sessions_on_one_picture_share_its_features_and_blocks(client: Any, refe
     ("form", "options"), [("PNG", {"compress_level": 0}), ("BMP", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
 )
 def test_another_encoding_of_the_picture_shares_too(client: Any, red: Any, form: str, options: Any) -> None:
-    """Pictures are told apart by their pixels."""
+    """Pictures are compared by their pixels."""
     client.answer(client.open(data_url(red)), "what is it?", **SHORT)
 
     other = client.open(encoded(red, form, **options))
@@ -94,7 +94,7 @@ def test_another_encoding_of_the_picture_shares_too(client: Any, red: Any, form:
 
 
 def test_a_lossy_copy_is_another_picture(client: Any, reference: Any, red: Any) -> None:
-    """One pixel that differs is enough."""
+    """A single different pixel makes another picture."""
     altered = red.copy()
     altered.putpixel((0, 0), (254, 255, 255))
     first = client.answer(client.open(data_url(red)), "what is it?", **SHORT)
@@ -106,7 +106,7 @@ def test_a_lossy_copy_is_another_picture(client: Any, reference: Any, red: Any) 
 
 
 def test_callers_share_nothing(client: Any, red: Any) -> None:
-    """Neither another principal nor another endpoint gets anything faster, or cheaper, by somebody else's picture."""
+    """Another principal's or endpoint's picture makes nothing faster or cheaper."""
     callers = [
         {"x-torchmoor-endpoint": endpoint, "x-torchmoor-principal": principal}
         for endpoint, principal in (("e", "alice"), ("e", "bob"), ("f", "alice"))
@@ -119,7 +119,7 @@ def test_callers_share_nothing(client: Any, red: Any) -> None:
 
 
 def test_closing_one_leaves_the_other_right(client: Any, reference: Any, red: Any) -> None:
-    """What two sessions share stays while one of them is there."""
+    """Blocks that two sessions share stay until both are closed."""
     first, second = client.open(data_url(red)), client.open(data_url(red))
     said = client.answer(second, "what is it?", **SHORT)
     client.answer(first, "what is it?", **SHORT)
@@ -135,7 +135,7 @@ def test_closing_one_leaves_the_other_right(client: Any, reference: Any, red: An
 
 
 def test_same_words_about_different_pictures_do_not_mix(client: Any, reference: Any, pictures: Any) -> None:
-    """The whole conversation is alike but for the picture; each session speaks of its own."""
+    """Equal conversations about different pictures are answered about their own."""
     sids = [client.open(data_url(picture)) for picture in pictures]
     expected = [reference([question("what colour is it?", 1)], [picture], NUM) for picture in pictures]
     assert len(set(expected)) > 1
@@ -153,7 +153,7 @@ def test_same_words_about_different_pictures_do_not_mix(client: Any, reference: 
 def test_features_that_were_given_up_are_computed_from_the_host(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """With room for one picture and one conversation, a session comes back from its encoded picture."""
+    """With memory for one picture and one conversation, a session is restored from its encoded picture."""
     client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 112), "features_bytes": features_bytes(tiny_llava)})
     first, second = client.open(data_url(red)), client.open(data_url(blue))
     one = client.ask(first, "what is it?", **SHORT).wait()
@@ -172,7 +172,7 @@ def test_features_that_were_given_up_are_computed_from_the_host(
 def test_bytes_that_were_given_up_come_from_the_journal(
     make_client: Any, tiny_llava: Any, tmp_path: Path, reference: Any, red: Any, blue: Any
 ) -> None:
-    """With a host that is full, too, a session comes back from its journal."""
+    """With a full host as well, a session is restored from its journal."""
     client = make_client(
         journal=DirectoryJournal(tmp_path / "journal", claim_s=3600),
         session={
@@ -198,7 +198,7 @@ def test_bytes_that_were_given_up_come_from_the_journal(
 def test_a_full_host_without_a_journal_refuses_the_newcomer_only(
     make_client: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """507 for the opening, for an added image and for a question that brings one; who is there goes on."""
+    """507 refuses an opening, an added image or a question with one; present sessions continue."""
     client = make_client(session={"host_bytes": len(base64.b64decode(encoded(red, "PNG"))) + 10})
     sid = client.open(data_url(red))
 
@@ -216,7 +216,7 @@ def test_a_full_host_without_a_journal_refuses_the_newcomer_only(
 
 
 def test_many_sessions_on_the_memory_of_a_few(make_client: Any, tiny_llava: Any, reference: Any, pictures: Any) -> None:
-    """Sixty sessions where eight fit: all are answered rightly, twice around, in any order, some at the same time."""
+    """Sixty sessions with memory for eight are answered rightly, twice, in any order, some concurrently."""
     rng = random.Random(0)
     client = make_client(
         session={"kv_bytes": kv_bytes(tiny_llava, 8 * 80), "features_bytes": 2 * features_bytes(tiny_llava)},
@@ -251,7 +251,7 @@ def test_many_sessions_on_the_memory_of_a_few(make_client: Any, tiny_llava: Any,
 
 
 def test_turns_wait_for_room(make_client: Any, endless_llava: Any, pictures: Any) -> None:
-    """Three times as many at once as the pool has room for: all are answered, none is refused."""
+    """Three times as many turns as the pool has room for are all answered."""
     client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 3 * 112)})
     alone = client.answer(client.open(data_url(pictures[0])), "what is it?", parameters={"max_new_tokens": 40})
     sids = [client.open(data_url(picture)) for picture in pictures]
@@ -263,7 +263,7 @@ def test_turns_wait_for_room(make_client: Any, endless_llava: Any, pictures: Any
 
 
 def test_turns_that_hold_blocks_already_wait_for_room(make_client: Any, endless_llava: Any, pictures: Any) -> None:
-    """Sessions that fill the pool between them all ask at once for more than is free: nobody is refused."""
+    """Sessions that fill the pool and together need more wait for each other without refusals."""
     client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 4 * 80)})
     sids = [client.open(data_url(picture)) for picture in pictures[:4]]
     for sid in sids:
@@ -278,7 +278,7 @@ def test_turns_that_hold_blocks_already_wait_for_room(make_client: Any, endless_
 
 
 def test_a_turn_that_waits_for_room_can_be_cancelled(make_client: Any, endless_llava: Any, red: Any, blue: Any) -> None:
-    """Its client leaves, its session is closed, or its time is up; then it holds nothing."""
+    """A waiting turn ends when its client disconnects, its session closes or its time is up, and then holds nothing."""
     hold = Hold(endless_llava)
     client = make_client(endless_llava, session={"kv_bytes": kv_bytes(endless_llava, 112)})
     running = client.ask(client.open(data_url(red)), "what is it?", parameters={"max_new_tokens": 40})
@@ -300,13 +300,15 @@ def test_a_turn_that_waits_for_room_can_be_cancelled(make_client: Any, endless_l
 def test_a_turn_waits_for_the_features_of_others(
     make_client: Any, endless_llava: Any, red: Any, blue: Any, end: str
 ) -> None:
-    """With room for one picture, which a prefill is reading: the second turn is answered afterwards, unless it ends
-    before, and then holds nothing."""
+    """With memory for one picture, which a prefill reads, the second turn waits.
+
+    It is answered afterwards, or ends before and then holds nothing.
+    """
     client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
     room = client.service._parts.admission
     expected = client.answer(client.open(data_url(blue)), "what is it?", **SHORT)
     sids = [client.open(data_url(picture)) for picture in (red, blue)]
-    client.open(data_url(red.rotate(45)))  # takes the room of both
+    client.open(data_url(red.rotate(45)))  # uses the memory of both
     hold = Hold(endless_llava)
     running = client.ask(sids[0], "what is it?", **SHORT)
     hold.wait()
@@ -337,7 +339,7 @@ def test_a_turn_waits_for_the_features_of_others(
 def test_turns_that_can_never_be_answered_do_not_wait_for_one_another(
     make_client: Any, endless_llava: Any, pictures: Any
 ) -> None:
-    """Each has two pictures where there is room for one: all are refused, long before their deadlines."""
+    """Turns with two pictures each and memory for one are refused, long before their deadlines."""
     client = make_client(endless_llava, session={"features_bytes": features_bytes(endless_llava)})
     sids = [client.open(data_url(pictures[i]), data_url(pictures[i + 1])) for i in range(4)]
 
@@ -348,7 +350,7 @@ def test_turns_that_can_never_be_answered_do_not_wait_for_one_another(
 
 @pytest.mark.parametrize("limit", ["kv_bytes", "max_session_bytes"])
 def test_what_can_never_fit_is_told_at_once(make_client: Any, endless_llava: Any, limit: str) -> None:
-    """While another turn holds everything; the message tells the limit."""
+    """A turn that exceeds the total memory is refused while another turn runs; the message states the limit."""
     hold = Hold(endless_llava)
     client = make_client(endless_llava, session={limit: kv_bytes(endless_llava, 128)})
     running = client.ask(client.open(), "hello", parameters={"max_new_tokens": 100})
@@ -366,7 +368,7 @@ def test_what_can_never_fit_is_told_at_once(make_client: Any, endless_llava: Any
 
 
 def test_prompt_has_its_own_limit(make_client: Any) -> None:
-    """engine.max_prompt_tokens, also for requests without a session."""
+    """engine.max_prompt_tokens also limits requests without a session."""
     client = make_client(engine={"max_prompt_tokens": 20})
     sid = client.open()
 
@@ -389,7 +391,7 @@ def test_context_has_its_own_limit(make_client: Any, endless_llava: Any) -> None
 
 
 def test_images_of_a_session_are_limited(make_client: Any, red: Any, blue: Any) -> None:
-    """By opening, by adding and by asking; a refused one is not kept."""
+    """The limit applies to opening, adding and asking; a refused image is not kept."""
     client = make_client(session={"max_images": 1})
     sid = client.open(data_url(red))
 
@@ -407,7 +409,7 @@ def test_images_of_a_session_are_limited(make_client: Any, red: Any, blue: Any) 
 def test_a_picture_may_come_while_others_fill_the_device(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """The features of others are being read: an opening needs no room for its own yet."""
+    """An opening needs no device memory for its picture while the features of others are in use."""
     client = make_client(session={"features_bytes": features_bytes(tiny_llava)})
     sid, store = client.open(data_url(red)), client.service.images
     (image,) = client.service.store._sessions[sid].pending_images
@@ -430,7 +432,7 @@ def test_a_picture_may_come_while_others_fill_the_device(
 def test_no_memory_for_a_pictures_pixels(
     make_client: Any, endless_llava: Any, red: Any, failure: Exception, error: str
 ) -> None:
-    """507 instead of 500: it may be better later."""
+    """Without memory for a picture's pixels the status is 507 instead of 500, because a retry may succeed."""
     client = make_client(endless_llava)
 
     def preprocess(picture: Any) -> Any:
@@ -448,7 +450,7 @@ def test_no_memory_for_a_pictures_pixels(
 def test_long_conversation_goes_on_without_its_oldest_turns(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any
 ) -> None:
-    """overflow=drop_oldest: every answer equals the one to the shortened conversation, which keeps its image."""
+    """With overflow=drop_oldest every answer equals the one to the shortened conversation, which keeps its image."""
     client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 160})
     sid = client.open(data_url(red))
     texts = ["what is the shape?", "is it large?", "where is it?"] * 6 + ["what colour is it?"]
@@ -468,13 +470,13 @@ def test_long_conversation_goes_on_without_its_oldest_turns(
 
     assert dropped[0] == 0
     assert dropped == sorted(dropped)
-    assert len(set(dropped)) < len(texts) / 2  # several at once, so that most questions find what is stored
+    assert len(set(dropped)) < len(texts) / 2  # several at once, so that most questions find their stored blocks
     assert dropped[-1] > 8
     assert "red" in turns[-1][1]
 
 
 def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> None:
-    """A session takes no more memory, and a question no more work, however long the conversation goes on."""
+    """A session's memory, and the work per question, stay constant however long the conversation becomes."""
     client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
     session = client.service.store._sessions[client.open()]
 
@@ -487,7 +489,7 @@ def test_dropped_turns_are_forgotten(make_client: Any, endless_llava: Any) -> No
 
 
 def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: Any, endless_llava: Any) -> None:
-    """It is rendered a few times, not once for every few of its turns."""
+    """A rebuilt conversation is rendered a few times, not once for every few of its turns."""
     client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
     session = client.service.store._sessions[client.open()]
     session.messages = [message for _ in range(200) for message in (question("hello"), reply_of("hello"))]
@@ -505,7 +507,7 @@ def test_a_long_conversation_that_was_rebuilt_is_shortened_quickly(make_client: 
 
 
 def test_dropping_turns_leaves_room_for_the_answer(make_client: Any, endless_llava: Any) -> None:
-    """Else answers would become shorter and shorter before the first turn is dropped."""
+    """Turns are dropped before the room for answers shrinks."""
     client = make_client(endless_llava, session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 120})
     sid = client.open()
 
@@ -516,7 +518,7 @@ def test_dropping_turns_leaves_room_for_the_answer(make_client: Any, endless_lla
 
 
 def test_dropping_turns_keeps_a_conversation_within_its_bytes(make_client: Any, endless_llava: Any) -> None:
-    """The device memory of one session bounds it as the model's context does."""
+    """A session's device memory limits its conversation as the model's context does."""
     limit = kv_bytes(endless_llava, 96)
     client = make_client(endless_llava, session={"overflow": "drop_oldest", "max_session_bytes": limit})
     sid = client.open()
@@ -528,7 +530,7 @@ def test_dropping_turns_keeps_a_conversation_within_its_bytes(make_client: Any, 
 
 
 def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: Any) -> None:
-    """overflow=error: ContextTooLong when the conversation is too long, and nothing of it is lost."""
+    """With overflow=error, a conversation beyond the context gets ContextTooLong and loses nothing."""
     client = make_client(engine={"max_context_tokens": 100})
     sid = client.open()
     answer = client.ask(sid, "what is it?", parameters={"max_new_tokens": 8}).wait()
@@ -542,7 +544,7 @@ def test_long_conversation_is_refused_unless_turns_may_be_dropped(make_client: A
 
 
 def test_question_that_is_too_long_alone_is_refused(make_client: Any) -> None:
-    """Dropping all that was said before does not help."""
+    """Dropping all earlier turns does not help a question that is too long by itself."""
     client = make_client(session={"overflow": "drop_oldest"}, engine={"max_context_tokens": 60})
     sid = client.open()
     client.answer(sid, "hello", **SHORT)
@@ -562,7 +564,7 @@ STAGES = ("waiting for its turn", "fetching", "encoding", "prefilling", "decodin
 def test_a_turn_that_ends_anywhere_lets_go_of_everything(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch, red: Any, blue: Any, stage: str, end: str
 ) -> None:
-    """The client leaves, the session is closed or something breaks: no pin, no image and no block is left behind."""
+    """After a disconnect, a close or a failure at any stage, no pin, image or block is left."""
     arrived, may_go_on = threading.Event(), threading.Event()
 
     def stop_here() -> bool:
@@ -623,7 +625,7 @@ def test_a_turn_that_ends_anywhere_lets_go_of_everything(
 def test_a_turn_whose_time_is_up_lets_go_of_everything(
     make_client: Any, endless_llava: Any, monkeypatch: pytest.MonkeyPatch, red: Any, stage: str
 ) -> None:
-    """504 wherever it is, and the session goes on."""
+    """The deadline gives 504 at any stage, and the session continues."""
     read = ImageLoader.read
 
     def wait_until_late() -> bool:
@@ -651,8 +653,10 @@ def test_a_turn_whose_time_is_up_lets_go_of_everything(
 def test_turns_at_once_with_room_for_two_pictures(
     make_client: Any, tiny_llava: Any, reference: Any, pictures: Any
 ) -> None:
-    """Pictures and blocks come and go all the time, from several clients' threads: who is answered is answered
-    rightly, and only a lack of room refuses anybody."""
+    """Concurrent clients with memory for two pictures get right answers.
+
+    Pictures and blocks are loaded and evicted all the time; only a lack of memory refuses a turn.
+    """
     client = make_client(
         session={"kv_bytes": kv_bytes(tiny_llava, 3 * 80), "features_bytes": 2 * features_bytes(tiny_llava)},
         engine={"max_rows": 2, "prefill_chunk": 24},

@@ -40,7 +40,7 @@ def reply_of(text: str) -> dict[str, Any]:
 
 
 class Hold:
-    """Stops the engine before a step of the test's choice, until told to go on."""
+    """Stop the engine before a chosen step until the test releases it."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,7 +61,7 @@ class Hold:
 
 
 def settled(client: Any) -> dict[str, Any]:
-    """The status once the engine's thread has done all that was asked of it so far."""
+    """Return the status once the engine's thread has done all earlier work."""
     client.service._engine.call(lambda: None).result(30)
     status: dict[str, Any] = client.call(None, {"x-torchmoor-operation": "status"}).json
     return status
@@ -71,7 +71,7 @@ def settled(client: Any) -> dict[str, Any]:
 
 
 def test_conversation_answers_as_a_stateless_model_would(client: Any, reference: Any, red: Any, blue: Any) -> None:
-    """Each turn equals transformers' generate() on the whole conversation, an image added half way included."""
+    """Each turn equals transformers' generate() on the whole conversation, with an image added half way."""
     sid = client.open(data_url(red))
     messages, images = [question("what is the shape?", 1)], [red]
 
@@ -99,14 +99,14 @@ def test_question_may_bring_its_own_image(client: Any, reference: Any, red: Any,
 
 
 def test_session_without_an_image_chats(client: Any, reference: Any) -> None:
-    """An opening without an image is a text conversation."""
+    """An opening without an image starts a text conversation."""
     sid = client.open()
 
     assert client.answer(sid, "hello", **SHORT) == reference([question("hello")], [], NUM)
 
 
 def test_follow_up_prefills_its_own_tokens_only(client: Any, red: Any) -> None:
-    """The receipt tells where the context came from; the image is encoded once in the session's life."""
+    """The receipt states the source of the context; the image is encoded once per session."""
     sid = client.open(data_url(red))
 
     receipts = [client.ask(sid, text, **SHORT).wait().headers for text in ("what is the shape?", "is it red?")]
@@ -138,18 +138,18 @@ def test_interleaved_sessions_keep_their_images_apart(make_client: Any, referenc
 
 
 def features_bytes(model: Any) -> int:
-    """Features of one image in float32."""
+    """Return the size of one image's features in float32."""
     config = model.model.config
     return 4 * int(config.image_seq_length) * int(config.text_config.hidden_size)
 
 
 def kv_bytes(model: Any, num_tokens: int) -> int:
-    """Of the KV blocks that so many tokens take."""
+    """Return the size of the KV blocks for a number of tokens."""
     return cache_shape(model).num_bytes(num_tokens)
 
 
 def holds_nothing(client: Any) -> bool:
-    """True if neither blocks nor images are held any more."""
+    """Return whether neither blocks nor images are held."""
     memory = settled(client)["memory"]
     return not (memory["kv_bytes"] or memory["features_bytes"] or memory["host_bytes"])
 
@@ -157,10 +157,10 @@ def holds_nothing(client: Any) -> bool:
 def test_session_that_lost_its_cache_answers_the_same(
     make_client: Any, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """Keys and values that others' took the room of are computed again from the image's features, not the picture."""
+    """Evicted keys and values are computed again from the image's features, not from the picture."""
     client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 150)})
     first, second = client.open(data_url(red)), client.open(data_url(blue))
-    longer = {"max_new_tokens": 50}  # two sessions with room for it do not fit at once
+    longer = {"max_new_tokens": 50}  # two sessions do not fit in memory at once
     answers = [
         client.answer(first, "what is it?", parameters=longer),
         client.answer(second, "what is it?", parameters=longer),
@@ -177,7 +177,7 @@ def test_session_that_lost_its_cache_answers_the_same(
 
 
 def test_sampling_with_a_seed_repeats(client: Any, red: Any) -> None:
-    """Two sessions, one seed, one answer; whole numbers are fine as temperature and penalty."""
+    """One seed gives two sessions the same answer; temperature and penalty accept whole numbers."""
     parameters = {"do_sample": True, "temperature": 2, "repetition_penalty": 2, "seed": 5, **GREEDY}
 
     found = {client.answer(client.open(data_url(red)), "what?", parameters=parameters) for _ in range(3)}
@@ -204,7 +204,7 @@ def test_streamed_text_equals_the_whole_answer(client: Any, red: Any) -> None:
 
 
 def test_tgi_stream(client: Any, red: Any) -> None:
-    """Server-sent events in TGI's form: a token each, the text and the details in the last."""
+    """Server-sent events in TGI's form have a token each; the last has the text and the details."""
     whole = client.answer(client.open(data_url(red)), "what is the shape?", **SHORT)
 
     streamed = client.ask(
@@ -226,7 +226,7 @@ def test_tgi_stream(client: Any, red: Any) -> None:
 
 
 def test_lmi_stream(client: Any, red: Any) -> None:
-    """JSON lines in LMI's form: generated_text and details in the last line only."""
+    """JSON lines in LMI's form have generated_text and details in the last line only."""
     whole = client.answer(client.open(data_url(red)), "what is the shape?", **SHORT)
 
     streamed = client.ask(
@@ -245,7 +245,7 @@ def test_lmi_stream(client: Any, red: Any) -> None:
 
 
 def test_full_text_and_details(client: Any, red: Any) -> None:
-    """return_full_text puts the question before the answer, in every form; details tell how it ended."""
+    """return_full_text puts the question before the answer in every form; details contain the finish reason."""
     prompt = "what is the shape? \u00e9"
     whole = client.answer(client.open(data_url(red)), prompt, **SHORT)
     parameters = {**GREEDY, "return_full_text": True, "details": True, "seed": 3}
@@ -263,7 +263,7 @@ def test_full_text_and_details(client: Any, red: Any) -> None:
 
 
 def test_stop_string_ends_the_answer_and_the_memory_of_it(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """The answer ends before the stop string, streamed or not, and the conversation holds what the client saw."""
+    """The answer ends before the stop string, streamed or not, and the conversation contains the visible text."""
     client = make_client(endless_llava)
     whole = client.answer(client.open(data_url(red)), "what?", parameters={"max_new_tokens": 40})
     assert len(whole) > 8
@@ -281,7 +281,7 @@ def test_stop_string_ends_the_answer_and_the_memory_of_it(make_client: Any, endl
 
 
 def test_truncate_keeps_the_last_tokens_of_the_question(client: Any, tiny_llava: Any) -> None:
-    """The question is cut from the left, to so many tokens; a shorter one is left alone."""
+    """The question keeps at most this number of its last tokens."""
     sid = client.open()
     text = "one two three four five six seven"
     ids = tiny_llava.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -297,7 +297,7 @@ def test_truncate_keeps_the_last_tokens_of_the_question(client: Any, tiny_llava:
 
 
 def test_turns_of_a_session_run_in_order(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """Questions sent at once are answered one after the other, each seeing the ones before."""
+    """Concurrent questions are answered one after the other, each with the earlier ones in its context."""
     hold = Hold(endless_llava)
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
@@ -321,7 +321,7 @@ def settled_turns(client: Any) -> tuple[int, int]:
 
 
 def test_too_many_waiting_turns_are_overload(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """One more question than may wait is 429 with Retry-After; the others are answered."""
+    """A question beyond the queue's limit is 429 with Retry-After; the others are answered."""
     hold = Hold(endless_llava)
     client = make_client(endless_llava, session={"max_waiting_turns": 2})
     sid = client.open(data_url(red))
@@ -338,7 +338,7 @@ def test_too_many_waiting_turns_are_overload(make_client: Any, endless_llava: An
 def test_client_that_leaves_frees_the_session_and_leaves_no_trace(
     make_client: Any, endless_llava: Any, red: Any, blue: Any
 ) -> None:
-    """A stream whose reader has gone ends within a step; the conversation is as before the question."""
+    """A stream whose reader disconnected ends within a step; the conversation is as before the question."""
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     client.answer(sid, "one", **SHORT)
@@ -376,7 +376,7 @@ def test_client_that_leaves_while_waiting_gives_up_its_place(make_client: Any, e
 
 
 def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """The stream ends with the separator and the error; those who wait get it as a whole; the memory is free."""
+    """The stream ends with the separator and the error; waiting turns get the error alone; the memory is free."""
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     running = client.ask(sid, "one", stream=True, parameters={"max_new_tokens": 1500})
@@ -398,7 +398,7 @@ def test_close_ends_a_running_stream_with_its_reason(make_client: Any, endless_l
 
 @pytest.mark.parametrize("form", ["tgi", "lmi"])
 def test_errors_in_other_streams_keep_their_form(make_client: Any, endless_llava: Any, form: str) -> None:
-    """The last event or line is the error."""
+    """The last event or line of each stream form is the error."""
     client = make_client(endless_llava)
     sid = client.open()
     running = client.ask(
@@ -413,7 +413,7 @@ def test_errors_in_other_streams_keep_their_form(make_client: Any, endless_llava
 
 
 def test_expiry_lets_a_running_answer_finish(make_client: Any, endless_llava: Any, clock: Any, red: Any) -> None:
-    """The running turn is answered; the waiting one and the next are told that the session has expired."""
+    """The running turn is answered; the waiting and the next turn get the error for an expired session."""
     hold = Hold(endless_llava)
     client = make_client(endless_llava)
     sid = client.open(data_url(red), ttl_s=60)
@@ -431,7 +431,7 @@ def test_expiry_lets_a_running_answer_finish(make_client: Any, endless_llava: An
 
 
 def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Questions that wait for their images leave the others' way free."""
+    """Questions that wait for images do not delay others."""
     arrived, may_go_on = threading.Semaphore(0), threading.Event()
 
     def slow_read(self: ImageLoader, reference: Any, reply: Any) -> bytes:
@@ -452,7 +452,7 @@ def test_slow_image_server_does_not_hold_up_other_turns(make_client: Any, monkey
 
 
 def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any, red: Any, blue: Any) -> None:
-    """The failed question leaves no trace and its session goes on; a neighbour notices nothing."""
+    """The failed question leaves no trace, its session continues, and other sessions are not affected."""
     client = make_client(endless_llava)
     bad, good = client.open(data_url(red)), client.open(data_url(blue))
     cache = client.service.store._sessions[bad].cache
@@ -477,7 +477,7 @@ def test_model_failure_fails_its_turn_only(make_client: Any, endless_llava: Any,
 def test_answer_that_spells_an_image_token_does_not_break_the_session(
     make_client: Any, endless_llava: Any, red: Any
 ) -> None:
-    """Text that the model writes must not count as one more image in the next turn."""
+    """An image token in the model's output does not count as another image in the next turn."""
     spelled = endless_llava.tokenizer.convert_tokens_to_ids(list("<image>"))
     assert "".join(endless_llava.tokenizer.convert_ids_to_tokens(spelled)) == "<image>"
     script = iter(spelled)
@@ -502,7 +502,7 @@ def test_answer_that_spells_an_image_token_does_not_break_the_session(
 
 
 def test_control_tokens_in_a_question_are_text(client: Any, red: Any) -> None:
-    """A question cannot smuggle in a place for an image or a turn of its own, nor get one by truncation."""
+    """A question cannot add an image or a turn with control tokens, nor with truncation."""
     sid = client.open(data_url(red))
 
     for text in ("what is <image>", "<im<|end|>age> is here", "x<|end|><|assistant|>y<|end|><|user|>z"):
@@ -512,7 +512,7 @@ def test_control_tokens_in_a_question_are_text(client: Any, red: Any) -> None:
 
 
 def test_conversation_beyond_the_context_is_refused(make_client: Any, tiny_llava: Any) -> None:
-    """ContextTooLong is a 400, and the session goes on with shorter questions."""
+    """ContextTooLong is a 400, and the session accepts shorter questions afterwards."""
     client = make_client()
     sid = client.open()
 
@@ -523,7 +523,7 @@ def test_conversation_beyond_the_context_is_refused(make_client: Any, tiny_llava
 
 
 def test_endless_question_is_refused_before_it_is_tokenized(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """Tokenizing megabytes would hold up the other turns, even for a question that is to be truncated."""
+    """A huge question is refused before its tokenization delays other turns, even if it would be truncated."""
     client = make_client(endless_llava, engine={"max_question_chars": 100})
     sid = client.open()
 
@@ -535,7 +535,7 @@ def test_endless_question_is_refused_before_it_is_tokenized(make_client: Any, en
 
 
 def test_answer_ends_at_the_context(make_client: Any, endless_llava: Any) -> None:
-    """An answer is cut where the model's context ends, whatever was asked for."""
+    """An answer ends where the model's context ends, whatever its requested length."""
     client = make_client(endless_llava)
     sid = client.open()
     base = int(client.ask(client.open(), "a", **SHORT).wait().headers["x-torchmoor-context-tokens"])
@@ -563,7 +563,7 @@ def test_too_many_new_tokens_are_refused(client: Any) -> None:
 
 
 def test_turn_that_can_never_fit_is_refused_at_once(make_client: Any, tiny_llava: Any) -> None:
-    """It would wait for ever; what its session has cached before is still there."""
+    """A turn that exceeds the total memory is refused instead of waiting, and its session keeps its cache."""
     client = make_client(session={"kv_bytes": kv_bytes(tiny_llava, 128)})
     sid = client.open()
     client.answer(sid, "hello", parameters={"max_new_tokens": 4})
@@ -577,7 +577,7 @@ def test_turn_that_can_never_fit_is_refused_at_once(make_client: Any, tiny_llava
 
 @pytest.mark.parametrize("tier", ["features_bytes", "host_bytes"])
 def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any, tier: str) -> None:
-    """507 for the image's bytes, and nothing is left behind."""
+    """An opening without memory for the image's bytes gives 507 and leaves no session."""
     client = make_client(session={tier: 100})
 
     answer = client.call({"type": "start_session", "path": data_url(red)})
@@ -589,7 +589,7 @@ def test_opening_that_does_not_fit_leaves_no_session(make_client: Any, red: Any,
 
 
 def test_opening_beyond_the_limit_is_overload(make_client: Any, red: Any) -> None:
-    """429 beyond max_sessions; the picture that came with it is let go of, and a close makes room."""
+    """An opening beyond max_sessions is 429 and releases its picture; closing a session allows another."""
     client = make_client(session={"max_sessions": 1})
     sid = client.open()
     opening = {"type": "start_session", "path": data_url(red)}
@@ -613,7 +613,7 @@ def test_opening_beyond_the_limit_is_overload(make_client: Any, red: Any) -> Non
 def test_image_that_the_device_cannot_take_fails_its_opening(
     make_client: Any, endless_llava: Any, red: Any, place: str, failure: Exception, code: str
 ) -> None:
-    """507 for memory, 500 for the rest, and no session is left."""
+    """An opening fails with 507 for memory, 500 for other errors, and leaves no session."""
 
     def fail(*args: Any) -> None:
         raise failure
@@ -630,7 +630,7 @@ def test_image_that_the_device_cannot_take_fails_its_opening(
 
 
 def test_client_that_leaves_before_its_id_leaves_no_session(client: Any, red: Any) -> None:
-    """A session whose id nobody read is not kept until its expiry."""
+    """A session whose client disconnected before it read the id is deleted at once."""
     opening = client.send({"type": "start_session", "path": data_url(red)})
     opening.reply.cancel()
     late = client.send({"type": "start_session", "path": data_url(red)})
@@ -661,7 +661,7 @@ def test_client_that_leaves_before_its_id_leaves_no_session(client: Any, red: An
     ],
 )
 def test_failures_answer_with_their_status_and_code(client: Any, body: Any, status: int, code: str) -> None:
-    """Each failure of a request comes as its own status, header and JSON body."""
+    """Each failure has its own status, header and JSON body."""
     answer = client.call(body)
 
     assert (answer.status, answer.error) == (status, code)
@@ -670,7 +670,7 @@ def test_failures_answer_with_their_status_and_code(client: Any, body: Any, stat
 
 
 def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
-    """Body and both headers carry the same id; the expiry is UTC and absolute."""
+    """Body and both headers contain the same id; the expiry is UTC and absolute."""
     clock.now = 1_800_000_000.9  # 2027-01-15T08:00:00Z
 
     answer = client.call({"requestType": "NEW_SESSION", "ttl_s": 60})
@@ -682,7 +682,7 @@ def test_open_answers_with_id_and_expiry(client: Any, clock: Any) -> None:
 
 
 def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
-    """Image bytes as the body, as TorchServe hands them over."""
+    """Image bytes are accepted as the body, as TorchServe passes them."""
     raw = base64.b64decode(data_url(red).partition(",")[2])
     headers = {"content-type": "image/png", "x-amzn-sagemaker-session-id": "NEW_SESSION"}
 
@@ -694,7 +694,7 @@ def test_raw_image_opens_and_adds(client: Any, red: Any) -> None:
 
 
 def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
-    """An id opened by one principal is unknown to the others."""
+    """Another principal's id is unknown."""
     alice, bob = ({"x-torchmoor-endpoint": "llava", "x-torchmoor-principal": name} for name in ("a", "b"))
     sid = client.call({"requestType": "NEW_SESSION"}, alice).json["session_id"]
 
@@ -703,7 +703,7 @@ def test_session_is_worth_nothing_to_another_caller(client: Any) -> None:
 
 
 def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: Any) -> None:
-    """Counts and bytes for the proxy and for operators."""
+    """The status reports counts and bytes for the proxy and for operators."""
     sid = client.open(data_url(red))
     client.answer(sid, "what?", **SHORT)
 
@@ -739,11 +739,10 @@ def test_status_tells_what_the_worker_holds(client: Any, tiny_llava: Any, red: A
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_use_leaks_nothing(make_client: Any, endless_llava: Any, red: Any, blue: Any, seed: int) -> None:
-    """Opens, asks, closes, expiries, completions and clients that leave, in any order: everyone else is answered,
-    nothing is kept.
+    """Random operations in any order leave the other clients' answers right and no resources held.
 
-    Blocks are short for three conversations and features for three pictures, so eviction and waiting take part all the
-    time.
+    Opens, questions, closes, expiries, completions and disconnects are mixed. Memory suffices for three conversations
+    and three pictures, so eviction and waiting occur all the time.
     """
     rng = random.Random(seed)
     images = [data_url(picture) for picture in (red, blue, red.rotate(90), blue.resize((90, 90)))]
@@ -808,7 +807,7 @@ def open_again(client: Any, red: Any, invocation_id: str = "a") -> str:
 
 
 def test_an_opening_that_is_sent_again_is_one_session_without_a_journal_too(client: Any, red: Any) -> None:
-    """The worker remembers; once that session is closed, the request opens another."""
+    """Without a journal, the worker remembers an opening; once that session is closed, the request opens another."""
     first = open_again(client, red)
 
     assert open_again(client, red) == first
@@ -819,7 +818,7 @@ def test_an_opening_that_is_sent_again_is_one_session_without_a_journal_too(clie
 
 
 def test_a_session_that_two_requests_were_answered_with_outlives_the_one_that_left(client: Any, red: Any) -> None:
-    """The client that gave up its first request has the id from its second."""
+    """The session stays if one of two requests that got its id is cancelled."""
     body, headers = {"type": "start_session", "image": data_url(red)}, {"amz-sdk-invocation-id": "a"}
     opening = client.call(body, headers)
     again = open_again(client, red)
@@ -830,7 +829,7 @@ def test_a_session_that_two_requests_were_answered_with_outlives_the_one_that_le
 
 
 def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any) -> None:
-    """Its session is gone: the request that is sent again opens its own."""
+    """The session of a cancelled opening is deleted, so a retry opens another."""
     body, headers = {"type": "start_session", "image": data_url(red)}, {"amz-sdk-invocation-id": "a"}
     client.call(body, headers).reply.cancel()
 
@@ -840,7 +839,7 @@ def test_an_opening_whose_client_left_is_not_answered_with(client: Any, red: Any
 
 
 def test_what_is_remembered_of_openings_is_bounded() -> None:
-    """As many as there may be sessions; the oldest is forgotten, and nothing else of it stays."""
+    """At most max_sessions openings are remembered; the oldest is forgotten completely."""
     openings = IdempotencyCache(lambda session_id: True, 2)
     for name in ("a", "b", "a", "c", "d"):
         openings.claim(name, f"session of {name}, {len(openings._sessions)}")

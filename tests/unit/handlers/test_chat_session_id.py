@@ -19,7 +19,7 @@ def ids() -> SessionIds:
 
 
 def test_minted_id_has_the_documented_form(ids: SessionIds) -> None:
-    """Prefix, nonce, expiry in hex, instance, key id and MAC, in this order."""
+    """An id consists of prefix, nonce, expiry in hex, instance, key id and MAC, in this order."""
     sid = ids.mint(EXPIRES_AT, "llava", "alice")
 
     match = re.fullmatch(r"ts-seq-([a-z2-7]{16})-([0-9a-f]{8})-node-1-k1[a-z2-7]{26}", sid.text)
@@ -39,12 +39,12 @@ def test_id_fits_the_session_header_with_its_expiry(ids: SessionIds) -> None:
 
 
 def test_ids_do_not_repeat(ids: SessionIds) -> None:
-    """Two openings of the same second get ids of their own."""
+    """Two openings in the same second get different ids."""
     assert len({ids.mint(EXPIRES_AT, "", "").text for _ in range(100)}) == 100
 
 
 def test_minted_id_verifies(ids: SessionIds) -> None:
-    """For the endpoint and caller it was minted for, an id tells its expiry and instance."""
+    """For its own endpoint and caller, an id contains its expiry and instance."""
     sid = ids.mint(EXPIRES_AT, "llava", "alice")
 
     assert ids.verify(sid.text, "llava", "alice") == sid
@@ -52,7 +52,7 @@ def test_minted_id_verifies(ids: SessionIds) -> None:
 
 @pytest.mark.parametrize("instance", ["a", "node-1", "a-b-c", "k0", "local", "x" * 63])
 def test_instance_names_survive(instance: str) -> None:
-    """An instance's name may hold hyphens without making the id ambiguous."""
+    """An instance's name may contain hyphens without making the id ambiguous."""
     ids = SessionIds(KEYS, instance)
 
     verified = ids.verify(ids.mint(EXPIRES_AT, "e", "p").text, "e", "p")
@@ -65,7 +65,7 @@ def test_instance_names_survive(instance: str) -> None:
     ("endpoint", "principal"), [("other", "alice"), ("llava", "bob"), ("", ""), ("llava", ""), ("llava\nalice", "")]
 )
 def test_another_endpoint_or_caller_is_refused(ids: SessionIds, endpoint: str, principal: str) -> None:
-    """An id is worth nothing to anybody but the caller and endpoint it was minted for."""
+    """An id is valid for its own caller and endpoint only."""
     sid = ids.mint(EXPIRES_AT, "llava", "alice")
 
     assert ids.verify(sid.text, endpoint, principal) is None
@@ -90,12 +90,12 @@ def test_every_single_character_change_is_refused(ids: SessionIds) -> None:
     "text", ["", "ts-seq-", "NEW_SESSION", "ts-seq-\u0661", "é" * 90, " ", "\n", "a" * 100_000, "a-" * 50_000, "\ud800"]
 )
 def test_nonsense_is_refused(ids: SessionIds, text: str) -> None:
-    """Whatever a client sends as an id is answered, at once, by None."""
+    """Any other text from a client gives None at once."""
     assert ids.verify(text, "", "") is None
 
 
 def test_canonical_form_only(ids: SessionIds) -> None:
-    """White space around an id, or a line feed after it, makes it another text."""
+    """White space around an id, or a line feed after it, makes it invalid."""
     text = ids.mint(EXPIRES_AT, "", "").text
 
     assert [ids.verify(edit, "", "") for edit in (text + "\n", " " + text, text + " ")] == [None] * 3
@@ -109,7 +109,7 @@ def test_wrong_key_is_refused(ids: SessionIds) -> None:
 
 
 def test_keys_rotate(ids: SessionIds) -> None:
-    """After the signing key changed, ids of the old key live on as long as that key is known."""
+    """After the signing key changed, ids of the old key stay valid while that key is known."""
     old = ids.mint(EXPIRES_AT, "", "")
     rotated = SessionIds({"k3": b"3" * 32, **KEYS}, "node-1")
     retired = SessionIds({"k3": b"3" * 32}, "node-1")
@@ -120,7 +120,7 @@ def test_keys_rotate(ids: SessionIds) -> None:
 
 
 def test_environment_gives_keys_and_name() -> None:
-    """The first key signs, all verify, and the launcher's name is in the ids."""
+    """The first key signs, all keys verify, and ids contain the launcher's name."""
     environ = {
         "TORCHMOOR_INSTANCE": "n-7",
         "TORCHMOOR_SESSION_KEYS": f"aa:{'01' * 16}, bb:{'02' * 32}",
@@ -136,7 +136,7 @@ def test_environment_gives_keys_and_name() -> None:
 
 
 def test_without_environment_each_process_has_its_own_key() -> None:
-    """A handler alone under TorchServe works, and its ids are nobody else's."""
+    """A handler alone under TorchServe generates its own key, so its ids are valid there only."""
     one, other = SessionIds.from_environment({}), SessionIds.from_environment({})
 
     sid = one.mint(EXPIRES_AT, "", "")
@@ -162,13 +162,13 @@ def test_without_environment_each_process_has_its_own_key() -> None:
     ],
 )
 def test_malformed_keys_stop_the_worker(keys: str) -> None:
-    """A key that is missing, short, twice there or not hexadecimal is a SettingsError that names the variable."""
+    """A missing, short, duplicate or non-hexadecimal key is a SettingsError that names the variable."""
     with pytest.raises(SettingsError, match="TORCHMOOR_SESSION_KEYS"):
         SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": keys})
 
 
 def test_key_errors_do_not_tell_the_key() -> None:
-    """What is wrong with a key is said without repeating the key."""
+    """The error message does not contain the key."""
     with pytest.raises(SettingsError) as caught:
         SessionIds.from_environment({"TORCHMOOR_SESSION_KEYS": "k1:5ec2e7"})
 
@@ -177,6 +177,6 @@ def test_key_errors_do_not_tell_the_key() -> None:
 
 @pytest.mark.parametrize("name", ["-a", "a-", "a--b", "A", "a_b", "a.b", "é", "a" * 64, "a b", "a\n"])
 def test_malformed_instance_names_stop_the_worker(name: str) -> None:
-    """A name that the id's form cannot hold is a SettingsError that names the variable."""
+    """A name that does not fit the id's form is a SettingsError that names the variable."""
     with pytest.raises(SettingsError, match="TORCHMOOR_INSTANCE"):
         SessionIds.from_environment({"TORCHMOOR_INSTANCE": name})

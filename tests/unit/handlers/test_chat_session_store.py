@@ -1,4 +1,4 @@
-"""The session store: lives, turns, and what sessions hold of the pool's blocks and of the pictures."""
+"""The session store: lifetimes, turns, and the blocks and pictures that sessions hold."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ IDS = SessionIds({"k0": b"k" * 32}, "local")
 
 
 class FakeTurn:
-    """A turn as the store sees it: it can be told to stop."""
+    """A fake turn that can be stopped."""
 
     def __init__(self) -> None:
         self.stopped_by: HandlerError | None = None
@@ -45,14 +45,14 @@ def new_turn() -> Any:
 
 
 class Stores:
-    """Makes stores that are audited at the end of the test."""
+    """Create stores that are audited at the end of the test."""
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
         self.made: list[SessionStore] = []
 
     def __call__(self, *, capacity: int = 64, **settings: Any) -> SessionStore:
-        """capacity: of the pool, in blocks."""
+        """Create a store. capacity: of the pool, in blocks."""
         images = ImageStore(
             1 << 20,
             1 << 20,
@@ -85,22 +85,22 @@ def get(store: SessionStore, session: Session) -> Session:
 
 
 def image(store: SessionStore, colour: int = 1) -> Image:
-    """A picture that is held once, for the session that it is given to."""
+    """Return a picture that is held once, for its session."""
     return store._images.take_in(sharing_scope("e", "p"), bytes([colour]))
 
 
 def held_bytes(store: SessionStore) -> int:
-    """What the store's sessions hold in pool and images."""
+    """Return the bytes that the store's sessions hold in pool and images."""
     return store._pool.used_bytes + store._images.features_bytes + store._images.host_bytes
 
 
 def dequeue(store: SessionStore, session: Session, turn: Any) -> Any:
-    """The turn that follows."""
+    """Return the next turn."""
     return store.dequeue(session, turn)
 
 
 def begin_turn(store: SessionStore, session: Session, num_tokens: int) -> Any:
-    """A turn that computes a conversation of so many positions, unlike any other session's."""
+    """Begin a turn over a conversation of this many positions, unlike any other session's."""
     turn: Any = FakeTurn()
     assert store.enqueue(session, turn)
     session.cache.truncate(0)
@@ -110,12 +110,12 @@ def begin_turn(store: SessionStore, session: Session, num_tokens: int) -> Any:
 
 
 def run_turn(store: SessionStore, session: Session, num_tokens: int) -> None:
-    """A turn from beginning to end that leaves this many positions in the cache."""
+    """Run a whole turn that leaves this many positions in the cache."""
     assert store.dequeue(session, begin_turn(store, session, num_tokens)) is None
 
 
 def test_open_session_is_found(new_store: Stores) -> None:
-    """An id leads to its session, for the same endpoint and caller only."""
+    """An id finds its session for the same endpoint and caller only."""
     store = new_store()
     session = opened(store)
 
@@ -142,7 +142,7 @@ def test_expiry_is_absolute(new_store: Stores, clock: Any) -> None:
 
 
 def test_expired_sessions_go_without_being_asked_for(new_store: Stores, clock: Any) -> None:
-    """The janitor's call frees what nobody comes back for."""
+    """The janitor frees expired sessions without a request."""
     store = new_store()
     session = opened(store, 100)
     run_turn(store, session, 10)
@@ -156,7 +156,7 @@ def test_expired_sessions_go_without_being_asked_for(new_store: Stores, clock: A
 
 
 def test_closed_and_expired_differ_and_are_forgotten(new_store: Stores, clock: Any) -> None:
-    """For tombstone_s the store knows why a session is gone; afterwards its id is unknown."""
+    """For tombstone_s the store knows why a session ended; afterwards its id is unknown."""
     store = new_store(tombstone_s=50)
     closed, expired = opened(store, 100), opened(store, 100)
 
@@ -193,7 +193,7 @@ def test_closed_id_never_looks_lost(new_store: Stores, clock: Any) -> None:
 
 
 def test_session_of_a_worker_that_restarted_is_lost(new_store: Stores, clock: Any) -> None:
-    """A real id that has not expired and that nobody holds is told apart from a forged one."""
+    """A valid, unexpired id without a session is distinguished from a forged one."""
     session = opened(new_store(), 100)
     restarted = new_store(tombstone_s=50)
 
@@ -209,7 +209,7 @@ def test_session_of_a_worker_that_restarted_is_lost(new_store: Stores, clock: An
 
 @pytest.mark.parametrize("text", ["", "nonsense", "ts-seq-" + "a" * 90])
 def test_forged_id_is_unknown(new_store: Stores, text: str) -> None:
-    """What was never minted is 404, not 410."""
+    """An id that was never minted is 404, not 410."""
     with pytest.raises(SessionUnknown) as caught:
         new_store().get(text, "e", "p")
 
@@ -217,7 +217,7 @@ def test_forged_id_is_unknown(new_store: Stores, text: str) -> None:
 
 
 def test_each_end_has_its_own_code_and_message(new_store: Stores, clock: Any) -> None:
-    """Unknown, expired, closed and lost read differently."""
+    """Unknown, expired, closed and lost sessions have different codes and messages."""
     store = new_store()
     closed, expired = opened(store), opened(store, 1)
     lost = opened(new_store())
@@ -240,7 +240,7 @@ def test_each_end_has_its_own_code_and_message(new_store: Stores, clock: Any) ->
 
 
 def test_tombstones_are_bounded(new_store: Stores) -> None:
-    """The oldest ends are forgotten first when there are too many."""
+    """Beyond the limit, the oldest tombstones are forgotten first."""
     store = new_store(max_tombstones=3)
     sessions = [opened(store) for _ in range(5)]
     for session in sessions:
@@ -258,7 +258,7 @@ def test_tombstones_are_bounded(new_store: Stores) -> None:
 
 
 def test_closing_twice_is_harmless(new_store: Stores) -> None:
-    """The second close of two at once changes nothing."""
+    """The second of two concurrent closes changes nothing."""
     store = new_store()
     session = opened(store)
 
@@ -269,7 +269,7 @@ def test_closing_twice_is_harmless(new_store: Stores) -> None:
 
 
 def test_sessions_are_limited(new_store: Stores, clock: Any) -> None:
-    """One more than max_sessions is Overloaded until one has ended, by expiry too."""
+    """One more than max_sessions is Overloaded until a session has ended, also by expiry."""
     store = new_store(max_sessions=2)
     opened(store, 10)
     opened(store, 20)
@@ -284,7 +284,7 @@ def test_sessions_are_limited(new_store: Stores, clock: Any) -> None:
 
 
 def test_a_session_holds_its_blocks_and_its_images_until_it_ends(new_store: Stores) -> None:
-    """Closing gives back all of it, and nothing of what another session holds, too."""
+    """Closing releases all blocks and images of a session, and none of another's."""
     store = new_store()
     session, other = opened(store), opened(store)
     store.add_images(session, [image(store, 1), image(store, 2)])
@@ -300,7 +300,7 @@ def test_a_session_holds_its_blocks_and_its_images_until_it_ends(new_store: Stor
 
 
 def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None:
-    """A turn that reserved room for a long answer keeps the blocks of its real length only."""
+    """A turn that reserved memory for a long answer keeps the blocks of its real length only."""
     store = new_store()
     session = opened(store)
     turn: Any = FakeTurn()
@@ -316,8 +316,7 @@ def test_end_of_a_turn_gives_back_what_it_did_not_use(new_store: Stores) -> None
 
 
 def test_least_recently_used_idle_sessions_lose_their_cache_first(new_store: Stores, clock: Any) -> None:
-    """Under pressure idle caches go, the one whose last turn is longest ago first, just as many as are needed; images
-    stay."""
+    """As many idle caches as necessary are evicted, the least recently used first; images stay."""
     store = new_store(capacity=6)
     sessions = [opened(store) for _ in range(3)]
     for i, session in enumerate(sessions):
@@ -349,7 +348,7 @@ def test_pinned_sessions_never_lose_their_cache(new_store: Stores) -> None:
 
 
 def test_a_session_stays_pinned_while_turns_wait(new_store: Stores) -> None:
-    """Between two of its turns that follow one another nobody takes its cache."""
+    """A session keeps its cache between two consecutive turns."""
     store = new_store(capacity=2)
     session = opened(store)
     first = begin_turn(store, session, 2 * BLOCK)
@@ -365,7 +364,7 @@ def test_a_session_stays_pinned_while_turns_wait(new_store: Stores) -> None:
 
 
 def test_out_of_memory_changes_nothing(new_store: Stores) -> None:
-    """What cannot fit even without the idle caches is refused before any of them is given up."""
+    """A turn that would not fit even without the idle caches is refused before any is evicted."""
     store = new_store(capacity=3)
     idle, asking = opened(store), opened(store)
     run_turn(store, idle, BLOCK)
@@ -392,13 +391,13 @@ def test_images_of_a_session_are_limited(new_store: Stores) -> None:
     with pytest.raises(InvalidRequest):
         store.add_images(session, [second, third])
     store.add_images(session, [second])
-    store._images.release(third)  # what was refused is the caller's still
+    store._images.release(third)  # the caller still holds the refused image
 
     assert len(session.images) + len(session.pending_images) == 2
 
 
 def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: Stores) -> None:
-    """A turn takes the images that were there when it began; later ones stay pending through its commit."""
+    """A turn takes the images present at its beginning; later ones stay pending through its commit."""
     store = new_store()
     session = opened(store)
     mine, later = image(store, 1), image(store, 2)
@@ -415,7 +414,7 @@ def test_images_added_while_a_turn_runs_wait_for_the_next_question(new_store: St
 
 
 def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -> None:
-    """Another request may bring a session up to date while its turn fails, or just after its end."""
+    """Another request may catch a session up while its turn fails, or just after its end."""
     store = new_store()
     session, ended = opened(store), opened(store)
     mine, gone = image(store, 1), image(store, 2)
@@ -431,7 +430,7 @@ def test_what_is_committed_stays_unless_the_session_is_over(new_store: Stores) -
 
 
 def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
-    """Only those that came with the question go; an equal one that came before stays, and so do its features."""
+    """Only the failed question's own images are released; an equal earlier one and its features stay."""
     store = new_store()
     session = opened(store)
     early, mine = image(store, 1), image(store, 1)
@@ -447,7 +446,7 @@ def test_images_of_a_failed_question_are_dropped(new_store: Stores) -> None:
 
 
 def test_turns_wait_in_order(new_store: Stores) -> None:
-    """One turn at a time; the end of one hands the session to the one that came first."""
+    """One turn runs at a time; the session then passes to the oldest waiting turn."""
     store = new_store()
     session = opened(store)
     _, second, third = turns = [new_turn() for _ in range(3)]
@@ -460,7 +459,7 @@ def test_turns_wait_in_order(new_store: Stores) -> None:
 
 
 def test_waiting_turns_are_bounded(new_store: Stores) -> None:
-    """Past max_waiting_turns a question is Overloaded, until one has left the queue."""
+    """Beyond max_waiting_turns a question is Overloaded, until another has left the queue."""
     store = new_store(max_waiting_turns=2)
     session = opened(store)
     turns: list[Any] = [FakeTurn() for _ in range(4)]
@@ -478,7 +477,7 @@ def test_waiting_turns_are_bounded(new_store: Stores) -> None:
 
 
 def test_dequeue_of_a_turn_that_is_over_does_nothing(new_store: Stores) -> None:
-    """A second end of one turn must not end its successor."""
+    """Ending a turn twice does not end its successor."""
     store = new_store()
     session = opened(store)
     _, second = turns = [new_turn() for _ in range(2)]
@@ -493,7 +492,7 @@ def test_dequeue_of_a_turn_that_is_over_does_nothing(new_store: Stores) -> None:
 
 
 def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: Stores) -> None:
-    """A close is felt at once by the turn; tensors go, and are counted, until the turn lets go of them."""
+    """A close stops the turn at once; its memory is counted until the turn releases it."""
     store = new_store()
     session = opened(store)
     store.add_images(session, [image(store)])
@@ -510,7 +509,7 @@ def test_close_stops_the_running_turn_and_frees_the_memory_after_it(new_store: S
 
 
 def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> None:
-    """Nobody can join an expired session, but the answer that is under way is not cut."""
+    """No turn can start in an expired session, but the running answer continues."""
     store = new_store()
     session = opened(store, 10)
     turn = begin_turn(store, session, 1)
@@ -530,7 +529,7 @@ def test_expiry_lets_the_running_turn_finish(new_store: Stores, clock: Any) -> N
 
 
 def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_store: Stores) -> None:
-    """Turns that wait when the session ends come up one by one, so that each can be told; then the memory goes."""
+    """Turns that wait in an ended session each get the error, one by one; then the memory is freed."""
     store = new_store()
     session = opened(store)
     first = begin_turn(store, session, 1)
@@ -547,7 +546,7 @@ def test_ended_session_hands_itself_to_waiting_turns_until_none_is_left(new_stor
 
 
 def test_ended_session_takes_no_images(new_store: Stores) -> None:
-    """An image that was loaded while its session ended is refused and still its loader's, to be let go of."""
+    """An image that was loaded while its session ended is refused; its loader still holds it and must release it."""
     store = new_store()
     session = opened(store)
     store.close(session)
@@ -561,7 +560,7 @@ def test_ended_session_takes_no_images(new_store: Stores) -> None:
 
 
 def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
-    """A session whose id nobody was told is not remembered as closed."""
+    """A session whose id reached no client is not remembered as closed."""
     store = new_store()
     session = opened(store)
     store.add_images(session, [image(store)])
@@ -574,7 +573,7 @@ def test_discarded_opening_leaves_no_trace(new_store: Stores) -> None:
 
 
 def test_audit_finds_an_image_that_no_session_holds(clock: Any) -> None:
-    """check_integrity compares what the images count with what the sessions have."""
+    """check_integrity compares the images' holders with the sessions."""
     store = Stores(clock)()
     image(store)
 
@@ -592,7 +591,7 @@ def test_audit_finds_blocks_that_no_session_holds(clock: Any) -> None:
 
 
 def test_repr_tells_the_state(new_store: Stores) -> None:
-    """Logs show whether a session is idle, pinned or ended."""
+    """The repr shows whether a session is idle, pinned or ended."""
     store = new_store()
     session = opened(store)
     turn: Any = FakeTurn()
@@ -608,6 +607,6 @@ def test_repr_tells_the_state(new_store: Stores) -> None:
 
 
 def test_names_with_a_separator_in_them_share_no_scope() -> None:
-    """An endpoint and a caller are told apart, whatever characters they have."""
+    """Endpoint and caller are unambiguous in a scope, whatever characters they contain."""
     assert sharing_scope("a|b", "c") != sharing_scope("a", "b|c")
     assert sharing_scope('a", "b', "c") != sharing_scope("a", 'b", "c')

@@ -1,4 +1,4 @@
-"""Requests to commands: every body form, and each error."""
+"""Parsing requests into commands: every body form, and each error."""
 
 import json
 from typing import Any
@@ -31,35 +31,35 @@ def ask(**fields: Any) -> Any:
 
 @pytest.mark.parametrize("as_text", [json.dumps, lambda body: json.dumps(body).encode(), lambda body: body])
 def test_body_may_come_parsed_or_not(as_text: Any) -> None:
-    """TorchServe hands over JSON as an object, text or bytes, by the content type."""
+    """TorchServe passes JSON as an object, text or bytes, depending on the content type."""
     body = {"type": "close_session", "session_id": "s"}
 
     assert command(as_text(body)) == CloseSession(caller=NOBODY, session_id="s")
 
 
 def test_sample_opens_with_a_path() -> None:
-    """The AWS sample's start_session, without any header."""
+    """The AWS sample's start_session needs no header."""
     opened = command({"type": "start_session", "path": URL})
 
     assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=None, invocation_id="")
 
 
 def test_open_with_header() -> None:
-    """The runtime API's NEW_SESSION header goes with the sample's body."""
+    """The runtime API's NEW_SESSION header is accepted with the sample's body."""
     opened = parse(Incoming({SESSION: "NEW_SESSION"}, {"type": "start_session", "path": URL, "ttl_s": 60}))
 
     assert opened == OpenSession(caller=NOBODY, images=(URL,), ttl_s=60, invocation_id="")
 
 
 def test_open_with_several_images() -> None:
-    """'path', 'image' and 'images' add up, in this order."""
+    """'path', 'image' and 'images' are combined in this order."""
     opened = command({"type": "start_session", "images": ["c", "d"], "image": "b", "path": "a"})
 
     assert opened.images == ("a", "b", "c", "d")
 
 
 def test_guide_opens_without_an_image() -> None:
-    """AWS's guide opens with nothing but a requestType."""
+    """AWS's guide opens a session with only a requestType."""
     assert command({"requestType": "NEW_SESSION"}) == OpenSession(
         caller=NOBODY, images=(), ttl_s=None, invocation_id=""
     )
@@ -68,7 +68,7 @@ def test_guide_opens_without_an_image() -> None:
 
 @pytest.mark.parametrize("content_type", ["image/png", "IMAGE/JPEG; q=1", "application/octet-stream", ""])
 def test_raw_image_opens_or_adds(content_type: str) -> None:
-    """Image bytes open a session under NEW_SESSION and join the session that the header names."""
+    """Image bytes open a session under NEW_SESSION and are added to the session that the header names."""
     headers = {"content-type": content_type}
 
     opened = parse(Incoming({**headers, SESSION: "NEW_SESSION"}, b"\x89PNG"))
@@ -79,7 +79,7 @@ def test_raw_image_opens_or_adds(content_type: str) -> None:
 
 
 def test_image_that_says_so_opens_a_session_by_itself() -> None:
-    """An asynchronous request has no session header; bytes of no stated kind say nothing about what to do with them."""
+    """Without a session header, as in asynchronous requests, an image opens a session; untyped bytes are refused."""
     opened = parse(Incoming({"content-type": "image/png"}, b"\x89PNG"))
 
     assert opened == OpenSession(caller=NOBODY, images=(b"\x89PNG",), ttl_s=None, invocation_id="")
@@ -88,7 +88,7 @@ def test_image_that_says_so_opens_a_session_by_itself() -> None:
 
 
 def test_json_without_a_content_type_is_json() -> None:
-    """A body that begins with a brace is no image, whatever it is called."""
+    """A body that begins with a brace is parsed as JSON, whatever its content type."""
     body = b'  {"type": "close_session", "session_id": "s"}'
 
     assert isinstance(command(body), CloseSession)
@@ -96,7 +96,7 @@ def test_json_without_a_content_type_is_json() -> None:
 
 
 def test_ask_with_everything() -> None:
-    """All fields of a question arrive in the command."""
+    """The command contains all fields of a question."""
     asked = parse(
         Incoming(
             {SESSION: "s", "x-torchmoor-endpoint": "llava", "x-torchmoor-principal": "p"},
@@ -143,7 +143,7 @@ def test_accept_chooses_the_stream_form(accept: str, form: AnswerForm) -> None:
 
 
 def test_accept_alone_does_not_stream() -> None:
-    """Only the body's stream field makes a stream; a whole answer of the session API has one form."""
+    """Only the body's stream field selects a stream; a whole answer of the session API has one form."""
     body = {"type": "send_text_prompt", "session_id": "s", "prompt_text": "x"}
 
     asked = command(body, accept="text/event-stream")
@@ -153,14 +153,14 @@ def test_accept_alone_does_not_stream() -> None:
 
 
 def test_add_and_close() -> None:
-    """The other two operations, the guide's word for close included."""
+    """Both operations are parsed, including the guide's word for close."""
     assert command({"type": "add_images", "session_id": "s", "image": "a"}).images == ("a",)
     assert command({"type": "close_session", "session_id": "s"}).session_id == "s"
     assert parse(Incoming({SESSION: "s"}, {"requestType": "CLOSE"})) == CloseSession(caller=NOBODY, session_id="s")
 
 
 def test_status_needs_no_body() -> None:
-    """The status operation is a header."""
+    """The status operation needs only a header."""
     assert command(None, x_torchmoor_operation="status") == ReportStatus()
 
 
@@ -210,7 +210,7 @@ def test_status_needs_no_body() -> None:
     ],
 )
 def test_wrong_bodies_are_invalid_requests(body: Any) -> None:
-    """Each is a 400 that says what is wrong."""
+    """Each wrong body is a 400 that says what is wrong."""
     with pytest.raises(InvalidRequest) as caught:
         command(body)
 
@@ -220,7 +220,7 @@ def test_wrong_bodies_are_invalid_requests(body: Any) -> None:
 
 @pytest.mark.parametrize("body", ["{", b"{\xff", "nonsense", b"\xef\xbb\xbf", "[" * 100_000, "{" + '"a":[' * 100_000])
 def test_what_is_no_json_is_invalid_json(body: Any) -> None:
-    """Broken text has a code of its own, and its error does not repeat the text."""
+    """Malformed JSON has its own code, and the error does not repeat the text."""
     with pytest.raises(InvalidJson) as caught:
         command(body, content_type="application/json")
 
@@ -228,7 +228,7 @@ def test_what_is_no_json_is_invalid_json(body: Any) -> None:
 
 
 def test_headers_and_body_must_agree() -> None:
-    """Two different session ids are a mismatch; the same twice is fine."""
+    """Different session ids in header and body are an error; equal ones are accepted."""
     body = {"type": "close_session", "session_id": "a"}
 
     with pytest.raises(SessionIdMismatch):
@@ -238,7 +238,7 @@ def test_headers_and_body_must_agree() -> None:
 
 
 def test_new_session_header_needs_an_opening_body() -> None:
-    """NEW_SESSION above a question or a close is refused."""
+    """NEW_SESSION with a question or a close is refused."""
     for kind in ("close_session", "send_text_prompt", "add_images"):
         with pytest.raises(InvalidRequest, match="NEW_SESSION"):
             parse(
@@ -249,13 +249,13 @@ def test_new_session_header_needs_an_opening_body() -> None:
 
 
 def test_open_under_an_existing_session_is_refused() -> None:
-    """A start_session with another session's id in the header is a mistake of the client."""
+    """A start_session with another session's id in the header is a client error."""
     with pytest.raises(InvalidRequest):
         parse(Incoming({SESSION: "s"}, {"type": "start_session", "path": URL}))
 
 
 def test_unknown_operation_is_refused() -> None:
-    """An operation that does not exist is named in the error."""
+    """The error names the unknown operation."""
     with pytest.raises(InvalidRequest, match="reboot"):
         command(None, x_torchmoor_operation="reboot")
 
@@ -302,7 +302,7 @@ HEADERS = st.dictionaries(
     headers=HEADERS,
 )
 def test_anything_is_a_command_or_a_handler_error(body: Any, headers: dict[str, str]) -> None:
-    """No request makes the parser raise anything but an error for its client, and that error can be sent."""
+    """Every request gives a command or a client error that fits into a response."""
     refused: HandlerError | None = None
     try:
         parse(Incoming(headers, body))
@@ -317,7 +317,7 @@ def test_anything_is_a_command_or_a_handler_error(body: Any, headers: dict[str, 
 @settings(max_examples=300, deadline=None)
 @given(given=PARAMETERS)
 def test_accepted_parameters_are_within_their_ranges(given: dict[str, Any]) -> None:
-    """What passes is of the right type and range, so that the engine need not ask again."""
+    """Accepted parameters have the right type and range, so the engine need not check again."""
     try:
         p = parse_parameters(given)
     except InvalidRequest:
@@ -329,7 +329,7 @@ def test_accepted_parameters_are_within_their_ranges(given: dict[str, Any]) -> N
 
 
 def test_all_parameters_are_taken() -> None:
-    """TGI's names, as TGI means them; whole numbers become the floats that the samplers ask for."""
+    """TGI's parameters keep their meaning; whole numbers become the floats that the samplers require."""
     given = {
         "do_sample": True,
         "temperature": 2,
@@ -413,12 +413,12 @@ def test_wrong_parameters_are_named(name: str, value: Any) -> None:
     ],
 )
 def test_sampling_is_on_when_asked_for(given: dict[str, Any], is_sampling: bool) -> None:
-    """A sampling setting turns sampling on; temperature 0 and do_sample false turn it off."""
+    """A sampling setting enables sampling; temperature 0 and do_sample false disable it."""
     assert parse_parameters(given).is_sampling is is_sampling
 
 
 @pytest.mark.parametrize("content_type", ["video/mp4", "Audio/WAV; q=1"])
 def test_videos_and_sounds_are_refused_as_such(content_type: str) -> None:
-    """By the Content-Type, whatever the body is, in the words that a caller looks for."""
+    """The Content-Type decides, whatever the body is, and the message contains a searchable phrase."""
     with pytest.raises(UnsupportedMedia, match=r"(video|audio) is not supported"):
         parse(Incoming({"content-type": content_type, SESSION: "NEW_SESSION"}, b"\x00\x01"))

@@ -1,4 +1,4 @@
-"""Where checkpoints come from: directories, S3 (a real server), and the hub's cache."""
+"""Sources of checkpoints: directories, S3 (a real server), and the hub's cache."""
 
 import json
 import shutil
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from botocore.exceptions import BotoCoreError
 from safetensors.torch import save_file
 
 from handlers.errors import SettingsError
@@ -26,7 +27,7 @@ BUCKET = "checkpoints"
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real server with an empty bucket."""
+    """Run a real server with an empty bucket."""
     with run_s3(tmp_path_factory.mktemp("s3")) as server:
         client = server.client()
         client.create_bucket(Bucket=BUCKET)
@@ -36,7 +37,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture
 def bucket(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A client of an empty bucket, and this process's environment as S3 wants it."""
+    """Return a client of an empty bucket, and set this process's environment for S3."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     client = s3.client()
@@ -57,19 +58,19 @@ def settings(tmp_path: Path, path: str, **options: Any) -> ModelSettings:
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Relative to the archive, or absolute."""
+    """A directory may be relative to the archive, or absolute."""
     assert find_checkpoint(ModelSettings(path="model"), tmp_path, {}) == tmp_path / "model"
     assert find_checkpoint(ModelSettings(path="/weights"), tmp_path, {}) == Path("/weights")
 
 
 def test_another_kind_of_address_is_refused(tmp_path: Path) -> None:
-    """With those that there are."""
+    """The error lists the supported kinds."""
     with pytest.raises(SettingsError, match=r"s3://.*hf://"):
         find_checkpoint(ModelSettings(path="https://example.com/model"), tmp_path, {})
 
 
 def test_a_checkpoint_in_s3_serves(bucket: Any, tmp_path: Path, checkpoint: Path, one_thread: None) -> None:
-    """Only what a model needs is downloaded, and what is served answers as the original does."""
+    """Only a model's own files are downloaded, and the model answers as the original does."""
     upload(bucket, checkpoint, "models/tiny")
     bucket.put_object(Bucket=BUCKET, Key="models/tiny/pytorch_model.bin", Body=b"a pickle")
     bucket.put_object(Bucket=BUCKET, Key="models/tiny/original/other.safetensors", Body=b"x")
@@ -84,8 +85,23 @@ def test_a_checkpoint_in_s3_serves(bucket: Any, tmp_path: Path, checkpoint: Path
     assert torch.equal(model.embed(ids), original.embed(ids))
 
 
+def test_downloads_are_compared_with_their_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that were damaged on the way are not served."""
+    configs: list[Any] = []
+
+    def client(session: Any, service: str, *, config: Any) -> Any:
+        configs.append(config)
+        raise BotoCoreError
+
+    monkeypatch.setattr("boto3.session.Session.client", client)
+
+    with pytest.raises(SettingsError):
+        find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/models"), tmp_path, {})
+    assert configs[0].response_checksum_validation in (None, "when_supported")
+
+
 def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that starts again, or another of the same host, finds it there; several at once wait for one."""
+    """A restarted worker, or another of the host, reuses the download; concurrent ones wait for it."""
     upload(bucket, checkpoint, "once")
     downloads: list[Path] = []
     original = checkpoint_module._download
@@ -112,7 +128,7 @@ def test_it_is_downloaded_once(bucket: Any, tmp_path: Path, checkpoint: Path, mo
 
 
 def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
-    """Under the same address; the folder of the old content goes, with what a killed download has left."""
+    """New content under the same address replaces the old folder and remains of killed downloads."""
     bucket.put_object(Bucket=BUCKET, Key="changing/config.json", Body=b"{}")
     where = settings(tmp_path, f"s3://{BUCKET}/changing")
     old = find_checkpoint(where, tmp_path, {})
@@ -126,7 +142,7 @@ def test_new_content_is_downloaded_again(bucket: Any, tmp_path: Path) -> None:
 
 
 def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the cache is complete or not there; the next start tries again."""
+    """A folder of the cache is complete or absent; the next start downloads again."""
     bucket.put_object(Bucket=BUCKET, Key="broken/config.json", Body=b"{}")
     bucket.put_object(Bucket=BUCKET, Key="broken/model.safetensors", Body=b"12345678")
     where = settings(tmp_path, f"s3://{BUCKET}/broken")
@@ -148,19 +164,19 @@ def test_a_download_that_fails_leaves_nothing(bucket: Any, tmp_path: Path, monke
 
 @pytest.mark.parametrize("path", ["s3://", "s3://bucket", "s3:///prefix"])
 def test_an_address_without_bucket_or_prefix_is_refused(path: str, tmp_path: Path) -> None:
-    """A whole bucket is no checkpoint."""
+    """A whole bucket is not accepted as a checkpoint."""
     with pytest.raises(SettingsError, match="bucket/prefix"):
         find_checkpoint(settings(tmp_path, path), tmp_path, {})
 
 
 def test_a_prefix_without_a_checkpoint_is_refused(bucket: Any, tmp_path: Path) -> None:
-    """Named as it was given."""
+    """The error contains the address as configured."""
     with pytest.raises(SettingsError, match=r"no config\.json in s3://checkpoints/nothing"):
         find_checkpoint(settings(tmp_path, f"s3://{BUCKET}/nothing"), tmp_path, {})
 
 
 def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path: Path) -> None:
-    """The limit is a setting, and it is named."""
+    """The error names the setting of the limit."""
     bucket.put_object(Bucket=BUCKET, Key="large/config.json", Body=b"{}" + b" " * 1000)
 
     with pytest.raises(SettingsError, match="max_download_bytes"):
@@ -170,14 +186,14 @@ def test_a_checkpoint_that_is_too_large_is_not_downloaded(bucket: Any, tmp_path:
 
 
 def test_a_bucket_that_is_not_there_is_a_config_error(bucket: Any, tmp_path: Path) -> None:
-    """In S3's words."""
+    """The error contains S3's message."""
     with pytest.raises(SettingsError, match="s3://no-such-bucket/x cannot be read"):
         find_checkpoint(settings(tmp_path, "s3://no-such-bucket/x"), tmp_path, {})
 
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache with one checkpoint, and no network."""
+    """Create the hub's cache with one checkpoint, and no network."""
     folder = tmp_path / "hub" / "models--someone--tiny"
     commit = "0123456789abcdef0123456789abcdef01234567"
     shutil.copytree(checkpoint, folder / "snapshots" / commit)
@@ -189,7 +205,7 @@ def hub_cache(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path) -> None:
-    """With HF_HUB_OFFLINE nothing is asked of anybody."""
+    """HF_HUB_OFFLINE prevents every request."""
     found = find_checkpoint(ModelSettings(path="hf://someone/tiny"), tmp_path, {})
 
     assert found == hub_cache
@@ -197,20 +213,20 @@ def test_a_name_on_the_hub_is_found_in_its_cache(hub_cache: Path, tmp_path: Path
 
 @pytest.mark.parametrize("options", [{"path": "hf://someone/else"}, {"path": "hf://someone/tiny", "revision": "v9"}])
 def test_a_name_that_is_not_in_the_cache_says_so(options: Any, hub_cache: Path, tmp_path: Path) -> None:
-    """And why nobody was asked."""
+    """The error says that the hub was not asked, and why."""
     with pytest.raises(SettingsError, match="HF_HUB_OFFLINE"):
         find_checkpoint(ModelSettings(**options), tmp_path, {})
 
 
 @pytest.mark.parametrize("name", ["models/of/mine", "a b", "", "../up"])
 def test_what_cannot_be_a_name_on_the_hub_is_refused(name: str, tmp_path: Path) -> None:
-    """A folder that is not there must not be looked for on the internet."""
+    """A path that does not exist is not looked up on the hub."""
     with pytest.raises(SettingsError, match="no directory here"):
         find_checkpoint(ModelSettings(path=f"hf://{name}"), tmp_path, {})
 
 
 def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> None:
-    """From the files' headers, over all shards; whole numbers stay what they are."""
+    """The size is computed from the headers of all shards; integer tensors keep their type."""
     save_file({"a": torch.zeros(3, 5, dtype=torch.float16)}, tmp_path / "model-1.safetensors")
     save_file(
         {"b": torch.zeros(7, dtype=torch.bfloat16), "c": torch.zeros(2, dtype=torch.int64)},
@@ -224,7 +240,7 @@ def test_weights_are_counted_in_the_type_they_are_loaded_as(tmp_path: Path) -> N
 def test_a_checkpoint_that_does_not_fit_is_refused(
     tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its weights are read, with what to do."""
+    """A checkpoint that is too large is refused with advice before its weights are read."""
     needed = weight_bytes(checkpoint, torch.float32)
     monkeypatch.setattr(memory, "free_bytes", lambda device: needed - 1)
 
@@ -235,7 +251,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
 
 
 def test_the_free_memory_of_this_machine_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system says is available, and no more than the container may still take."""
+    """The free memory is what the system reports, at most the container's remaining limit."""
     available = free_bytes(CPU)
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.stat").write_text("anon 300000\nfile 500000\n")

@@ -1,4 +1,4 @@
-"""A checkpoint of the Hugging Face hub: huggingface_hub's real client against a small stand-in for the hub."""
+"""A checkpoint of the Hugging Face hub: huggingface_hub's real client against a small fake hub."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ except SettingsError as error:
 
 @dataclass
 class Hub:
-    """What the stand-in has, and who asked for what."""
+    """A fake hub's files and its recorded requests."""
 
     files: dict[str, bytes]
     url: str = ""
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, *, is_head: bool) -> None:
         path = urlsplit(self.path).path
-        if NAME in path:  # the library asks for some things of its own
+        if NAME in path:  # the library requests some files of its own
             self.hub.asked.append(path)
             self.hub.tokens.add(self.headers["Authorization"])
         if path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Silence."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def hub() -> Iterator[Hub]:
 
 
 def find(hub: Hub, home: Path, name: str = NAME, max_bytes: int = 1000, **environment: str) -> str:
-    """In a process of its own: huggingface_hub reads its environment when it is imported."""
+    """Find a checkpoint in a new process, because huggingface_hub reads its environment when it is imported."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT, name, str(max_bytes)],
@@ -116,7 +116,7 @@ def find(hub: Hub, home: Path, name: str = NAME, max_bytes: int = 1000, **enviro
 
 
 def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None:
-    """With the operator's token; afterwards it is found without a network, too."""
+    """The download uses the operator's token; afterwards the checkpoint is found without a network."""
     found = Path(find(hub, tmp_path, HF_TOKEN="hf_secret"))
 
     assert {path.name: path.read_bytes() for path in found.iterdir()} == {
@@ -130,7 +130,7 @@ def test_only_what_a_model_needs_is_downloaded(hub: Hub, tmp_path: Path) -> None
 
 
 def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:
-    """What is not needed does not count."""
+    """Files that a model does not need do not count."""
     assert "more than handler.model.max_download_bytes (101)" in find(hub, tmp_path, max_bytes=101)
     assert not [path for path in hub.asked if "resolve" in path]
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_over_the_limit_is_not_downloaded(hub: Hub, tmp_path: Path)
 
 
 def test_a_name_that_the_hub_does_not_have_is_a_config_error(hub: Hub, tmp_path: Path) -> None:
-    """One line that names it."""
+    """The error is one line that contains the name."""
     said = find(hub, tmp_path, name="someone/else")
 
     assert said.startswith("SettingsError: someone/else cannot be had from the Hugging Face hub")

@@ -1,4 +1,4 @@
-"""The environment and serving.properties of other containers, as settings of ours."""
+"""The environment and serving.properties of other containers, translated into our settings."""
 
 import logging
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from handlers.settings import HandlerSettings, load_settings
 
 @pytest.fixture(autouse=True)
 def sagemaker_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for /opt/ml/model, which is not there yet."""
+    """Create a replacement for /opt/ml/model, without the folder itself."""
     folder = tmp_path / "opt-ml-model"
     monkeypatch.setattr(compatibility, "SAGEMAKER_MODEL", folder)
     return folder
@@ -34,7 +34,7 @@ def properties(folder: Path, *lines: str) -> Path:
 
 
 def test_the_environment_of_tgi_is_understood() -> None:
-    """Every variable of a usual SageMaker TGI endpoint."""
+    """Every variable of a usual SageMaker TGI endpoint is accepted."""
     found = settings(
         {
             "HF_MODEL_ID": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -59,7 +59,7 @@ def test_the_environment_of_tgi_is_understood() -> None:
 
 
 def test_serving_properties_are_understood(tmp_path: Path) -> None:
-    """Those of LMI; comments, other keys and blank lines do not matter."""
+    """LMI's properties are accepted; comments, other keys and blank lines are skipped."""
     folder = properties(
         tmp_path,
         "# made by a notebook",
@@ -81,7 +81,7 @@ def test_serving_properties_are_understood(tmp_path: Path) -> None:
 
 
 def test_options_of_the_environment_are_understood() -> None:
-    """LMI's other way to say the same."""
+    """LMI's environment variables are accepted."""
     found = settings({"OPTION_MODEL_ID": "/opt/weights", "OPTION_MAX_ROLLING_BATCH_SIZE": "8"})
 
     assert found.model.path == "/opt/weights"
@@ -89,14 +89,14 @@ def test_options_of_the_environment_are_understood() -> None:
 
 
 def test_the_streams_form_is_lmis_where_lmi_is_configured(tmp_path: Path) -> None:
-    """option.output_formatter chooses how `inputs` are answered."""
+    """option.output_formatter selects the form of answers to `inputs`."""
     found = understand({}, {}, [properties(tmp_path, "option.output_formatter=jsonlines")])
 
     assert found["request"]["inputs_form"] == "lmi"
 
 
 def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None:
-    """Ours, then serving.properties, the environment, /opt/ml/model, the archive's model-config."""
+    """The order is ours, serving.properties, the environment, /opt/ml/model, the archive's model-config."""
     config = {"model": {"path": "model", "dtype": "float32"}}
     environ = {"HF_MODEL_ID": "/from/environment"}
     folder = properties(tmp_path, "option.model_id=/from/properties")
@@ -127,7 +127,7 @@ def test_the_stronger_source_wins(tmp_path: Path, sagemaker_model: Path) -> None
     ],
 )
 def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: str) -> None:
-    """A worker that starts with half its configuration would be worse than none."""
+    """A malformed value stops the worker, and the error names its variable."""
     with pytest.raises(SettingsError, match=named):
         settings(environ)
 
@@ -142,7 +142,7 @@ def test_a_malformed_value_names_its_variable(environ: dict[str, str], named: st
     ],
 )
 def test_contradictions_are_refused(environ: dict[str, str], named: str) -> None:
-    """Two names for one thing must agree, and an answer needs room."""
+    """Two names for one setting must agree, and an answer needs at least one token."""
     with pytest.raises(SettingsError, match=named):
         settings(environ)
 
@@ -157,7 +157,7 @@ def test_contradictions_are_refused(environ: dict[str, str], named: str) -> None
     ],
 )
 def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
-    """To ignore it would answer with another model than the one asked for."""
+    """Settings that would change answers are refused instead of ignored."""
     (name,) = environ
 
     with pytest.raises(SettingsError, match=f"{name}.*not offered"):
@@ -166,18 +166,18 @@ def test_what_would_change_answers_is_refused(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("environ", [{"SM_NUM_GPUS": "4"}, {"NUM_SHARD": "2"}, {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}])
 def test_several_devices_for_one_model_are_refused(environ: dict[str, str]) -> None:
-    """With what to do instead."""
+    """The error says what to do instead."""
     with pytest.raises(SettingsError, match="one instance per GPU"):
         settings(environ)
 
 
 def test_a_machine_without_gpus_says_zero() -> None:
-    """SageMaker's own variable on a CPU instance."""
+    """SageMaker sets the number of GPUs to 0 on a CPU instance."""
     assert settings({"SM_NUM_GPUS": "0"}).model.tensor_parallel == 1
 
 
 def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They tune other engines; the log names them."""
+    """Settings of other engines are ignored, and the log names them."""
     folder = properties(tmp_path, "option.rolling_batch=vllm", "option.model_id=/weights")
 
     with caplog.at_level(logging.WARNING, logger="handlers.compatibility"):
@@ -190,7 +190,7 @@ def test_unknown_options_are_ignored_aloud(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_more_requests_than_the_archive_carries_are_not_let_in(caplog: pytest.LogCaptureFixture) -> None:
-    """The archive's batchSize was chosen for its own limit: a higher one is lowered to it, aloud."""
+    """A limit above the archive's batchSize is lowered to it, with a log message."""
     found = settings({"MAX_CONCURRENT_REQUESTS": "512"}, config={"pump": {"max_in_flight": 112}})
 
     assert found.pump.max_in_flight == 112
@@ -198,13 +198,13 @@ def test_more_requests_than_the_archive_carries_are_not_let_in(caplog: pytest.Lo
 
 
 def test_properties_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
-    """A line that is no assignment is a slip of somebody's finger."""
+    """The error names the line that is not an assignment."""
     with pytest.raises(SettingsError, match="max_model_len 4096"):
         settings({}, properties(tmp_path, "option.max_model_len 4096"))
 
 
 def test_without_any_of_it_nothing_changes() -> None:
-    """The archive's own configuration, untouched."""
+    """Without these sources, the archive's configuration is unchanged."""
     config = {"model": {"dtype": "float32"}, "pump": {"max_in_flight": 7}}
 
     assert understand(config, {"PATH": "/bin", "HF_MODEL_ID": " "}, []) == config

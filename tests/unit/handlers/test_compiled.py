@@ -16,16 +16,16 @@ from handlers.errors import SettingsError
 from handlers.models.loader import load_model
 
 CPU = torch.device("cpu")
-# torch's own modules warn of what they do themselves.
+# torch's own modules emit these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
 
 
 @needs_compiler
 def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -> None:
-    """All is compiled while the model is loaded: prompts of any length and any batch find it done.
+    """Loading the model compiles everything for prompts of any length and any batch.
 
-    That the compiled layers compute what transformers computes is checked at the load.
+    Loading also checks that the compiled layers compute what transformers computes.
     """
     model = load_model(checkpoint, CPU, "bfloat16", is_compiled=True)
     runner = ModelRunner(model, cache_shape(model).num_bytes(64 * BLOCK))
@@ -54,7 +54,7 @@ def test_no_request_waits_for_the_compiler(checkpoint: Path, one_thread: None) -
 
 
 def test_float32_on_a_cpu_is_not_compiled(checkpoint: Path) -> None:
-    """Its weights are packed, which is faster; the two do not go together."""
+    """float32 weights on a CPU are packed, which is faster and cannot be combined with compiling."""
     with pytest.raises(SettingsError, match=r"handler\.model\.compile must be off"):
         load_model(checkpoint, CPU, "float32", is_compiled=True)
 
@@ -62,7 +62,7 @@ def test_float32_on_a_cpu_is_not_compiled(checkpoint: Path) -> None:
 def test_a_compiler_that_does_not_work_is_a_config_error(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
-    """At the load, in its own words, and not at the first request."""
+    """Loading fails with the compiler's message, instead of the first request."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nonexistent/c++",))

@@ -24,9 +24,9 @@ DEADLINE_S = 30.0
 
 
 class Generation:
-    """One sequence and what came of it; like a turn it pins its cache until it is over.
+    """A sequence and its events; like a turn it pins its cache until its end.
 
-    cache: one that an earlier turn left; kept: how much of the prompt it has, or shares.
+    cache: from an earlier turn; kept: how much of the prompt it contains, or shares.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Generation:
         return last is not None and (last.finish_reason is not None or last.error is not None or is_stopped)
 
     def wait(self, num_tokens: int | None = None) -> "Generation":
-        """Until it is over, or has so many tokens."""
+        """Wait for the end, or for a number of tokens."""
         with self._changed:
             reached = lambda: self.is_over or (num_tokens is not None and len(self.tokens) >= num_tokens)  # noqa: E731
             assert self._changed.wait_for(reached, DEADLINE_S), self.events
@@ -95,13 +95,13 @@ def make_engine(
     is_row_batched: bool | None = None,
     **options: Any,
 ) -> Engine:
-    """num_tokens: what the KV cache can hold. The pace lets prompts through, so that steps are what a test expects."""
+    """Create an engine. num_tokens: the KV cache's capacity. Without pacing, so that steps are predictable."""
     runner = ModelRunner(model, cache_shape(model).num_bytes(num_tokens), is_row_batched)
     return Engine(runner, Scheduler(max_rows, Pace(prefill_chunk, 1e9)), 1, **options)
 
 
 def check_is_at_rest(engine: Engine) -> None:
-    """Every sequence has been let go of, every block is free or held by a cache that is not pinned."""
+    """Check that every sequence is released and every block is free or in an unpinned cache."""
     assert engine.scheduler.all() == []
     assert engine._samplers == {}
     engine.runner.pool.check_integrity([])
@@ -109,7 +109,7 @@ def check_is_at_rest(engine: Engine) -> None:
 
 @pytest.fixture
 def start_engine(model: Any) -> Iterator[EngineFactory]:
-    """Starts engines; on the way out each is alive and at rest."""
+    """Start engines; check at the end that each is alive and at rest."""
     engines: list[Engine] = []
 
     def start(**options: Any) -> Engine:
@@ -127,7 +127,7 @@ def start_engine(model: Any) -> Iterator[EngineFactory]:
 
 @pytest.fixture
 def still_engine(model: Any) -> Iterator[EngineFactory]:
-    """Makes engines without a thread, which the test steps through; on the way out each is at rest."""
+    """Create engines without a thread, which the test steps; check at the end that each is at rest."""
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:
@@ -150,19 +150,19 @@ def run_to_the_end(engine: Engine) -> None:
 
 
 def is_in(batch: PackedBatch, cache: SequenceCache) -> bool:
-    """Whether this step writes to the cache."""
+    """Return whether this step writes to the cache."""
     return bool(torch.isin(batch.slots, cache.slots).any())
 
 
 def prompts(num: int) -> list[list[int]]:
-    """Prompts of different lengths, the same in each run."""
+    """Return prompts of different lengths, the same in each run."""
     generator = torch.Generator().manual_seed(7)
     lengths = [3 + 11 * i % 70 for i in range(num)]
     return [torch.randint(10, 256, (n,), generator=generator).tolist() for n in lengths]
 
 
 def alone(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
-    """The answer of a sequence of its own, of which nothing is left in the cache."""
+    """Return the answer of a separate sequence that leaves nothing in the cache."""
     generation = Generation(engine, prompt, **params)
     engine.submit(generation.sequence)
     tokens = generation.wait().tokens
@@ -173,7 +173,7 @@ def alone(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
 def test_greedy_answer_is_that_of_whole_forward_passes(
     start_engine: EngineFactory, tiny_llava: LlavaModel, model: Any
 ) -> None:
-    """One sequence alone: token for token what computing everything again for each token gives."""
+    """One sequence alone equals, token for token, a full recomputation for each token."""
     prompt = prompts(1)[0]
 
     tokens = alone(start_engine(), prompt)
@@ -191,7 +191,7 @@ def test_greedy_answer_is_that_of_whole_forward_passes(
 
 
 def test_batched_equals_alone_while_others_join_and_leave(start_engine: EngineFactory, model: Any) -> None:
-    """Greedy answers do not depend on who else is in the batch, nor on when they came and went."""
+    """Greedy answers do not depend on other sequences in the batch or when they join and leave."""
     engine = start_engine(max_rows=4, prefill_chunk=16)
     texts = prompts(10)
     lengths = [4 + 3 * (i % 5) for i in range(10)]
@@ -209,7 +209,7 @@ def test_batched_equals_alone_while_others_join_and_leave(start_engine: EngineFa
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunked_prefill_equals_whole_prefill(start_engine: EngineFactory, model: Any, chunk: int) -> None:
-    """Where a prompt is cut does not change its answer."""
+    """The chunks of a prompt do not change its answer."""
     prompt = prompts(7)[6]
 
     whole = alone(start_engine(prefill_chunk=1000), prompt)
@@ -218,7 +218,7 @@ def test_chunked_prefill_equals_whole_prefill(start_engine: EngineFactory, model
 
 
 def test_kept_cache_equals_a_fresh_one(start_engine: EngineFactory, model: Any) -> None:
-    """A second sequence on the first one's cache computes only what is new and answers the same."""
+    """A second sequence on the first one's cache computes only new tokens and answers the same."""
     engine = start_engine()
     first = Generation(engine, prompts(3)[2])
     engine.submit(first.sequence)
@@ -234,7 +234,7 @@ def test_kept_cache_equals_a_fresh_one(start_engine: EngineFactory, model: Any) 
 
 
 def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, model: Any) -> None:
-    """The same seed gives the same answer beside any neighbours."""
+    """A seed gives the same answer with any other sequences."""
     engine = start_engine()
     options = {"do_sample": True, "temperature": 1.5, "seed": 11}
     expected = alone(engine, prompts(1)[0], **options)
@@ -250,7 +250,7 @@ def test_sampled_answer_depends_on_its_seed_only(start_engine: EngineFactory, mo
 
 
 def test_answer_ends_by_length_eos_or_its_listener(start_engine: EngineFactory, model: Any) -> None:
-    """max_new_tokens, an end token and on_event's False end a sequence; the reason goes with the last token."""
+    """max_new_tokens, an end token and on_event's False end a sequence; the last token has the reason."""
     engine = start_engine()
     by_length = Generation(engine, prompts(1)[0], max_new_tokens=5)
     engine.submit(by_length.sequence)
@@ -300,7 +300,7 @@ def test_logprobs_are_those_of_the_model(start_engine: EngineFactory, model: Any
 def test_failing_sequence_fails_alone(
     start_engine: EngineFactory, model: Any, failure: Exception, kind: type[HandlerError]
 ) -> None:
-    """A model that raises for one sequence ends that one; the others' answers are as if it had not been there."""
+    """A sequence for which the model raises ends; the others' answers do not change."""
     engine = start_engine()
     good_prompts = prompts(3)
     expected = [alone(engine, p) for p in good_prompts]
@@ -321,7 +321,7 @@ def test_failing_sequence_fails_alone(
 
 
 def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFactory, model: Any) -> None:
-    """A NaN must not become a token, nor break the sampling of the other rows."""
+    """A NaN neither becomes a token nor breaks the sampling of other rows."""
     engine = start_engine()
     expected = alone(engine, prompts(1)[0], max_new_tokens=6)
 
@@ -341,7 +341,7 @@ def test_logits_that_are_not_numbers_fail_their_row_only(start_engine: EngineFac
 
 
 def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory, model: Any) -> None:
-    """An exception in one sequence's on_event does not reach the others, and the sequence is told."""
+    """An exception in on_event ends its own sequence with an error and does not reach the others."""
     engine = start_engine()
     expected = alone(engine, prompts(1)[0])
     bad, good = Generation(engine, prompts(2)[1]), Generation(engine, prompts(1)[0])
@@ -365,7 +365,7 @@ def test_listener_that_raises_fails_its_own_sequence(start_engine: EngineFactory
 
 
 def test_sequence_that_cannot_be_admitted_fails_alone(start_engine: EngineFactory, model: Any) -> None:
-    """Sampling settings that the warpers refuse end their own sequence; those submitted with it run."""
+    """Invalid sampling settings end their own sequence; those submitted with it run."""
     engine = start_engine()
     bad = Generation(engine, prompts(1)[0], repetition_penalty=-1.0)
     good = Generation(engine, prompts(2)[1])
@@ -381,7 +381,7 @@ def test_sequence_that_cannot_be_admitted_fails_alone(start_engine: EngineFactor
 
 
 def test_cancelled_sequence_leaves_within_one_step(start_engine: EngineFactory, model: Any) -> None:
-    """After a cancel no further token is computed for the sequence, and its last event is the error given."""
+    """After a cancel no further token is computed, and the last event is the given error."""
     engine = start_engine()
     reached, may_go_on = threading.Event(), threading.Event()
     left = Generation(engine, prompts(1)[0], max_new_tokens=1000)
@@ -410,7 +410,7 @@ def test_cancelled_sequence_leaves_within_one_step(start_engine: EngineFactory, 
 
 
 def test_cancel_of_an_ended_sequence_does_nothing(start_engine: EngineFactory, model: Any) -> None:
-    """No second end."""
+    """Cancelling an ended sequence sends no second end."""
     engine = start_engine()
     generation = Generation(engine, prompts(1)[0], max_new_tokens=2)
     engine.submit(generation.sequence)
@@ -423,7 +423,7 @@ def test_cancel_of_an_ended_sequence_does_nothing(start_engine: EngineFactory, m
 
 
 def test_cancel_right_after_submit(start_engine: EngineFactory, model: Any) -> None:
-    """A sequence that is cancelled before its first step gets its one last event."""
+    """A sequence that is cancelled before its first step gets exactly one event."""
     engine = start_engine()
     generation = Generation(engine, prompts(1)[0])
 
@@ -437,7 +437,7 @@ def test_cancel_right_after_submit(start_engine: EngineFactory, model: Any) -> N
 
 
 def test_deadline_ends_running_and_waiting_sequences(start_engine: EngineFactory, model: Any, clock: Any) -> None:
-    """A turn past its deadline is told so, whether it has a row or waits for one."""
+    """A turn past its deadline gets an error, whether it runs or waits."""
     engine = start_engine(max_rows=1, clock=clock)
     late = Generation(engine, prompts(1)[0], max_new_tokens=1500, deadline=clock.now + 60)
     waiting = Generation(engine, prompts(2)[1], deadline=clock.now + 60)
@@ -454,7 +454,7 @@ def test_deadline_ends_running_and_waiting_sequences(start_engine: EngineFactory
 
 
 def test_engine_thread_survives_its_own_failure(start_engine: EngineFactory, model: Any) -> None:
-    """A bug outside the model fails those who run, and the next sequence is served."""
+    """A bug outside the model fails the running sequences, and the next one is served."""
     engine = start_engine()
     broken = Generation(engine, prompts(1)[0])
     original = engine.scheduler.next_batch
@@ -471,7 +471,7 @@ def test_engine_thread_survives_its_own_failure(start_engine: EngineFactory, mod
 
 
 def test_call_runs_on_the_engine_thread_and_returns_errors(start_engine: EngineFactory) -> None:
-    """Whoever calls gets the result or the exception; the thread goes on."""
+    """The caller gets the result or the exception; the thread continues."""
     engine = start_engine()
 
     assert engine.call(lambda: threading.current_thread().name).result(DEADLINE_S) == "engine"
@@ -480,7 +480,7 @@ def test_call_runs_on_the_engine_thread_and_returns_errors(start_engine: EngineF
 
 
 def test_image_that_does_not_fit_the_device_is_out_of_memory(start_engine: EngineFactory, model: Any) -> None:
-    """The vision tower's OOM is a 507."""
+    """An out-of-memory error of the vision tower is a 507."""
 
     def no_memory(pixels: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -495,12 +495,12 @@ def test_image_that_does_not_fit_the_device_is_out_of_memory(start_engine: Engin
 
 
 def blocks(*numbers: int) -> list[int]:
-    """A prompt of whole blocks, one a number, and the number 9 behind them."""
+    """Return a prompt of one whole block for each number, followed by the number 9."""
     return [10 + (7 * n + i) % 200 for n in numbers for i in range(BLOCK)] + [9]
 
 
 def test_sequences_that_run_share_their_beginning(start_engine: EngineFactory) -> None:
-    """A prompt that begins like that of a running sequence computes only the rest, and answers the same."""
+    """A prompt that begins like a running sequence's computes only the rest, and answers the same."""
     engine = start_engine()
     common = blocks(1, 2, 3)[:-1]
     texts = [[*common, *tail] for tail in ([20], [21, 22], [20], list(range(30, 60)))]
@@ -518,7 +518,7 @@ def test_sequences_that_run_share_their_beginning(start_engine: EngineFactory) -
 
 
 def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) -> None:
-    """The same image key shares its positions; another key in the same place answers as if alone."""
+    """Positions of the same image key are shared; another key answers as if alone."""
     engine = start_engine()
     num, size = 3 * BLOCK, model.embed(torch.tensor([0])).shape[1]
     features = [torch.randn(num, size, generator=torch.Generator().manual_seed(i)) * 3 for i in range(2)]
@@ -540,12 +540,12 @@ def test_images_are_shared_by_key_only(start_engine: EngineFactory, model: Any) 
 
 @pytest.mark.parametrize("is_row_batched", [False, True])
 def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batched: bool) -> None:
-    """Where in storage a sequence lies does not change its answer, whichever way attention is computed."""
+    """The location of a sequence in storage does not change its answer, with either attention."""
     texts = prompts(5)
     expected = [alone(start_engine(), text, max_new_tokens=20) for text in texts]
     engine = start_engine(num_tokens=64 * BLOCK, is_row_batched=is_row_batched)
     pool = engine.runner.pool
-    pool.storage.fill_(float("nan"))  # what nobody has written must not be read
+    pool.storage.fill_(float("nan"))  # unwritten memory must not be read
     fillers = [SequenceCache(pool) for _ in range(64)]
     for filler in fillers:
         filler.reserve(BLOCK)
@@ -564,7 +564,7 @@ def test_scattered_blocks_equal_a_run(start_engine: EngineFactory, is_row_batche
 
 
 def test_one_call_for_all_rows_equals_one_call_a_row(start_engine: EngineFactory) -> None:
-    """The way of a GPU gives the answers of the way of a CPU, while prompts and rows come and go."""
+    """The GPU's joint attention gives the answers of the CPU's, while rows join and leave."""
     texts, lengths = prompts(9), [5 + 4 * (i % 4) for i in range(9)]
     found = []
     for is_row_batched in (False, True):
@@ -578,7 +578,7 @@ def test_one_call_for_all_rows_equals_one_call_a_row(start_engine: EngineFactory
 
 
 def test_cache_evicted_between_turns_is_computed_again(still_engine: EngineFactory) -> None:
-    """A conversation whose blocks others took answers its next turn as if they had stayed."""
+    """A conversation whose blocks were evicted gets the same next answer."""
     engine = still_engine(num_tokens=6 * BLOCK)
     question = blocks(1, 2)
     first = Generation(engine, question)
@@ -602,7 +602,7 @@ def test_cache_evicted_between_turns_is_computed_again(still_engine: EngineFacto
 
 
 def test_sequence_without_room_waits_for_those_that_run(still_engine: EngineFactory) -> None:
-    """First come, first served: also one that would fit waits behind one that does not."""
+    """Sequences wait in order: also a smaller one waits behind one that does not fit."""
     engine = still_engine(num_tokens=8 * BLOCK)
     running = Generation(engine, blocks(1, 2, 3, 4))
     large = Generation(engine, blocks(5, 6, 7, 8))
@@ -619,7 +619,7 @@ def test_sequence_without_room_waits_for_those_that_run(still_engine: EngineFact
 
 
 def test_newest_waiting_sequence_gives_way_when_nothing_runs(still_engine: EngineFactory) -> None:
-    """If those that wait hold all memory, the newest ends with OutOfMemory until the oldest can run."""
+    """If waiting sequences hold all memory, the newest ends with OutOfMemory until the oldest can run."""
     engine = still_engine(num_tokens=8 * BLOCK)
     caches = []
     for number in (1, 2, 3):
@@ -641,7 +641,7 @@ def test_newest_waiting_sequence_gives_way_when_nothing_runs(still_engine: Engin
 
 
 def test_sequence_that_can_never_fit_ends_at_once(still_engine: EngineFactory) -> None:
-    """It is told so, and costs those that wait with it nothing."""
+    """A sequence that can never fit gets an error, and other waiting sequences keep their blocks."""
     engine = still_engine(num_tokens=4 * BLOCK)
     other = Generation(engine, blocks(2))
     huge = Generation(engine, blocks(1), max_new_tokens=3 * BLOCK + 1)
@@ -676,7 +676,7 @@ def test_deadline_and_cancel_reach_those_without_room(still_engine: EngineFactor
 
 
 def test_nothing_of_a_failed_sequence_is_used_again(still_engine: EngineFactory, model: Any) -> None:
-    """What it stored may be what it failed by: the same question is computed from the beginning."""
+    """Blocks of a failed sequence may be faulty, so the same question is computed from the beginning."""
     engine = still_engine()
     bad = Generation(engine, blocks(1, 2))
     model.after_step = lambda logits: logits * float("nan")
@@ -693,8 +693,8 @@ def test_nothing_of_a_failed_sequence_is_used_again(still_engine: EngineFactory,
 
 
 def test_threads_share_and_evict_while_the_engine_runs(start_engine: EngineFactory) -> None:
-    """Conversations on four threads, on memory too small for all: each answer is what it would be alone."""
-    engine = start_engine(num_tokens=24 * BLOCK)  # room for four that share nothing, but not for what eight leave
+    """Conversations on four threads with too little memory get the answers that each gets alone."""
+    engine = start_engine(num_tokens=24 * BLOCK)  # memory for four without sharing, but not for what eight leave
     common = blocks(1, 2)[:-1]
     texts = [[*common, 20 + i, *blocks(i, i + 8, i + 16)] for i in range(8)]
     expected = [alone(engine, text, max_new_tokens=8) for text in texts]
@@ -721,7 +721,7 @@ def test_threads_share_and_evict_while_the_engine_runs(start_engine: EngineFacto
 
 
 def test_lost_device_is_reported(still_engine: EngineFactory, model: Any) -> None:
-    """If after a failure not even an addition succeeds, whoever runs the process is told, once a step."""
+    """If even an addition fails after a failure, the loss is reported, once per step."""
     lost: list[bool] = []
     engine = still_engine(on_device_lost=lambda: lost.append(True))
     generations = [Generation(engine, prompt) for prompt in prompts(3)]
@@ -740,7 +740,7 @@ def test_lost_device_is_reported(still_engine: EngineFactory, model: Any) -> Non
 
 @pytest.mark.parametrize("failure", [RuntimeError("shape"), torch.OutOfMemoryError("CUDA out of memory")])
 def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model: Any, failure: Exception) -> None:
-    """The worker goes on after an error that one sequence has caused."""
+    """The worker continues after an error of one sequence."""
     lost: list[bool] = []
     engine = still_engine(on_device_lost=lambda: lost.append(True))
     generation = Generation(engine, prompts(1)[0])
@@ -757,7 +757,7 @@ def test_failure_on_a_sound_device_is_no_loss(still_engine: EngineFactory, model
 
 
 def test_calls_take_turns_with_steps(model: Any) -> None:
-    """Many pictures at once hold up an answer no longer than one does at a time."""
+    """Several queued pictures delay an answer by at most one of them per step."""
     engine = make_engine(model)
     engine.start()
     generation = Generation(engine, prompts(1)[0], max_new_tokens=1500)
@@ -772,7 +772,7 @@ def test_calls_take_turns_with_steps(model: Any) -> None:
 
 
 def test_stop_forgets_no_call(model: Any) -> None:
-    """What was asked for before the stop is answered, or whoever asked would wait for ever."""
+    """Calls made before a stop are completed, so that no caller waits for ever."""
     engine = make_engine(model)
     engine.start()
     stopper = threading.Thread(target=engine.stop)
@@ -791,7 +791,7 @@ def test_stop_forgets_no_call(model: Any) -> None:
 
 
 def test_stop_ends_what_runs(model: Any) -> None:
-    """A stopping engine tells its sequences, and takes no more."""
+    """A stopping engine ends its sequences with an error, and accepts no others."""
     engine = make_engine(model)
     engine.start()
     generation = Generation(engine, prompts(1)[0], max_new_tokens=1500)

@@ -32,7 +32,7 @@ def new_pool(num_tokens: int) -> BlockPool:
 def sequence(
     num_prompt: int, num_output: int = 0, pool: BlockPool | None = None, max_new_tokens: int = 100
 ) -> Sequence:
-    """A sequence whose output, if any, has all but its last token in the cache; of a pool of its own unless given."""
+    """Create a sequence with all but its last token in the cache; it has its own pool unless one is given."""
     cache = SequenceCache(pool or new_pool(num_prompt + max_new_tokens))
     params = SamplingParams(max_new_tokens=max_new_tokens)
     made = Sequence(list(range(num_prompt)), [], cache, params, float("inf"), lambda event: True)
@@ -44,7 +44,7 @@ def sequence(
 
 
 def run_step(scheduler: Scheduler) -> list[tuple[Sequence, list[int], bool]]:
-    """The next batch, computed: prompts advance, and whoever gets a token has it."""
+    """Simulate the next batch: prompts advance, and rows get their tokens."""
     assert scheduler.admit() is None
     batch = scheduler.next_batch()
     for work in batch:
@@ -55,18 +55,18 @@ def run_step(scheduler: Scheduler) -> list[tuple[Sequence, list[int], bool]]:
 
 
 def new_scheduler(max_rows: int, chunk: int) -> Scheduler:
-    """Prompts get the same chunk in each step."""
+    """Create a scheduler with the same chunk size in each step."""
     return Scheduler(max_rows, Pace(chunk, 2.0))
 
 
 def test_nothing_to_do_is_an_empty_batch() -> None:
-    """No sequence, no work."""
+    """Without sequences the batch is empty."""
     assert new_scheduler(4, 8).admit() is None
     assert new_scheduler(4, 8).next_batch() == []
 
 
 def test_decoding_rows_come_first_and_never_wait() -> None:
-    """A long prompt takes the prefill budget only; each decoding sequence gets its token in every step."""
+    """Each decoding sequence gets a token in every step; a prompt uses only the prefill budget."""
     scheduler = new_scheduler(8, 4)
     decoding = [sequence(3, 1), sequence(5, 2)]
     for s in (*decoding, sequence(100)):
@@ -80,7 +80,7 @@ def test_decoding_rows_come_first_and_never_wait() -> None:
 
 
 def test_prompts_are_cut_into_chunks() -> None:
-    """Chunks add up to the prompt, in order, and only the last one brings a token."""
+    """Chunks cover the prompt in order, and only the last one gives a token."""
     scheduler = new_scheduler(8, 4)
     scheduler.add(sequence(10))
 
@@ -91,7 +91,7 @@ def test_prompts_are_cut_into_chunks() -> None:
 
 
 def test_half_of_the_prefill_budget_is_the_oldest_prompts_the_rest_the_shortest() -> None:
-    """No prompt starves, and a short one does not wait for a long one; what one leaves goes to the others."""
+    """Prefill is shared between the oldest and the shortest prompts; unused parts go to the others."""
     scheduler = new_scheduler(8, 8)
     oldest, middle, short = prompts = [sequence(20), sequence(9), sequence(3)]
     for s in prompts:
@@ -106,10 +106,10 @@ def test_half_of_the_prefill_budget_is_the_oldest_prompts_the_rest_the_shortest(
 
 
 def test_pace_protects_answers_from_prompts_that_come_later_only() -> None:
-    """A burst's prompts go in at once although the first of them decodes already; one that comes later is paced."""
+    """Prompts of a burst are not paced although the first of them decodes; a later prompt is."""
     scheduler = new_scheduler(8, 32)
     scheduler.pace.note(1, 0, 1.0)
-    scheduler.pace.note(0, 32, 32.0)  # a prompt token takes as long as a step: the least at a time
+    scheduler.pace.note(0, 32, 32.0)  # a prompt token costs as much as a step, so the chunk is the smallest
     first, second = sequence(8), sequence(100)
     for s in (first, second):
         scheduler.add(s)
@@ -126,7 +126,7 @@ def test_pace_protects_answers_from_prompts_that_come_later_only() -> None:
 
 
 def test_rows_are_limited_first_come_first_served() -> None:
-    """Beyond max_rows sequences wait, and the longest waiting one takes a freed row."""
+    """Sequences beyond max_rows wait, and the oldest takes the next free row."""
     scheduler = new_scheduler(2, 100)
     sequences = [sequence(3) for _ in range(4)]
     for s in sequences:
@@ -149,7 +149,7 @@ def test_rows_are_limited_first_come_first_served() -> None:
     chunk=st.integers(1, 16),
 )
 def test_every_prompt_is_computed_once_whatever_the_limits(prompts: list[int], max_rows: int, chunk: int) -> None:
-    """No token is skipped, none computed twice, and no step is larger than the limits."""
+    """No token is skipped or computed twice, and no step exceeds the limits."""
     scheduler = new_scheduler(max_rows, chunk)
     sequences = [sequence(n) for n in prompts]
     for s in sequences:
@@ -168,7 +168,7 @@ def test_every_prompt_is_computed_once_whatever_the_limits(prompts: list[int], m
 
 
 def test_sequence_joins_with_room_for_its_whole_answer() -> None:
-    """What it may need is reserved when it joins, so that no sequence that runs can be without memory later."""
+    """A sequence reserves all its memory when it joins, so that it cannot run out later."""
     pool = new_pool(10 * BLOCK)
     scheduler = new_scheduler(8, 1000)
     first, second = (sequence(BLOCK, pool=pool, max_new_tokens=4 * BLOCK + 1) for _ in range(2))
@@ -181,7 +181,7 @@ def test_sequence_joins_with_room_for_its_whole_answer() -> None:
 
 
 def test_without_room_the_oldest_waits_and_the_others_behind_it() -> None:
-    """Nobody overtakes; when those that run have left, the next ones join in order."""
+    """Waiting sequences keep their order; when running ones have left, they join."""
     pool = new_pool(10 * BLOCK)
     scheduler = new_scheduler(8, 1000)
     runs, large, small = (sequence(n * BLOCK, pool=pool, max_new_tokens=1) for n in (6, 5, 1))
@@ -197,7 +197,7 @@ def test_without_room_the_oldest_waits_and_the_others_behind_it() -> None:
 
 
 def test_newest_is_named_when_nothing_runs_and_the_oldest_has_no_room() -> None:
-    """Waiting for an end is in vain where nothing runs: the newest must give up its memory, then the next newest."""
+    """With no running sequence to wait for, the newest must release its memory, then the next newest."""
     pool = new_pool(10 * BLOCK)
     scheduler = new_scheduler(8, 1000)
     sequences = [sequence(BLOCK, pool=pool, max_new_tokens=9 * BLOCK + 1) for _ in range(3)]
@@ -218,7 +218,7 @@ def test_newest_is_named_when_nothing_runs_and_the_oldest_has_no_room() -> None:
 
 
 def measured(step_s: float, token_s: float, max_chunk: int = 512, max_stretch: float = 3.0) -> Pace:
-    """After a long time on a device of which a step costs step_s and a prompt token token_s more."""
+    """Return a pace that has measured step_s per step and token_s per prompt token for a long time."""
     pace = Pace(max_chunk, max_stretch)
     for _ in range(60):
         pace.note(4, 0, step_s)
@@ -227,7 +227,7 @@ def measured(step_s: float, token_s: float, max_chunk: int = 512, max_stretch: f
 
 
 def test_prompts_get_whole_chunks_where_nothing_streams_or_nothing_is_known() -> None:
-    """Nobody is held up, or nobody knows by how much."""
+    """Chunks are whole while no answer streams or before a measurement."""
     assert Pace(512, 3.0).chunk(4) == 512
     assert measured(0.01, 0.001).chunk(0) == 512
 
@@ -239,7 +239,7 @@ def test_chunk_fills_what_the_stretch_leaves() -> None:
 
 
 def test_chunk_follows_the_device() -> None:
-    """Both costs are running means: what they were long ago does not count."""
+    """Both costs are running means that forget old values."""
     pace = measured(0.01, 0.001)
     for _ in range(60):
         pace.note(4, 0, 0.0501)
@@ -249,7 +249,7 @@ def test_chunk_follows_the_device() -> None:
 
 
 def test_first_measurement_may_be_a_prompt_alone() -> None:
-    """Before anything streams, a prompt's own step tells what its tokens cost; a few tokens' step would not."""
+    """Before any stream, a large prompt's step measures the cost of tokens; a small one's would not."""
     pace = Pace(512, 2.0)
     pace.note(0, MIN_CHUNK - 1, 5.0)
     pace.note(1, 0, 0.1)
@@ -268,7 +268,7 @@ def test_first_measurement_may_be_a_prompt_alone() -> None:
 def test_chunk_is_always_within_its_limits(
     steps: list[tuple[int, int, float]], max_chunk: int, max_stretch: float, num_decoding: int
 ) -> None:
-    """Never more than allowed, never so few that a prompt would not end, whatever was measured."""
+    """The chunk stays between its minimum and maximum, whatever was measured."""
     pace = Pace(max_chunk, max_stretch)
     for step in steps:
         pace.note(*step)
@@ -296,7 +296,7 @@ def encode(text: str) -> list[int]:
 
 
 def test_pieces_add_up_to_the_text() -> None:
-    """What was streamed is what the whole answer says."""
+    """The streamed pieces equal the whole answer."""
     text = "The shape is a red circle, left of a blue square."
 
     shown, detokenizer = pieces(encode(text))
@@ -305,10 +305,10 @@ def test_pieces_add_up_to_the_text() -> None:
 
 
 def test_characters_are_never_halved() -> None:
-    """A character of several byte tokens appears when its last byte has come."""
+    """A character of several byte tokens appears with its last byte."""
     text = "caf\u00e9 \u4f60\u597d \U0001f600!"
     ids = encode(text)
-    assert len(ids) > len(text)  # several tokens to a character
+    assert len(ids) > len(text)  # several tokens per character
 
     shown, detokenizer = pieces(ids)
 
@@ -317,7 +317,7 @@ def test_characters_are_never_halved() -> None:
 
 
 def test_half_a_character_at_the_end_is_shown_as_such() -> None:
-    """An answer cut by its length inside a character ends with the replacement character, as a whole decode does."""
+    """An answer cut inside a character ends with the replacement character, as in a whole decode."""
     ids = encode("a\U0001f600")[:-1]
 
     shown, detokenizer = pieces(ids)
@@ -335,7 +335,7 @@ def test_special_tokens_have_no_text() -> None:
 
 @pytest.mark.parametrize("stop", [["circle"], ["zzz", "d c"], ["."], ["red circle", "circle"], ["The"]])
 def test_answer_ends_before_the_stop_string(stop: list[str]) -> None:
-    """The text stops at the stop string that is complete first, wherever token borders are."""
+    """The text stops at the stop string that is complete first, across token borders."""
     text = "The red circle."
 
     shown, detokenizer = pieces(encode(text), stop)
@@ -348,7 +348,7 @@ def test_answer_ends_before_the_stop_string(stop: list[str]) -> None:
 
 
 def test_text_that_turns_out_harmless_is_shown_in_the_end() -> None:
-    """The beginning of a stop string that does not come is held back, not lost."""
+    """The beginning of a stop string that does not complete is delayed, not lost."""
     shown, detokenizer = pieces(encode("a red cir"), ["circle and more"])
 
     assert shown[-1]
@@ -357,7 +357,7 @@ def test_text_that_turns_out_harmless_is_shown_in_the_end() -> None:
 
 
 def test_record_separator_never_appears() -> None:
-    """0x1E announces an error in a plain stream, so no text may contain it."""
+    """0x1E announces an error in a plain stream, so it never appears in text."""
     shown, detokenizer = pieces(encode("a\x1eb"))
 
     assert "".join(shown) == detokenizer.text == "ab"
@@ -369,7 +369,7 @@ def test_record_separator_never_appears() -> None:
     stop=st.lists(st.text(alphabet="ab\u00e9\u4f60 .", min_size=1, max_size=4), max_size=3),
 )
 def test_stop_strings_never_show_whatever_the_text(text: str, stop: list[str]) -> None:
-    """Pieces add up to the text before the first stop string, and at no time is a part of a stop string shown."""
+    """Pieces equal the text before the first stop string, and never contain a part of a stop string."""
     whole = TOKENIZER.decode(encode(text), skip_special_tokens=True)
     cuts = [(whole.find(s) + len(s), whole.find(s)) for s in stop if s in whole]
     expected = whole[: min(cuts)[1]] if cuts else whole
@@ -387,7 +387,7 @@ def test_stop_strings_never_show_whatever_the_text(text: str, stop: list[str]) -
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 507), max_size=30))
 def test_any_tokens_stream_to_their_whole_decode(ids: list[int]) -> None:
-    """Also broken UTF-8 and special tokens in the middle."""
+    """The stream equals the whole decode, also for broken UTF-8 and special tokens in the middle."""
     shown, detokenizer = pieces(ids)
 
     expected = TOKENIZER.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False).replace("\x1e", "")
@@ -410,14 +410,14 @@ GREEDY = [int(logits(i).argmax()) for i in range(20)]
 
 
 def test_greedy_is_the_largest_logit() -> None:
-    """Without sampling there is nothing to draw."""
+    """Without sampling the token with the largest logit is chosen."""
     assert sampled() == GREEDY
     assert Sampler(SamplingParams(max_new_tokens=1), CPU).is_plain_greedy
     assert not Sampler(SamplingParams(max_new_tokens=1, repetition_penalty=1.1), CPU).is_plain_greedy
 
 
 def test_seed_reproduces() -> None:
-    """The same seed draws the same tokens, another seed other ones, no seed differs each time."""
+    """A seed always draws the same tokens, another seed other ones, and no seed differs each time."""
     one = sampled(do_sample=True, seed=5)
 
     assert one == sampled(do_sample=True, seed=5)
@@ -445,7 +445,7 @@ def test_tiny_temperatures_do_not_overflow(temperature: float) -> None:
 
 
 def test_top_k_and_top_p_bound_the_candidates() -> None:
-    """Nothing outside the k likeliest, or outside the smallest set with probability p, is drawn."""
+    """Only the k likeliest tokens, and the smallest set with probability p, are drawn."""
     row = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]).log()  # 1/3, 4/15, 1/5, 2/15, 1/15
 
     def drawn(**params: Any) -> set[int]:
@@ -460,17 +460,17 @@ def test_top_k_and_top_p_bound_the_candidates() -> None:
 
 
 def test_repetition_penalty_weighs_down_what_was_said() -> None:
-    """A token of the context loses against an equal one that is not."""
+    """A token of the context is less likely than an equal one that is not."""
     row = torch.tensor([2.0, 1.9, -5.0])
     sampler = Sampler(SamplingParams(max_new_tokens=1, repetition_penalty=1.5), CPU)
 
     assert sampler.choose(row, [0])[0] == 1
     assert sampler.choose(row, [1])[0] == 0
-    assert row.tolist() == pytest.approx([2.0, 1.9, -5.0])  # the engine's logits are not touched
+    assert row.tolist() == pytest.approx([2.0, 1.9, -5.0])  # the engine's logits are not changed
 
 
 def test_logprob_is_that_of_the_warped_distribution() -> None:
-    """What is reported is the probability the token was drawn with."""
+    """The reported probability is the one that the token was drawn with."""
     row = torch.tensor([1.0, 1.0, 0.0])
     sampler = Sampler(SamplingParams(max_new_tokens=1, do_sample=True, top_k=2, seed=0), CPU)
 

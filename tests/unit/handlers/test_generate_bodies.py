@@ -69,21 +69,21 @@ def test_inputs_are_taken_as_they_are() -> None:
 def test_form_of_inputs_is_by_accept_then_by_setting(
     accept: str, setting: str, form: AnswerForm, is_streaming: bool
 ) -> None:
-    """Published clients send no Accept: the setting speaks for the endpoint that they know."""
+    """Published clients send no Accept, so a setting selects the form."""
     found = command({"inputs": "x", "stream": is_streaming}, {"accept": accept}, inputs_form=setting)
 
     assert (found.form, found.is_streaming) == (form, is_streaming)
 
 
 def test_full_text_and_details_are_the_forms_business() -> None:
-    """The form knows the prompt where it must repeat it."""
+    """The form repeats the prompt where its dialect requires that."""
     found = command({"inputs": "Q", "parameters": {"return_full_text": True, "details": True}})
 
     assert found.form == TgiForm(text_before="Q", has_details=True)
 
 
 def test_parameters_that_ask_for_nothing_pass() -> None:
-    """huggingface_hub sends every parameter that it knows."""
+    """Parameters with neutral values are accepted, because huggingface_hub sends all that it knows."""
     quiet = {"best_of": 1, "decoder_input_details": False, "watermark": False, "grammar": None, "top_n_tokens": None}
 
     assert command({"inputs": "x", "parameters": quiet}).parameters == Parameters()
@@ -107,7 +107,7 @@ def test_parameters_that_ask_for_nothing_pass() -> None:
     ],
 )
 def test_wrong_inputs_are_invalid(body: Any) -> None:
-    """One clear error, whatever is wrong."""
+    """Every wrong input gives one clear error."""
     with pytest.raises(InvalidRequest):
         command(body)
 
@@ -115,13 +115,13 @@ def test_wrong_inputs_are_invalid(body: Any) -> None:
 @pytest.mark.parametrize("body", [{"inputs": "x"}, {"messages": [{"role": "user", "content": "x"}]}])
 @pytest.mark.parametrize("session_id", ["NEW_SESSION", "ts-seq-x"])
 def test_session_header_without_a_session_body_is_refused(body: Any, session_id: str) -> None:
-    """A client that believes to be in a session is told how to ask in it."""
+    """The error tells a client with a session header how to ask in a session."""
     with pytest.raises(InvalidRequest, match="send_text_prompt"):
         command(body, {"x-amzn-sagemaker-session-id": session_id})
 
 
 def test_markdown_images_are_found_in_order() -> None:
-    """TGI's `![](...)` with an address; anything else stays text."""
+    """TGI's `![](...)` with an address is an image; other text stays text."""
     parts = split_images(f"![]({URL})What, ![]({DATA}) and ![](x.png) ![a]({URL})")
 
     assert parts == (
@@ -136,7 +136,7 @@ def test_markdown_images_are_found_in_order() -> None:
 
 @given(st.lists(st.sampled_from([f"![]({URL})", f"![]({DATA})", "![](", ")", "text", "\n", "(", "!"]), max_size=12))
 def test_splitting_loses_nothing(pieces: list[str]) -> None:
-    """Text and images put together again are the prompt."""
+    """Text and images joined again are the prompt."""
     prompt = "".join(pieces)
 
     parts = split_images(prompt)
@@ -148,7 +148,7 @@ def test_splitting_loses_nothing(pieces: list[str]) -> None:
 
 
 def test_messages_with_images() -> None:
-    """Content as text or as parts, in order; templates get what is said and where images stand."""
+    """Content may be text or parts, in order; templates get the texts and the places of images."""
     found = command(
         {
             "model": "llava",
@@ -189,7 +189,7 @@ def test_messages_with_images() -> None:
 
 
 def test_openai_parameters_are_mapped() -> None:
-    """max_completion_tokens wins over max_tokens; stop may be one text."""
+    """max_completion_tokens overrides max_tokens; stop may be one text."""
     found = chat(
         max_tokens=3, max_completion_tokens=4, temperature=1, top_p=0.5, seed=7, stop="END", n=1, user="u",
         presence_penalty=0, frequency_penalty=0.0, stream=True, stream_options={"include_usage": True}, logprobs=True,
@@ -210,7 +210,7 @@ def test_openai_parameters_are_mapped() -> None:
 
 
 def test_answers_have_ids_and_a_model_of_their_own() -> None:
-    """Without a proxy's id each answer gets one; without a model's name the endpoint's is told."""
+    """Without a proxy each answer gets an id; without a model name it has the endpoint's."""
     first, second = chat(), chat()
     named = command({"messages": [{"role": "user", "content": "x"}]}, {"x-torchmoor-endpoint": "llava"})
 
@@ -249,7 +249,7 @@ def test_answers_have_ids_and_a_model_of_their_own() -> None:
     ],
 )
 def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
-    """A 400 whose message and param name the field, never a silently different answer."""
+    """An unsupported field is a 400 that names it in message and param, never silently ignored."""
     with pytest.raises(InvalidRequest, match=field) as caught:
         chat(**{field: value})
 
@@ -278,13 +278,13 @@ def test_what_is_not_offered_is_named(field: str, value: Any) -> None:
     ],
 )
 def test_wrong_messages_are_named(messages: Any, where: str) -> None:
-    """The place of what is wrong."""
+    """The error names the location of the mistake."""
     with pytest.raises(InvalidRequest, match=where):
         command({"messages": messages})
 
 
 def test_number_of_messages_is_limited() -> None:
-    """By a setting."""
+    """A setting limits the number of messages."""
     with pytest.raises(ContextTooLong, match="3 messages, more than 2"):
         command({"messages": [{"role": "user", "content": "x"}] * 3}, max_messages=2)
 
@@ -306,7 +306,7 @@ FIELDS = st.sampled_from(["stream", "stop", "n", "tools", "model", "stream_optio
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["messages", "inputs"]), NEAR, st.dictionaries(FIELDS, JSON, max_size=3))
 def test_anything_is_a_command_or_a_handler_error(kind: str, value: Any, rest: dict[str, Any]) -> None:
-    """No body makes a parser fail, and no error repeats much of it."""
+    """The parser handles every body, and no error repeats much of it."""
     try:
         found = command({kind: value, **rest})
     except HandlerError as error:

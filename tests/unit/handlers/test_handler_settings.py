@@ -1,4 +1,4 @@
-"""The handler's settings and what starts from them."""
+"""The handler's settings and the parts that they start."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,25 +17,26 @@ from handlers.start import start_chat
 
 
 def test_defaults_need_nothing() -> None:
-    """An empty group of settings is a working one."""
+    """The defaults are a working configuration."""
     assert load_settings({}, {}) == HandlerSettings()
 
 
 def test_file_sets_values() -> None:
-    """Groups and keys of the model-config, whole numbers where a fraction may stand."""
+    """The model-config sets groups and keys; whole numbers are accepted for fractions."""
     intake = {"total_timeout_s": 5, "allowed_hosts": ["10.0.0.0/8"]}
 
-    loaded = load_settings({"session": {"ttl_s": 60}, "intake": intake, "engine": None}, {})
+    loaded = load_settings({"session": {"ttl_s": 60}, "intake": intake, "engine": None, "pump": []}, {})
 
     assert loaded.session.ttl_s == 60
     assert loaded.intake.total_timeout_s == 5.0
     assert isinstance(loaded.intake.total_timeout_s, float)
     assert loaded.intake.allowed_hosts == ("10.0.0.0/8",)
     assert loaded.engine == HandlerSettings().engine
+    assert loaded.pump == HandlerSettings().pump
 
 
 def test_environment_beats_the_file() -> None:
-    """TORCHMOOR_HANDLER_<GROUP>_<KEY>, parsed as the setting's own type."""
+    """TORCHMOOR_HANDLER_<GROUP>_<KEY> is parsed as the setting's own type."""
     environ = {
         "TORCHMOOR_HANDLER_SESSION_TTL_S": "30",
         "TORCHMOOR_HANDLER_INTAKE_ALLOWED_HOSTS": " 127.0.0.1, images.internal,,",
@@ -58,6 +59,7 @@ def test_environment_beats_the_file() -> None:
     ("config", "named"),
     [
         ({"sesion": {}}, "handler.sesion"),
+        ({1: {}}, r"handler\.1 is not a group"),
         ({"session": {"ttl": 5}}, "handler.session.ttl"),
         ({"session": {1: 5}}, "handler.session.1"),
         ({"session": 5}, "handler.session"),
@@ -104,13 +106,13 @@ def test_wrong_settings_are_named(config: dict[str, Any], named: str) -> None:
     [("SESSION_TTL_S", "soon"), ("SESSION_TTL_S", ""), ("INTAKE_ALLOW_URLS", "yes"), ("PUMP_MAX_IN_FLIGHT", "-1")],
 )
 def test_wrong_environment_is_named(name: str, value: str) -> None:
-    """A value from the environment is checked as one from the file."""
+    """A value from the environment is checked like one from the file."""
     with pytest.raises(SettingsError, match=name.partition("_")[2].lower()):
         load_settings({}, {f"TORCHMOOR_HANDLER_{name}": value})
 
 
 def test_shipped_config_is_valid() -> None:
-    """The archive's model-config has known settings, and room for more rows than the handler takes."""
+    """The archive's model-config has known settings, and a larger batch than the handler's limit."""
     path = Path(__file__).parents[3] / "handlers" / "configs" / "chat.yaml"
     config = yaml.safe_load(path.read_text())
 
@@ -122,7 +124,7 @@ def test_shipped_config_is_valid() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """Nobody changes a setting after the start."""
+    """Settings cannot change after the start."""
     loaded = load_settings({}, {})
 
     for group in HandlerSettings.model_fields:
@@ -132,7 +134,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_device_is_the_assigned_one() -> None:
-    """Without an accelerator, or without one assigned, the CPU."""
+    """Without an accelerator, or without one assigned, the device is the CPU."""
     assert choose_device(None) == torch.device("cpu")
     if not torch.cuda.is_available():
         assert choose_device(0) == torch.device("cpu")
@@ -149,7 +151,7 @@ def test_device_is_the_assigned_one() -> None:
 def test_worker_does_not_start_on_a_wrong_setting(
     config: dict[str, Any], environ: dict[str, str], checkpoint: Path
 ) -> None:
-    """Whatever is wrong at the start is a RuntimeError, the only kind TorchServe reports well."""
+    """Every wrong setting raises RuntimeError, the only kind that TorchServe reports well."""
     config = {"batchSize": 128, "handler": {"model": {"path": checkpoint.name}, **config}}
 
     with pytest.raises(RuntimeError):
@@ -157,7 +159,7 @@ def test_worker_does_not_start_on_a_wrong_setting(
 
 
 def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
-    """What the handler would accept beyond TorchServe's batch would wait there unseen."""
+    """A limit beyond TorchServe's batch is refused, because requests would wait in TorchServe unseen."""
     config = {"batchSize": 112, "handler": {"model": {"path": checkpoint.name}}}
 
     with pytest.raises(SettingsError, match="max_in_flight must be below the archive's batchSize"):
@@ -168,7 +170,7 @@ def test_more_requests_than_rows_are_a_wrong_setting(checkpoint: Path) -> None:
 def test_entry_starts_a_worker(
     checkpoint: Path, metrics_cache: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """TorchServe's two calls: initialize with the archive's directory, then handle; and the metrics have begun."""
+    """TorchServe calls initialize with the archive's directory, then handle; the metrics are started."""
     monkeypatch.setenv("TORCHMOOR_INSTANCE", "n-1")
     context: Any = SimpleNamespace(
         system_properties={"model_dir": str(checkpoint.parent), "gpu_id": None},
@@ -190,6 +192,6 @@ def test_entry_starts_a_worker(
 
 
 def test_misspelt_variable_is_refused() -> None:
-    """A setting that would be ignored in silence is an error; other variables are nobody's business."""
+    """A misspelt variable with our prefix is an error; other variables are ignored."""
     with pytest.raises(SettingsError, match="TORCHMOOR_HANDLER_SESSION_TTL"):
         load_settings({}, {"TORCHMOOR_HANDLER_SESSION_TTL": "5", "PATH": "/bin"})

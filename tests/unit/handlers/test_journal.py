@@ -1,4 +1,4 @@
-"""The journal in a directory, and workers that share one: what is recorded, rebuilt, refused."""
+"""The journal in a directory, and workers that share one: recording, rebuilding, refusing."""
 
 import os
 import threading
@@ -27,12 +27,12 @@ def journal(tmp_path: Path) -> DirectoryJournal:
 
 @pytest.fixture
 def two_workers(make_client: Any, journal: DirectoryJournal) -> tuple[Any, Any]:
-    """Two workers of one fleet: the same keys, one journal."""
+    """Return two workers of one fleet with the same keys and journal."""
     return make_client(instance="llava-0", journal=journal), make_client(instance="llava-1", journal=journal)
 
 
 class BrokenJournal(DirectoryJournal):
-    """A journal whose disk is full from a moment that the test chooses."""
+    """A journal whose disk becomes full when the test chooses."""
 
     is_broken = False
 
@@ -46,7 +46,7 @@ class BrokenJournal(DirectoryJournal):
 
 
 def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a session that is being deleted is not taken for the whole."""
+    """A partially deleted session is not read as a whole one."""
     for number in range(3):
         journal.append(ID, number, Event(kind="turn", answer=str(number)))
     read_bytes = Path.read_bytes
@@ -64,7 +64,7 @@ def test_a_close_while_one_reads_is_seen(journal: DirectoryJournal, monkeypatch:
 def test_what_could_not_be_written_leaves_nothing(
     journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is not filled further by pieces of files."""
+    """A failed write on a full disk leaves no partial file."""
     journal.append(ID, 0, Event(kind="open"))
 
     def fail(handle: int) -> None:
@@ -82,7 +82,7 @@ def test_what_could_not_be_written_leaves_nothing(
 def test_an_event_outlives_a_crash_with_all_that_it_names(
     journal: DirectoryJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New names are made durable in their folders: the session's own, then the image's, before the event's."""
+    """New names are synced in their folders: the session's own, then the image's, before the event's."""
     synced: list[tuple[str, list[str]]] = []
     sync_folder = directory_module._sync_folder
 
@@ -98,7 +98,7 @@ def test_an_event_outlives_a_crash_with_all_that_it_names(
 
 
 def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """A share that is not mounted must not make every session look lost."""
+    """A missing directory, as of an unmounted share, is an error and does not make sessions look lost."""
     (tmp_path / "journal").rmdir()
 
     with pytest.raises(FileNotFoundError):
@@ -106,7 +106,7 @@ def test_a_directory_that_is_gone_is_no_empty_journal(journal: DirectoryJournal,
 
 
 def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """The name says what the bytes must be."""
+    """The name is a hash that the bytes must match."""
     name = journal.put_image(ID, b"png")
     (tmp_path / "journal" / ID / name).write_bytes(b"pn")
 
@@ -118,24 +118,24 @@ def test_a_damaged_image_is_not_given_out(journal: DirectoryJournal, tmp_path: P
     "data", [b"", b"{", b"[]", b"5", b"{}", b'{"kind": "turn", "x": 1}', b'{"kind": "x"}', b"\xff"]
 )
 def test_bytes_that_are_no_event_are_refused(data: bytes) -> None:
-    """A damaged event is an error, never a session without it."""
+    """A damaged event is an error and is never skipped."""
     with pytest.raises(ValueError, match=r"."):
         Event.decode(data)
 
 
 def test_nobody_else_may_read_it(journal: DirectoryJournal, tmp_path: Path) -> None:
-    """Conversations are their users' own."""
+    """Files are readable by their owner only, because conversations are private."""
     journal.append(ID, 0, Event(kind="open"))
 
     for folder in (tmp_path / "journal", tmp_path / "journal" / ID):
         assert os.stat(folder).st_mode & 0o077 == 0
 
 
-# Workers that share one
+# Workers that share a journal
 
 
 def test_another_worker_goes_on_with_the_same_answers(two_workers: Any, reference: Any, red: Any, blue: Any) -> None:
-    """A session moves in the middle of a conversation with two images; its answers are those of a stateless run."""
+    """A session that moves in a conversation with two images answers as a stateless run does."""
     first, second = two_workers
     sid = first.open(data_url(red))
     answers = [first.answer(sid, "what is it?", **SHORT)]
@@ -155,7 +155,7 @@ def test_another_worker_goes_on_with_the_same_answers(two_workers: Any, referenc
 
 
 def test_a_session_that_comes_home_catches_up(two_workers: Any, reference: Any, red: Any) -> None:
-    """The first worker still holds the session, but older: it reads what happened elsewhere and goes on from there."""
+    """A worker with an older state of a session reads the newer events from the journal and continues."""
     first, second = two_workers
     sid = first.open(data_url(red))
     answers = [first.answer(sid, "what is it?", **SHORT), second.answer(sid, "what color?", **SHORT)]
@@ -185,7 +185,7 @@ def test_images_that_wait_for_a_question_move_along(two_workers: Any, reference:
 def test_two_workers_cannot_both_answer_a_turn(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
 ) -> None:
-    """Of two turns at once on two workers one is told 409, and the conversation has the other one's."""
+    """Of two concurrent turns on two workers one gets 409, and the conversation contains the other."""
     gates = {"llava-0": threading.Event(), "llava-1": threading.Event()}
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
@@ -213,7 +213,7 @@ def test_two_workers_cannot_both_answer_a_turn(
 def test_a_question_sent_again_while_it_runs_elsewhere_gets_the_one_answer(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
 ) -> None:
-    """The slower of the two is not told of a conflict with itself."""
+    """The slower of two equal requests gets the answer instead of a conflict."""
     may_go_on, reached = threading.Event(), threading.Event()
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
@@ -236,7 +236,7 @@ def test_a_question_sent_again_while_it_runs_elsewhere_gets_the_one_answer(
 
 
 def test_closed_on_one_worker_is_closed_on_all(two_workers: Any, red: Any) -> None:
-    """Also on a worker that still holds the session, and on one that never did."""
+    """A session is closed on a worker that still holds it and on one that never did."""
     first, second = two_workers
     sid, never_held = first.open(data_url(red)), first.open(data_url(red))
     first.answer(sid, "what is it?", **SHORT)
@@ -248,7 +248,7 @@ def test_closed_on_one_worker_is_closed_on_all(two_workers: Any, red: Any) -> No
 
 
 def test_a_question_sent_again_is_answered_from_the_journal(two_workers: Any, red: Any) -> None:
-    """A client that did not hear of the answer gets the same one, from any worker, and the turn is not there twice."""
+    """A repeated request gets the recorded answer from any worker, and the turn is recorded once."""
     first, second = two_workers
     sid = first.open(data_url(red))
     headers = {"amz-sdk-invocation-id": "0b3a"}
@@ -264,7 +264,7 @@ def test_a_question_sent_again_is_answered_from_the_journal(two_workers: Any, re
 
 
 def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any, red: Any) -> None:
-    """Off is a setting, and a lost session says so."""
+    """Without a journal, a session of another worker is reported as lost."""
     first, second = make_client(instance="llava-0"), make_client(instance="llava-1")
     sid = first.open(data_url(red))
 
@@ -273,7 +273,7 @@ def test_without_a_journal_a_session_of_another_worker_is_lost(make_client: Any,
 
 
 def test_a_session_that_the_journal_does_not_know_is_lost(two_workers: Any, make_client: Any, red: Any) -> None:
-    """A real id whose session was never recorded."""
+    """A valid id whose session was never recorded is reported as lost."""
     sid = make_client(instance="llava-2").open(data_url(red))
 
     assert two_workers[0].ask(sid, "what?").wait().error == "SessionLost"
@@ -283,7 +283,7 @@ def test_a_session_that_the_journal_does_not_know_is_lost(two_workers: Any, make
 def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
     make_client: Any, tmp_path: Path, red: Any, stream: bool
 ) -> None:
-    """With a full disk the client is told so, and the conversation goes on where it was once there is room."""
+    """With a full disk the client gets an error, and the conversation continues once there is space."""
     journal = BrokenJournal(tmp_path / "journal", claim_s=3600)
     client = make_client(instance="llava-0", journal=journal)
     sid = client.open(data_url(red))
@@ -303,7 +303,7 @@ def test_a_turn_that_cannot_be_recorded_is_not_acknowledged(
 
 
 def test_an_opening_that_cannot_be_recorded_leaves_no_session(make_client: Any, tmp_path: Path, red: Any) -> None:
-    """An id that is told to a client is one that survives."""
+    """A client never gets the id of a session that is not recorded."""
     journal = BrokenJournal(tmp_path / "journal", claim_s=3600)
     client = make_client(instance="llava-0", journal=journal)
     journal.is_broken = True
@@ -317,18 +317,18 @@ def test_an_opening_that_cannot_be_recorded_leaves_no_session(make_client: Any, 
 def test_an_opening_that_nobody_heard_of_is_deleted(
     make_client: Any, journal: DirectoryJournal, tmp_path: Path, red: Any
 ) -> None:
-    """A client that left before it could read the id leaves no picture on the disk."""
+    """The session of a client that disconnected before it read the id is deleted from the disk."""
     client = make_client(instance="llava-0", journal=journal)
     opening = client.call({"type": "start_session", "image": data_url(red)})
 
     opening.reply.cancel()
 
-    wait_until(lambda: not list((tmp_path / "journal").glob("ts-seq-*")), "the journal is gone")
+    wait_until(lambda: not list((tmp_path / "journal").glob("ts-seq-*")), "the session's journal is deleted")
     assert client.service.store.session_ids() == []
 
 
 def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """A worker that is full can still close what another one opened: nothing is computed for it."""
+    """A full worker can close another one's session without rebuilding it."""
     first = make_client(instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal, session={"features_bytes": 1, "max_sessions": 1})
     sid = first.open(data_url(red))
@@ -343,7 +343,7 @@ def test_a_session_is_closed_without_being_taken_in(make_client: Any, journal: D
 def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, tmp_path: Path, red: Any
 ) -> None:
-    """What it would have said is not on the disk, and nothing of the session stays in memory."""
+    """The answer is not recorded, and nothing of the session stays in memory."""
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
@@ -362,7 +362,7 @@ def test_a_turn_that_ends_after_the_close_elsewhere_says_so(
 def test_a_turn_loses_also_if_another_request_has_caught_up(
     make_client: Any, journal: DirectoryJournal, endless_llava: Any, red: Any
 ) -> None:
-    """As one that adds an image does: the session is up to date then, but the running turn knew nothing of that."""
+    """If another request caught the session up, a turn that began before still conflicts."""
     first = make_client(endless_llava, instance="llava-0", journal=journal)
     second = make_client(instance="llava-1", journal=journal)
     sid = first.open(data_url(red))
@@ -379,7 +379,7 @@ def test_a_turn_loses_also_if_another_request_has_caught_up(
 
 
 def test_no_turn_sees_an_image_before_it_is_recorded(client: Any, monkeypatch: pytest.MonkeyPatch, red: Any) -> None:
-    """Else a turn could be about an image that the journal never gets. What cannot be recorded is taken back."""
+    """A turn never uses an unrecorded image; an image that cannot be recorded is removed."""
     sid = client.open(data_url(red))
     session = client.service.store.get(sid, "", "")
     was_free: list[bool] = []
@@ -401,7 +401,7 @@ def test_no_turn_sees_an_image_before_it_is_recorded(client: Any, monkeypatch: p
 def test_a_damaged_journal_is_told_and_can_be_mended(
     two_workers: Any, journal: DirectoryJournal, tmp_path: Path, reference: Any, red: Any, blue: Any, damage: str
 ) -> None:
-    """Half of a session is never taken for the whole; what was taken in before is not taken in twice."""
+    """A damaged journal is an error; after its repair, nothing is read twice."""
     first, second = two_workers
     sid = first.open(data_url(red))
     first.call({"type": "add_images", "session_id": sid, "image": data_url(blue)})
@@ -420,7 +420,7 @@ def test_a_damaged_journal_is_told_and_can_be_mended(
 def test_a_session_that_finds_no_room_is_rebuilt_later(
     make_client: Any, journal: DirectoryJournal, tiny_llava: Any, reference: Any, red: Any, blue: Any
 ) -> None:
-    """Out of memory half way through a turn's images: the next question goes on from there."""
+    """After running out of memory during a rebuild, the next question continues it."""
     first = make_client(instance="llava-0", journal=journal)
     sid = first.open()
     said = first.answer(sid, "what?", images=[data_url(red), data_url(blue)], **SHORT)
@@ -436,7 +436,7 @@ def test_a_session_that_finds_no_room_is_rebuilt_later(
 
 
 def test_two_requests_at_once_take_a_session_over_once(two_workers: Any, journal: DirectoryJournal, red: Any) -> None:
-    """Both are answered, one after the other, in one session."""
+    """Two concurrent requests rebuild a session once, and both are answered in order."""
     first, second = two_workers
     sid = first.open(data_url(red))
 
@@ -450,7 +450,7 @@ def test_two_requests_at_once_take_a_session_over_once(two_workers: Any, journal
 def test_another_question_under_the_same_invocation_id_is_asked(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """A client that sends one id for all it asks does not get one answer for all."""
+    """A client that sends one id for all questions gets different answers."""
     sid = two_workers[0].open(data_url(red))
     headers = {"amz-sdk-invocation-id": "0b3a"}
     two_workers[0].ask(sid, "what is it?", headers=headers, **SHORT).wait()
@@ -462,7 +462,7 @@ def test_another_question_under_the_same_invocation_id_is_asked(
 
 
 def test_the_repeated_answer_has_the_question_too_if_that_was_asked_for(two_workers: Any, red: Any) -> None:
-    """The answer that is given again is the same to the letter."""
+    """The repeated answer is identical, including the question on request."""
     first, second = two_workers
     sid = first.open(data_url(red))
     fields = {
@@ -475,7 +475,7 @@ def test_the_repeated_answer_has_the_question_too_if_that_was_asked_for(two_work
 
 
 def test_a_turn_that_ends_while_the_worker_stops_is_answered(make_client: Any, endless_llava: Any, red: Any) -> None:
-    """The client hears why there is no answer, also the one that waits behind."""
+    """The running turn and the one that waits behind it get an error when the worker stops."""
     client = make_client(endless_llava)
     sid = client.open(data_url(red))
     hold = Hold(endless_llava)
@@ -489,14 +489,14 @@ def test_a_turn_that_ends_while_the_worker_stops_is_answered(make_client: Any, e
         assert "stopping" in exchange.json["error"]["message"]
 
 
-# Requests that are sent again
+# Repeated requests
 
 
 @pytest.mark.parametrize("is_journaled", [True, False])
 def test_each_of_the_last_turns_is_answered_again(
     make_client: Any, journal: DirectoryJournal, red: Any, is_journaled: bool
 ) -> None:
-    """A request that comes back late gets its own answer, not that of a later one, and nothing is asked twice."""
+    """A delayed retry gets its own answer, not a later one, and no question is asked twice."""
     client = make_client(instance="llava-0", journal=journal if is_journaled else None)
     sid = client.open(data_url(red))
     asked = {f"id-{i}": f"what is {i}?" for i in range(4)}
@@ -510,7 +510,7 @@ def test_each_of_the_last_turns_is_answered_again(
 
 
 def test_a_rebuilt_session_knows_its_last_turns(two_workers: Any, red: Any) -> None:
-    """A request that comes back to another instance gets its own answer too."""
+    """A retry on another instance also gets its own answer."""
     first, second = two_workers
     sid = first.open(data_url(red))
     said = [first.answer(sid, text, headers=invocation(text), **SHORT) for text in ("what?", "where?", "why?")]
@@ -520,7 +520,7 @@ def test_a_rebuilt_session_knows_its_last_turns(two_workers: Any, red: Any) -> N
 
 
 def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: DirectoryJournal, red: Any) -> None:
-    """The oldest request of more than the setting allows is asked like a new one."""
+    """A request older than the setting remembers is treated as new."""
     client = make_client(instance="llava-0", journal=journal, journal_settings={"max_replays": 2})
     sid = client.open(data_url(red))
     for text in ("what?", "where?", "why?"):
@@ -538,7 +538,7 @@ def test_what_is_remembered_of_a_session_is_bounded(make_client: Any, journal: D
 def test_images_that_are_sent_again_are_added_once(
     make_client: Any, journal: DirectoryJournal, red: Any, blue: Any, is_journaled: bool
 ) -> None:
-    """Under the same invocation id; other images, or the same under another id, are meant."""
+    """Images with the same invocation id are added once; other images or ids add again."""
     client = make_client(instance="llava-0", journal=journal if is_journaled else None)
     sid = client.open(data_url(red))
 
@@ -552,7 +552,7 @@ def test_images_that_are_sent_again_are_added_once(
 def test_images_that_are_sent_again_to_another_instance_are_added_once(
     two_workers: Any, journal: DirectoryJournal, red: Any, blue: Any
 ) -> None:
-    """Also while the first instance is still at it, so that both write the same number."""
+    """Images are added once also while the first instance is still adding them, when both write the same number."""
     first, second = two_workers
     sid = first.open(data_url(red))
     body = {"type": "add_images", "session_id": sid, "image": data_url(blue)}
@@ -569,8 +569,10 @@ def recorders(two_workers: Any) -> list[Any]:
 
 
 def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any) -> None:
-    """Whichever instance recorded it first: the other is told that one's id. Another caller, endpoint, request or
-    picture is another opening, and so is one without an invocation id."""
+    """A repeated opening gets the session that any instance recorded first.
+
+    Another caller, endpoint, request or picture is another opening, and so is one without an invocation id.
+    """
     first, second = recorders(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     caller = Caller("llava", "p1")
@@ -589,7 +591,7 @@ def test_an_opening_that_is_sent_again_is_one_session(two_workers: Any, red: Any
 def test_an_opening_that_was_answered_elsewhere_is_not_undone(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """The first instance's client left, as the one does that sends its request again; the second told it the id."""
+    """The session stays although the first instance's client left, because the second instance returned its id."""
     first, second = recorders(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     first.claim_opening(Caller("", ""), "id", (), sids[0])
@@ -605,7 +607,7 @@ def test_an_opening_that_was_answered_elsewhere_is_not_undone(
 def test_an_opening_that_was_undone_is_not_answered_elsewhere(
     two_workers: Any, journal: DirectoryJournal, red: Any
 ) -> None:
-    """Then the second instance's own session counts."""
+    """After an opening is undone, the second instance's own session counts."""
     first, second = recorders(two_workers)
     sids = [client.open(data_url(red)) for client in two_workers]
     first.claim_opening(Caller("", ""), "id", (), sids[0])

@@ -1,4 +1,4 @@
-"""Journals whose store hangs, dies, is full, loses answers or refuses; and URLs, whose passwords nobody may see."""
+"""Journals whose store hangs, dies, is full, loses responses or refuses; and URLs, whose passwords stay secret."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ def new_id(nonce: str = "a") -> str:
 
 
 class StuckJournal(DirectoryJournal):
-    """A directory whose server is gone, as a hard NFS mount has it: whoever reads or sweeps waits until it is back."""
+    """A directory that blocks reads and sweeps like a hard NFS mount, until the server is back."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, claim_s=3600)
@@ -68,7 +68,7 @@ def stuck(tmp_path: Path) -> Iterator[StuckJournal]:
 
 
 def test_an_operation_that_hangs_times_out(stuck: StuckJournal) -> None:
-    """And it is asked again once it is back."""
+    """An operation on a store that hangs times out, and works again once the store is back."""
     journal = BoundedJournal(stuck, timeout_s=0.05, max_in_flight=8)
 
     with pytest.raises(TimeoutError):
@@ -82,7 +82,7 @@ def test_an_operation_that_hangs_times_out(stuck: StuckJournal) -> None:
 
 
 def test_a_store_that_hangs_holds_one_thread(stuck: StuckJournal) -> None:
-    """After a time-out one operation finds out whether it is back, and the others are refused without waiting."""
+    """After a time-out a single operation probes the store, and others are refused without waiting."""
     journal = BoundedJournal(stuck, timeout_s=0.05, max_in_flight=8)
     with pytest.raises(TimeoutError):
         journal.read(new_id())
@@ -102,7 +102,7 @@ def test_a_store_that_hangs_holds_one_thread(stuck: StuckJournal) -> None:
 
 
 def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
-    """Their threads cannot be ended, so there is a limit on them; afterwards nothing is even tried."""
+    """The number of abandoned operations, whose threads cannot be ended, is limited; beyond it operations fail."""
     journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=3)
     for _ in range(3):
         with pytest.raises(TimeoutError):
@@ -113,7 +113,7 @@ def test_operations_that_were_given_up_are_bounded(stuck: StuckJournal) -> None:
 
 
 def test_an_error_is_no_time_out(tmp_path: Path) -> None:
-    """A store that answers with an error is asked again by everyone."""
+    """After an error response, all operations still reach the store."""
     journal, sid = BoundedJournal(DirectoryJournal(tmp_path, claim_s=3600), timeout_s=30, max_in_flight=8), new_id()
     journal.append(sid, 0, Event(kind="open"))
 
@@ -124,7 +124,7 @@ def test_an_error_is_no_time_out(tmp_path: Path) -> None:
 
 
 def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
-    """It may take longer than a turn would wait; nobody waits for it, there is one at a time, and turns go on."""
+    """A sweep may exceed the time-out of a turn; one runs at a time, and turns continue."""
     journal = BoundedJournal(stuck, timeout_s=0.02, max_in_flight=8)
 
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_a_long_sweep_goes_on_by_itself(stuck: StuckJournal) -> None:
 
 @pytest.mark.parametrize("scheme", ["redis", "s3"])
 def test_a_server_that_says_nothing_times_out(scheme: str, monkeypatch: pytest.MonkeyPatch, make_client: Any) -> None:
-    """Whatever is asked of it; and a client of the worker is told to try again later."""
+    """All operations time out, and a client of the worker gets an error that suggests a retry."""
     with run_silent_server() as port:
         set_aws(monkeypatch, port)
         url = f"redis://127.0.0.1:{port}/0" if scheme == "redis" else "s3://bucket"
@@ -154,7 +154,7 @@ def test_a_server_that_says_nothing_times_out(scheme: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("scheme", ["redis", "s3"])
 def test_a_server_that_is_not_there_is_unavailable(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening makes no connection, so the worker starts; each operation says so until the server is there."""
+    """Opening makes no connection, so the worker starts; each operation fails until the server is there."""
     with run_silent_server() as port:
         pass
     set_aws(monkeypatch, port)
@@ -184,13 +184,15 @@ def set_aws(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
-# A store that dies, is full, or loses what it knew
+# A store that dies, is full, or loses data
 
 
 @pytest.mark.redis
 def test_what_valkey_acknowledged_survives_its_death(tmp_path: Path) -> None:
-    """kill -9 in the middle of appends: they fail with an OSError, and after a restart every acknowledged one is there.
-    The one that was under way may be; writing it again is no conflict."""
+    """After kill -9 during appends and a restart, every acknowledged event is there.
+
+    The appends fail with an OSError. The last one may be recorded; writing it again is not a conflict.
+    """
     with run_redis(tmp_path) as server:
         journal, sid = opened(server.url), new_id()
         events: list[Event] = []
@@ -216,7 +218,7 @@ def test_what_valkey_acknowledged_survives_its_death(tmp_path: Path) -> None:
 
 @pytest.mark.redis
 def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> None:
-    """A server that came back without what it knew is no reason to go on with half a session."""
+    """A session with lost events is an error and does not continue partially."""
     journal, sid = opened(redis_server.url), new_id()
     for number in range(3):
         journal.append(sid, number, Event(kind="turn"))
@@ -229,7 +231,7 @@ def test_events_that_valkey_has_lost_are_missed(redis_server: RedisServer) -> No
 
 @pytest.mark.redis
 def test_a_full_valkey_refuses_and_goes_on_later(redis_server: RedisServer) -> None:
-    """What it has stays; what it cannot keep is not acknowledged, and the error does not quote it."""
+    """Existing data stays; a write that does not fit is not acknowledged, and the error does not quote it."""
     journal, sid = opened(redis_server.url), new_id("b")
     journal.append(sid, 0, Event(kind="open"))
     with redis_server.client() as client:
@@ -246,7 +248,7 @@ def test_a_full_valkey_refuses_and_goes_on_later(redis_server: RedisServer) -> N
 
 @pytest.mark.redis
 def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
-    """At its expiry and a tombstone later, also those of one that was closed; so there is nothing to sweep."""
+    """Keys expire a tombstone after the session's expiry, also for closed ones, so Valkey needs no sweep."""
     journal, sid = opened(redis_server.url), new_id("c")
     expire_at = int(sid.split("-")[3], 16) + 3600
     journal.append(sid, 0, Event(kind="open"))
@@ -262,7 +264,7 @@ def test_the_keys_of_a_session_expire(redis_server: RedisServer) -> None:
 
 @pytest.mark.redis
 def test_an_answer_of_valkey_that_is_lost(redis_server: RedisServer) -> None:
-    """The writer that sends its event again is not told that somebody else was faster."""
+    """A writer that repeats its event after a lost response gets no conflict."""
     with LossyProxy(redis_server.port) as proxy:
         url = redis_server.url.replace(str(redis_server.port), str(proxy.port))
         check_lost_answer(opened(url), proxy)
@@ -270,7 +272,7 @@ def test_an_answer_of_valkey_that_is_lost(redis_server: RedisServer) -> None:
 
 @pytest.mark.s3
 def test_an_answer_of_s3_that_is_lost(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Valkey: the second try is answered with 412, although the event is the writer's own."""
+    """S3 answers the repeated write with 412, which is not a conflict, because the event is the writer's own."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     with LossyProxy(s3_server.port) as proxy:
@@ -294,14 +296,15 @@ def check_lost_answer(journal: Journal, proxy: LossyProxy) -> None:
 
 @pytest.mark.redis
 def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
-    """It refuses writes, on connections that stay open; the next ones go where its address leads by then."""
+    """A replica refuses writes on open connections, so they are closed, and new ones follow the address."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     with run_redis(tmp_path / "old") as old, run_redis(tmp_path / "new") as new, LossyProxy(old.port) as proxy:
         journal = opened(old.url.replace(str(old.port), str(proxy.port)))
         journal.append(new_id(), 0, Event(kind="open"))
         with old.client() as client:
-            client.replicaof("127.0.0.1", "1")  # of nobody, so that no copy of a primary's data comes in between
+            # of a host without a server, so that no copy of a primary's data interferes
+            client.replicaof("127.0.0.1", "1")
         proxy.target_port = new.port
 
         with pytest.raises(OSError, match="ReadOnly"):
@@ -311,7 +314,7 @@ def test_a_primary_that_became_a_replica_is_left(tmp_path: Path) -> None:
 
 
 class Conflicting(BaseHTTPRequestHandler):
-    """An S3 that answers as one does while another conditional write of the same key is under way."""
+    """An S3 that answers as if another conditional write of the same key were in progress."""
 
     num_conflicts = 0  # how many more
 
@@ -329,11 +332,11 @@ class Conflicting(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on standard error."""
+        """Log nothing."""
 
 
 def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3 answers 409 while another write of the key is undecided; that one may fail. Not for ever, though."""
+    """S3 answers 409 while another write of the key is undecided; the write is repeated a limited number of times."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Conflicting) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         set_aws(monkeypatch, server.server_port)
@@ -352,7 +355,7 @@ def test_a_conditional_write_that_conflicts_is_tried_again(monkeypatch: pytest.M
 
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_no_empty_journal(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else every session would look lost."""
+    """A missing bucket is an error and does not make sessions look lost."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
 
@@ -369,7 +372,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_journal(s3_server: S3Server, mon
     ids=["redis", "botocore"],
 )
 def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library: Any, base: Any) -> None:
-    """So that nothing but OSError has to be expected of a journal."""
+    """Callers of a journal need to handle OSError only."""
     errors = [kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, base)]
     assert len(errors) > 20
 
@@ -383,8 +386,10 @@ def test_every_error_of_the_library_becomes_an_os_error(translated: Any, library
 
 @pytest.mark.s3
 def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stops after some pages and at the first session that lives; the next one goes on. Claims go by their age,
-    wherever they stand in the listing."""
+    """A sweep stops after some pages and at the first live session; the next one continues there.
+
+    Claims expire by their age, wherever they are in the listing.
+    """
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(s3_journal, "PAGE", 2)
@@ -404,12 +409,12 @@ def test_a_sweep_of_s3_is_bounded(s3_server: S3Server, monkeypatch: pytest.Monke
         journal.sweep(now + later)
         counts.append((left("sessions"), left("claims")))
 
-    assert counts == [(4, 7), (1, 7), (1, 7), (1, 4), (1, 0)]  # the fourth looked from where the third had stopped
+    assert counts == [(4, 7), (1, 7), (1, 7), (1, 4), (1, 0)]  # the fourth began where the third had stopped
     journal.delete(new_id("z"))
 
 
 def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many folders and claims as it may; what else lies there is left alone."""
+    """A sweep visits a limited number of folders and claims, and leaves other files alone."""
     monkeypatch.setattr(directory, "MAX_SWEPT", 3)
     journal, now = DirectoryJournal(tmp_path, claim_s=100), int(time.time())
     for letter in "abcde":
@@ -426,12 +431,12 @@ def test_a_sweep_of_a_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "lost+found").is_dir()
 
 
-# What it costs
+# Costs
 
 
 @pytest.mark.redis
 def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
-    """One to see whether there is news, one to write; so does taking a session over, whatever its length."""
+    """A turn needs one command to check for news and one to write; so does taking over a session of any length."""
     journal, sid = opened(redis_server.url), new_id("e")
     for number in range(30):
         journal.append(sid, number, Event(kind="turn"))
@@ -447,7 +452,7 @@ def test_a_turn_costs_two_commands_of_valkey(redis_server: RedisServer) -> None:
 
 @pytest.mark.s3
 def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One GET and one PUT. Thirty events are taken over in five round trips: one, then eight at a time."""
+    """A turn needs one GET and one PUT; reading 30 events takes five round trips: one, then eight at a time."""
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     journal: Any = opened(f"s3://{BUCKET}/cost")
@@ -489,7 +494,7 @@ def test_a_turn_costs_two_requests_of_s3(s3_server: S3Server, monkeypatch: pytes
     ],
 )
 def test_urls_that_name_no_journal_are_refused(url: str) -> None:
-    """A misspelt journal must not mean none; and nobody reads its password in the log."""
+    """A misspelt journal is an error instead of none, and the log omits its password."""
     with pytest.raises(SettingsError, match=r"handler\.journal\.url") as refused:
         open_journal(JournalSettings(url=url), tombstone_s=3600)
 
@@ -498,12 +503,23 @@ def test_urls_that_name_no_journal_are_refused(url: str) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
-    """The worker then says so once, instead of dying again and again."""
+    """An unusable directory is a configuration error, so that the worker does not restart repeatedly."""
     (tmp_path / "file").touch()
 
     for url in ((tmp_path / "file" / "journal").as_uri(), "file:///tmp/%00"):
         with pytest.raises(SettingsError, match="cannot be used"):
             opened(url)
+
+
+def test_a_url_in_s3_may_have_its_scheme_in_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in every other URL; its prefix may be percent-encoded."""
+    places: list[tuple[str, str]] = []
+    monkeypatch.setattr("handlers.journal.s3.S3Journal", lambda client, *place: places.append(place[:2]))
+
+    for url in ("s3://bucket/a%20prefix/", "S3://bucket/a%20prefix"):
+        opened(url)
+
+    assert places == [("bucket", "a prefix/")] * 2
 
 
 def test_off_is_no_journal() -> None:
@@ -512,7 +528,7 @@ def test_off_is_no_journal() -> None:
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
 def test_redis_and_valkey_are_the_same(scheme: str) -> None:
-    """With an s at the end by TLS, with the server's certificate checked."""
+    """A scheme that ends with s uses TLS and verifies the server's certificate."""
     journal: Any = opened(f"{scheme}://user:p%40ss@[::1]:7000/3")
     pool = journal._journal._client.connection_pool
     connection = pool.connection_class(**pool.connection_kwargs)
@@ -526,7 +542,7 @@ def test_redis_and_valkey_are_the_same(scheme: str) -> None:
 
 @pytest.mark.redis
 def test_a_wrong_password_is_told_without_it(redis_server: RedisServer, caplog: Any, make_client: Any) -> None:
-    """Neither the error nor any log line nor the settings' own text shows it."""
+    """The password appears neither in the error, nor in a log line, nor in the settings' text."""
     url = f"redis://journal:{PASSWORD}@{redis_server.address}/0"
     caplog.set_level(logging.DEBUG)
 

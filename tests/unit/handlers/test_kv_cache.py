@@ -1,4 +1,4 @@
-"""The block pool and the caches that live in it: who holds what, what is shared, what is evicted, what is read."""
+"""The block pool and its caches: holding, sharing, evicting and reading blocks."""
 
 import itertools
 import threading
@@ -24,7 +24,7 @@ ONE_NUMBER = CacheShape(num_layers=1, num_kv_heads=1, head_size=1, dtype=torch.i
 
 
 def runs(blocks: set[int]) -> list[list[int]]:
-    """The blocks as maximal runs of neighbours."""
+    """Group the blocks into maximal runs of neighbours."""
     found: list[list[int]] = []
     for block in sorted(blocks):
         if found and found[-1][-1] == block - 1:
@@ -37,7 +37,7 @@ def runs(blocks: set[int]) -> list[list[int]]:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), size=st.integers(0, 24))
 def test_free_blocks_are_a_set_that_prefers_neighbours(data: Any, size: int) -> None:
-    """No block is handed out twice, what comes back joins its neighbours, and runs are given where there are any."""
+    """No block is allocated twice, freed blocks join their neighbours, and runs are preferred."""
     free, expected, taken = FreeBlocks(size), set(range(size)), list[int]()
 
     for _ in range(data.draw(st.integers(0, 20))):
@@ -65,7 +65,7 @@ def test_free_blocks_are_a_set_that_prefers_neighbours(data: Any, size: int) -> 
 
 
 def test_sequences_that_grow_in_turns_stay_in_one_piece() -> None:
-    """A new run leaves room behind the one before it, so that a conversation's next turn lies behind its last one."""
+    """A new run leaves room behind the previous one, so that a conversation's next turn is adjacent."""
     free = FreeBlocks(64)
     tables = [free.take(4), free.take(4), free.take(4)]
 
@@ -84,7 +84,7 @@ def new_pool(num_tokens: int, shape: CacheShape = SHAPE) -> BlockPool:
 
 
 def stored(pool: BlockPool, tokens: list[int], scope: str = "") -> SequenceCache:
-    """A pinned cache that holds these tokens."""
+    """Return a pinned cache that holds these tokens."""
     cache = SequenceCache(pool, scope)
     cache.match([*tokens, -1])
     cache.reserve(len(tokens))
@@ -93,7 +93,7 @@ def stored(pool: BlockPool, tokens: list[int], scope: str = "") -> SequenceCache
 
 
 def num_found(pool: BlockPool, prompt: list[int], scope: str = "") -> int:
-    """How many leading positions of the prompt a new cache would share."""
+    """Return how many leading positions of the prompt a new cache would share."""
     cache = SequenceCache(pool, scope)
     length = cache.match(prompt)
     cache.drop()
@@ -102,7 +102,7 @@ def num_found(pool: BlockPool, prompt: list[int], scope: str = "") -> int:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK])
 def test_cache_holds_exactly_the_bytes_of_the_formula(num_tokens: int) -> None:
-    """Reserving n positions costs what num_bytes says, whole blocks at a time, of what was allocated at the start."""
+    """Reserving n positions costs num_bytes in whole blocks of the memory allocated at the start."""
     pool = new_pool(10 * BLOCK)
     cache = SequenceCache(pool)
 
@@ -115,13 +115,13 @@ def test_cache_holds_exactly_the_bytes_of_the_formula(num_tokens: int) -> None:
 
 
 def test_storage_that_the_device_cannot_hold_is_out_of_memory() -> None:
-    """Asking for more than there is fails at the start, with a reason."""
+    """A cache that exceeds the device's memory fails at the start with a reason."""
     with pytest.raises(OutOfMemory, match="no room for a KV cache"):
         BlockPool(SHAPE, 1 << 60)
 
 
 def test_reserve_keeps_what_is_stored_and_unpin_gives_back_the_rest() -> None:
-    """Blocks never move; those that hold nothing when a turn is over are free again."""
+    """Blocks never move; those that are empty at the end of a turn are free again."""
     pool = new_pool(40 * BLOCK)
     cache = stored(pool, list(range(70)))
     table = list(cache.table)
@@ -135,7 +135,7 @@ def test_reserve_keeps_what_is_stored_and_unpin_gives_back_the_rest() -> None:
 
 
 def test_positions_are_valid_only_after_advance() -> None:
-    """A step that failed half way leaves the length, and others find nothing of it."""
+    """A step that failed half way does not extend the cache, and others find nothing of it."""
     pool = new_pool(10 * BLOCK)
     cache = SequenceCache(pool)
     cache.reserve(2 * BLOCK)
@@ -150,7 +150,7 @@ def test_positions_are_valid_only_after_advance() -> None:
 
 
 def test_truncate_and_drop_give_back_blocks() -> None:
-    """What is forgotten is free at once."""
+    """Blocks of removed positions are free at once."""
     pool = new_pool(20 * BLOCK)
     cache = stored(pool, list(range(200)))
 
@@ -166,7 +166,7 @@ def test_truncate_and_drop_give_back_blocks() -> None:
 
 @given(held=st.lists(st.integers(0, 3), max_size=8), tokens=st.lists(st.integers(0, 3), max_size=8))
 def test_common_prefix_is_the_longest_one(held: list[int], tokens: list[int]) -> None:
-    """As counted one by one."""
+    """The result equals that of a loop over single positions."""
     cache = SequenceCache(new_pool(BLOCK))
     cache.advance(held)
 
@@ -181,7 +181,7 @@ def test_common_prefix_is_the_longest_one(held: list[int], tokens: list[int]) ->
 
 
 def test_beginning_is_shared_in_whole_blocks() -> None:
-    """A prompt that begins like a stored one holds the same blocks, as far as they are full."""
+    """A prompt that begins like a stored one shares its full blocks."""
     pool = new_pool(20 * BLOCK)
     system = list(range(2 * BLOCK + 5))
     first = stored(pool, [*system, 7, 8])
@@ -194,7 +194,7 @@ def test_beginning_is_shared_in_whole_blocks() -> None:
 
 
 def test_one_token_is_always_left_to_compute() -> None:
-    """A prompt that is stored as a whole still needs its last position's logits."""
+    """For a fully stored prompt, the last position is computed for its logits."""
     pool = new_pool(20 * BLOCK)
     tokens = list(range(2 * BLOCK))
     first = stored(pool, tokens)
@@ -204,7 +204,7 @@ def test_one_token_is_always_left_to_compute() -> None:
 
 
 def test_scopes_share_nothing() -> None:
-    """The same tokens in another scope are other contents."""
+    """The same tokens in another scope are not shared."""
     pool = new_pool(20 * BLOCK)
     tokens = list(range(3 * BLOCK))
     stored(pool, tokens, "a")
@@ -215,7 +215,7 @@ def test_scopes_share_nothing() -> None:
 
 
 def test_images_of_different_keys_share_nothing() -> None:
-    """Image positions are told apart by their keys; what stands before the image is shared."""
+    """Image positions differ by key; the text before the image is shared."""
     pool = new_pool(20 * BLOCK)
     before = list(range(BLOCK))
     stored(pool, [*before, *[-1] * BLOCK, 5])
@@ -225,7 +225,7 @@ def test_images_of_different_keys_share_nothing() -> None:
 
 
 def test_same_tokens_behind_another_beginning_are_not_shared() -> None:
-    """A block's content is everything up to its end, not its own tokens only."""
+    """A block is identified by all tokens up to its end, not only its own."""
     pool = new_pool(20 * BLOCK)
     same = [5] * BLOCK
     stored(pool, [*[1] * BLOCK, *same])
@@ -240,7 +240,7 @@ def test_same_tokens_behind_another_beginning_are_not_shared() -> None:
 
 
 def test_own_positions_win_unless_others_have_more() -> None:
-    """A kept conversation keeps its own blocks, down to the single position, if that is the longest beginning."""
+    """A kept conversation keeps its own blocks, down to the single position, if they are the longest match."""
     pool = new_pool(20 * BLOCK)
     cache = stored(pool, list(range(40)))
     other = stored(pool, [*range(36), *range(100, 160)])
@@ -253,21 +253,21 @@ def test_own_positions_win_unless_others_have_more() -> None:
 
 
 def test_truncation_leaves_a_shared_block_whole() -> None:
-    """Cutting inside a block that another holds gives up its part of it; alone, the cache may write to it again."""
+    """Truncating inside a shared block releases it; a block without other holders can be written again."""
     pool = new_pool(20 * BLOCK)
     cache = stored(pool, list(range(3 * BLOCK)))
     other = SequenceCache(pool)
     other.match(list(range(3 * BLOCK)))
 
     assert cache.truncate(BLOCK + 3) == BLOCK
-    assert num_found(pool, list(range(3 * BLOCK))) == 2 * BLOCK  # it is still what the other holds
+    assert num_found(pool, list(range(3 * BLOCK))) == 2 * BLOCK  # the other cache still holds it
     other.truncate(BLOCK + 3)
     assert other.length == BLOCK + 3
     assert num_found(pool, list(range(3 * BLOCK))) == BLOCK
 
 
 def test_beginning_computed_twice_at_the_same_time_is_shared_all_the_same() -> None:
-    """Of two blocks with one content one is known; what either cache stores behind it is found by both."""
+    """Of two blocks with equal content one is indexed, and blocks after either are found through both."""
     pool = new_pool(20 * BLOCK)
     tokens = list(range(4 * BLOCK))
     caches = [SequenceCache(pool), SequenceCache(pool)]
@@ -284,7 +284,7 @@ def test_beginning_computed_twice_at_the_same_time_is_shared_all_the_same() -> N
 
 
 def test_what_is_written_after_a_truncation_has_its_own_name() -> None:
-    """Blocks behind a cut are known by what they hold now, though another cache still holds what was there before."""
+    """Blocks written after a truncation are identified by their new content, though another cache holds the old."""
     pool = new_pool(20 * BLOCK)
     old, new = list(range(3 * BLOCK)), [*range(BLOCK), *range(500, 500 + 2 * BLOCK)]
     cache = stored(pool, old[: 2 * BLOCK])
@@ -303,7 +303,7 @@ def test_what_is_written_after_a_truncation_has_its_own_name() -> None:
 
 
 def test_least_recently_used_idle_cache_goes_first() -> None:
-    """Pinned caches keep their blocks; of the idle ones as many go as are needed, the longest unused first."""
+    """Pinned caches keep their blocks; as many idle ones as necessary are evicted, the least recently used first."""
     pool = new_pool(8 * BLOCK)
     caches = [stored(pool, [i] * 2 * BLOCK) for i in range(4)]
     for i in (2, 0, 1):
@@ -318,7 +318,7 @@ def test_least_recently_used_idle_cache_goes_first() -> None:
 
 
 def test_nothing_is_evicted_in_vain() -> None:
-    """If all idle caches together are not enough, also because their blocks are held by others, they keep them."""
+    """If evicting all idle caches would not free enough, also because of shared blocks, none is evicted."""
     pool = new_pool(4 * BLOCK)
     tokens = list(range(2 * BLOCK))
     pinned, idle = stored(pool, [*tokens, 1]), stored(pool, [*tokens, 1])
@@ -334,7 +334,7 @@ def test_nothing_is_evicted_in_vain() -> None:
 
 
 def test_evicted_cache_can_be_used_again() -> None:
-    """Its next turn finds nothing of its own and computes everything anew."""
+    """The next turn of an evicted cache computes everything again."""
     pool = new_pool(4 * BLOCK)
     cache = stored(pool, list(range(3 * BLOCK)))
     pool.unpin(cache)
@@ -349,7 +349,7 @@ def test_evicted_cache_can_be_used_again() -> None:
 
 
 def test_audit_notices_what_is_not_accounted_for() -> None:
-    """A block that a cache lost without giving it back, or gave back while holding it, is an error."""
+    """A block that a cache lost without releasing it, or released while holding it, is an error."""
     pool = new_pool(4 * BLOCK)
     cache = stored(pool, list(range(40)))
 
@@ -361,9 +361,9 @@ def test_audit_notices_what_is_not_accounted_for() -> None:
         pool.check_integrity([cache])
 
 
-# Everything at once, against a naive model
+# All operations against a naive model
 
-PROMPTS = [  # those that share beginnings in every way, up to four blocks
+PROMPTS = [  # sequences with common beginnings of up to four blocks
     [token for piece in pieces for token in [piece] * BLOCK] + tail
     for pieces in itertools.chain.from_iterable(itertools.product([0, 1], repeat=n) for n in range(4))
     for tail in ([0], [1], [0] * 9 + [1] * 3)
@@ -373,7 +373,7 @@ ACTIONS = ["turn", "turn", "turn", "begin_turn", "go_on", "unpin", "unpin", "tru
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Each position's number in storage names its scope and all tokens up to it; a cache must read just its own."""
+    """Each stored number identifies its scope and all tokens before it; a cache must read exactly its own."""
 
     @initialize(capacity=st.sampled_from([5, 9, 16]))
     def start(self, capacity: int) -> None:
@@ -391,7 +391,7 @@ class PoolMachine(RuleBasedStateMachine):
         return self.names.setdefault((scope, tuple(tokens)), len(self.names))
 
     def pick(self, data: Any) -> SequenceCache:
-        """A cache, pinned as for a turn, and not in the middle of one any more."""
+        """Return a cache, pinned as for a turn, that is not in the middle of one."""
         cache: SequenceCache = data.draw(st.sampled_from(list(self.held)), label="cache")
         self.pending.pop(cache, None)
         self.pool.pin(cache)
@@ -400,7 +400,7 @@ class PoolMachine(RuleBasedStateMachine):
         return cache
 
     def grow(self, cache: SequenceCache, num_tokens: int) -> bool:
-        """Reserve, with what it may do to idle caches; False if there is no room."""
+        """Reserve with eviction of idle caches; return False without memory."""
         pinned = {block for c in self.held if c not in self.idle for block in c.table}
         missing = -(-num_tokens // BLOCK) - len(cache.table)
         try:
@@ -419,17 +419,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), action=st.sampled_from(ACTIONS))
     def act(self, data: Any, action: str) -> None:
-        """One rule, because hypothesis leaves some rules out of each run, and it is their mixture that matters."""
+        """A single rule, because hypothesis disables some rules in each run, and the mixture matters."""
         getattr(self, action)(data)
 
     def turn(self, data: Any) -> None:
-        """Computed at once, and over."""
+        """Run a whole turn."""
         cache = self.begin_turn(data)
         self.step(cache, self.pending.pop(cache))
         self.let_go(cache)
 
     def begin_turn(self, data: Any) -> SequenceCache:
-        """Match and reserve; others may run before what is missing is computed."""
+        """Match and reserve; other turns may run before the missing positions are computed."""
         cache = self.pick(data)
         prompt = data.draw(st.sampled_from(PROMPTS), label="prompt")
         own = min(cache.common_prefix(prompt), len(prompt) - 1)
@@ -442,7 +442,7 @@ class PoolMachine(RuleBasedStateMachine):
         return cache
 
     def go_on(self, data: Any) -> None:
-        """A step of one that has begun."""
+        """Run a step of a turn in progress."""
         if begun := [c for c, tokens in self.pending.items() if tokens]:
             cache = data.draw(st.sampled_from(begun), label="cache")
             num_tokens = data.draw(st.sampled_from([5 * BLOCK, BLOCK, 3]), label="tokens")
@@ -461,7 +461,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.held[cache] = known + tokens
 
     def fail_step(self, data: Any) -> None:
-        """What it wrote is nobody's."""
+        """Fail a step, whose positions then belong to no cache."""
         cache = self.pick(data)
         if self.grow(cache, cache.length + 5):
             self.step(cache, [0] * 5, is_good=False)
@@ -483,7 +483,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.idle.append(cache)
 
     def reopen(self, data: Any) -> None:
-        """One ends and a new one takes its place."""
+        """Close a cache and open another in its place."""
         cache = self.pick(data)
         cache.drop()
         del self.held[cache]
@@ -528,7 +528,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_threads_open_share_evict_and_drop_at_the_same_time(workers: ThreadPoolExecutor) -> None:
-    """Four threads on a pool too small for all: nothing is lost, nothing handed out twice."""
+    """Four threads on a pool that is too small lose no block and get no block twice."""
     pool = new_pool(24 * BLOCK)
     start = threading.Barrier(4)
 

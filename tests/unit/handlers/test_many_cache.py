@@ -1,4 +1,4 @@
-"""The registry's books in any order of events: no thread, no clock, no model."""
+"""The model cache's bookkeeping in any order of events, without threads, a clock or models."""
 
 import math
 from pathlib import Path
@@ -30,7 +30,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 class FakeLoaded:
-    """A model that knows where it is and whether it was closed."""
+    """A fake model that records its place and whether it was closed."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -60,7 +60,7 @@ class FakeDiskLease:
 
 
 class Bench:
-    """A cache, the work that it has asked for and that is not done yet, and what its clients have heard."""
+    """A cache, its pending work, and the results that its clients received."""
 
     def __init__(self, device: int, host: int, *, is_unified: bool = False, **limits: Any) -> None:
         self.now = 1000.0
@@ -120,7 +120,7 @@ class Bench:
         return done
 
     def finish(self, index: int = 0, *, num_bytes: int = 30, error: HandlerError | None = None) -> Step:
-        """Do one piece of the work that was asked for, well or with an error."""
+        """Complete one piece of pending work, with success or an error."""
         work, entry = self.work.pop(index % len(self.work))
         cache = self.cache
         if work is Step.FETCH and not cache.begin_fetch(entry, self.now):
@@ -173,7 +173,7 @@ class Bench:
         assert all(len(heard) <= 1 for heard in self.heard.values())
 
     def check_end(self) -> None:
-        """All that was begun is ended, everybody has heard, and nothing is left."""
+        """Check that all work and all requests are complete, and nothing is left."""
         self.finish_all()
         for lease in list(self.leases):
             self.release(lease)
@@ -203,7 +203,7 @@ ERRORS = st.sampled_from([ModelBroken("x"), ModelUnknown("x"), OutOfMemory("x"),
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Whatever comes in whatever order, and however the work ends."""
+    """Events in any order, with any result of the work."""
 
     @initialize(is_unified=st.booleans(), cache=st.sampled_from(["enabled", "enabled", "disabled"]))
     def begin(self, is_unified: bool, cache: str) -> None:
@@ -226,7 +226,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), num_bytes=st.integers(20, 60))
     def use(self, name: str, num_bytes: int) -> None:
-        """An ordinary request, up to its lease."""
+        """A request up to its lease."""
         self.bench.want(name)
         self.bench.finish_all(num_bytes)
 
@@ -281,7 +281,7 @@ TestCache.settings = hypothesis_settings(max_examples=60, stateful_step_count=60
 
 @pytest.mark.parametrize("seed", range(24))
 def test_long_random_lives_keep_the_books_right(seed: int) -> None:
-    """Hypothesis's examples are short; these are long enough that most of them evict, demote and promote."""
+    """These runs are longer than hypothesis's examples, so that most of them evict, demote and promote."""
     random = Random(seed)
     bench = Bench(
         100,
@@ -329,7 +329,7 @@ def test_long_random_lives_keep_the_books_right(seed: int) -> None:
 
 
 def test_many_who_want_a_model_share_one_load() -> None:
-    """Single flight: one download and one load, and each gets a lease of it."""
+    """Concurrent requests cause one download and one load, and each gets a lease."""
     bench = Bench(100, 0)
 
     tickets = [bench.want("a") for _ in range(5)]
@@ -341,7 +341,7 @@ def test_many_who_want_a_model_share_one_load() -> None:
 
 
 def test_the_least_recently_used_leaves_the_device_for_the_host_and_then_for_good() -> None:
-    """Device to host to disk, in the order of the last use."""
+    """Models move from device to host to disk in the order of their last use."""
     bench = Bench(70, 40)
     for name in ("a", "b"):
         bench.release(bench.load(name))
@@ -358,7 +358,7 @@ def test_the_least_recently_used_leaves_the_device_for_the_host_and_then_for_goo
 
 
 def test_an_evicted_model_is_told_as_leaving_while_it_still_takes_memory() -> None:
-    """Not as loading, to which a proxy would send requests for it; its bytes are counted until they are free."""
+    """A model that is leaving is not reported as loading, which attracts requests; its bytes count until freed."""
     bench = Bench(50, 0, is_unified=True)
     bench.release(bench.load("a"))
 
@@ -374,7 +374,7 @@ def test_an_evicted_model_is_told_as_leaving_while_it_still_takes_memory() -> No
 
 
 def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
-    """Promotion is neither a fetch nor a load."""
+    """A promotion neither fetches nor loads."""
     bench = Bench(30, 60)
     for name in ("a", "b"):
         bench.release(bench.load(name))
@@ -389,7 +389,7 @@ def test_a_model_on_the_host_comes_back_without_being_read_again() -> None:
 
 
 def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
-    """Memory that requests use is not taken; a release lets the waiting load go on."""
+    """A leased model is not evicted, and its release lets a waiting load continue."""
     bench = Bench(40, 0)
     lease = bench.load("a")
 
@@ -408,7 +408,7 @@ def test_a_leased_model_stays_and_the_next_load_waits_for_it() -> None:
 
 
 def test_a_load_does_not_wait_for_memory_for_ever() -> None:
-    """After room_timeout_s it is refused as out of memory."""
+    """After room_timeout_s a load is refused as out of memory."""
     bench = Bench(40, 0)
     bench.load("a")
     ticket = bench.want("b")
@@ -423,7 +423,7 @@ def test_a_load_does_not_wait_for_memory_for_ever() -> None:
 
 
 def test_a_model_larger_than_the_budget_is_measured_once_and_then_refused_at_once() -> None:
-    """Its files said less than it takes. The second request must not evict the others for nothing."""
+    """A model that is larger than its files suggest evicts the others once, not again for the second request."""
     bench = Bench(100, 0)
     bench.release(bench.load("a", 60))
     ticket = bench.want("b")
@@ -443,7 +443,7 @@ def test_a_model_larger_than_the_budget_is_measured_once_and_then_refused_at_onc
 
 
 def test_a_pinned_model_is_never_evicted() -> None:
-    """What only fits without it is refused at once."""
+    """A load that would fit only without a pinned model is refused at once."""
     bench = Bench(50, 50)
     bench.cache.entries.pinned.add("a")
     bench.release(bench.load("a"))
@@ -457,7 +457,7 @@ def test_a_pinned_model_is_never_evicted() -> None:
 
 
 def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_new_one() -> None:
-    """Both versions are there for as long as somebody uses the old one."""
+    """Both versions stay in memory while the old one has leases."""
     bench = Bench(100, 0)
     old = bench.load("a")
 
@@ -474,7 +474,7 @@ def test_a_replaced_model_serves_its_leases_to_the_end_and_new_requests_get_the_
 
 
 def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it() -> None:
-    """It goes back to the device for them, and then for good."""
+    """A model with waiting requests returns to the device for them before it is dropped."""
     bench = Bench(30, 60)
     bench.release(bench.load("a"))
     bench.want("b")
@@ -494,7 +494,7 @@ def test_who_waits_for_a_model_that_is_replaced_on_its_way_to_the_host_gets_it()
 
 
 def test_a_broken_model_is_remembered_for_a_while() -> None:
-    """It is not read again for each request, and it is not condemned for ever."""
+    """A broken model is not read again for each request, and is tried again later."""
     bench = Bench(100, 0, broken_s=60)
     bench.want("a")
     bench.finish(error=ModelBroken("no config.json"))
@@ -509,7 +509,7 @@ def test_a_broken_model_is_remembered_for_a_while() -> None:
 
 
 def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
-    """Its failure comes after the new version's load has begun."""
+    """The old version's failure, after the new version's load has begun, does not affect the new version."""
     bench = Bench(100, 0)
     bench.want("a")
     bench.unload("a")
@@ -524,7 +524,7 @@ def test_a_version_that_was_given_up_does_not_condemn_the_next_one() -> None:
 
 
 def test_who_waits_too_long_is_told_to_come_back_and_the_load_goes_on() -> None:
-    """429 with Retry-After; a later request finds the model."""
+    """The request gets 429 with Retry-After; a later one finds the model."""
     bench = Bench(100, 0, hold_s=55)
     ticket = bench.want("a")
 
@@ -542,7 +542,7 @@ def test_who_waits_too_long_is_told_to_come_back_and_the_load_goes_on() -> None:
 
 
 def test_a_load_that_nobody_waits_for_any_more_is_not_begun() -> None:
-    """Clients that left do not keep the loaders busy."""
+    """A load whose clients have all disconnected is not started."""
     bench = Bench(100, 0)
     ticket = bench.want("a")
 
@@ -555,7 +555,7 @@ def test_a_load_that_nobody_waits_for_any_more_is_not_begun() -> None:
 
 
 def test_waiters_and_loads_are_bounded() -> None:
-    """What is beyond the limits is refused at once."""
+    """Requests beyond the limits are refused at once."""
     bench = Bench(100, 0, max_waiting=3, max_loading=2)
 
     bench.want("a")
@@ -569,7 +569,7 @@ def test_waiters_and_loads_are_bounded() -> None:
 
 
 def test_without_a_cache_a_model_goes_with_its_last_request() -> None:
-    """ModelCacheSetting=Disabled: load, serve, drop."""
+    """With ModelCacheSetting=Disabled a model is loaded, used once and dropped."""
     bench = Bench(100, 100, cache="disabled")
     first, second = bench.want("a"), bench.want("a")
     bench.finish_all()
@@ -585,7 +585,7 @@ def test_without_a_cache_a_model_goes_with_its_last_request() -> None:
 
 
 def test_two_models_that_turn_out_too_large_do_not_wait_for_each_other() -> None:
-    """Each holds memory and needs more: one gives up, the other goes on."""
+    """Of two models that hold memory and need more, one is dropped and the other continues."""
     bench = Bench(100, 0)
     tickets = [bench.want(name) for name in ("a", "b")]
     for _ in range(2):
@@ -601,7 +601,7 @@ def test_two_models_that_turn_out_too_large_do_not_wait_for_each_other() -> None
 
 @pytest.mark.parametrize("error", [ModelUnknown("gone"), OutOfMemory("full")])
 def test_only_broken_models_are_remembered(error: HandlerError) -> None:
-    """A model that is added later, or that finds room later, is found by the next request."""
+    """Missing models and lack of memory are not remembered, so that the next request tries again."""
     bench = Bench(100, 0)
     bench.want("a")
     bench.finish(error=error)

@@ -1,4 +1,4 @@
-"""Sources of models, and what is unpacked of them: the same for a directory and for S3."""
+"""Sources of models and their unpacked folders: the same for a directory and for S3."""
 
 import io
 import os
@@ -40,7 +40,7 @@ def model(weights: bytes = b"w" * 1000) -> bytes:
 
 @dataclass
 class Place:
-    """Where models are put, and the source that finds them there."""
+    """A storage location and the source that reads it."""
 
     source: ModelSource
     put: Callable[[str, bytes], None]
@@ -98,7 +98,7 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 @pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.s3)])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Nothing half done is left, and the books are right."""
+    """Provide each kind of place; at the end no partial files are left and the counts are right."""
     place: Place = request.getfixturevalue(request.param)
     yield place
     assert [path.name for path in place.home.iterdir() if path.name.startswith(PARTIAL)] == []
@@ -107,7 +107,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def test_an_archive_is_unpacked_once(place: Place) -> None:
-    """The second request finds the folder; another worker's start finds it, too."""
+    """The second request, and another worker's start, find the unpacked folder."""
     place.put("a/m.tar.gz", model())
     cache = place.cache()
 
@@ -123,7 +123,7 @@ def test_an_archive_is_unpacked_once(place: Place) -> None:
 
 
 def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
-    """By its version, while the worker runs; a lease keeps the old one."""
+    """A new version is found while the worker runs; a lease keeps the old one."""
     cache = place.cache()
     with pytest.raises(ModelUnknown):
         cache.fetch("m.tar.gz", LoadProgress())
@@ -142,7 +142,7 @@ def test_a_model_that_is_added_or_replaced_is_found(place: Place) -> None:
 
 
 def test_a_folder_is_a_model_too(place: Place) -> None:
-    """Files below the name; a replaced file is another version."""
+    """A folder of files is a model; a replaced file makes another version."""
     place.put("team/m/config.json", b"{}")
     place.put("team/m/model.safetensors", b"one")
     place.put("team/m/.cache/junk", b"x")
@@ -157,7 +157,7 @@ def test_a_folder_is_a_model_too(place: Place) -> None:
 
 
 def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
-    """No copy, no budget."""
+    """A plain folder is neither copied nor counted."""
     directory.put("m/config.json", b"{}")
     cache = directory.cache()
 
@@ -168,7 +168,7 @@ def test_a_plain_folder_is_used_where_it_is(directory: Place) -> None:
 
 
 def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place: Place) -> None:
-    """The budget counts what is on disk; what is in use is refused as room."""
+    """The budget counts unpacked folders; if all are in use, a load is refused for lack of space."""
     for name in "abcd":
         place.put(f"{name}.tar.gz", model())
     cache = place.cache(disk_bytes=2500)
@@ -188,7 +188,7 @@ def test_the_least_recently_used_folder_goes_first_and_a_leased_one_never(place:
 
 
 def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the budget does not know: others fill the disk, or it is smaller than the budget."""
+    """A disk that is smaller or fuller than the budget allows fails only the one load."""
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
     cache = directory.cache()
@@ -206,7 +206,7 @@ def test_a_full_disk_is_told_and_harms_nobody(directory: Place, monkeypatch: pyt
 
 
 def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's own refusal in the middle of a file: /dev/full is a real one."""
+    """The system's own error while writing is reported; /dev/full provides a real one."""
     directory.put("a/config.json", b"{}")
     directory.put("a.tar.gz", model())
     cache = directory.cache()
@@ -226,7 +226,7 @@ def test_a_small_file_system_that_fills_up_is_told(directory: Place, monkeypatch
 
 
 def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
-    """Half folders, folders without a marker, and ones that lost a file; good ones stay."""
+    """Partial folders, unmarked ones and those with a missing file are deleted; others stay."""
     directory.put("a.tar.gz", model())
     directory.put("b.tar.gz", model())
     cache = directory.cache()
@@ -242,7 +242,7 @@ def test_what_a_killed_worker_left_is_cleaned(directory: Place) -> None:
 
 
 def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> None:
-    """Directories for temporary files are cleaned by others, too."""
+    """A folder of temporary files that another program deleted is unpacked again."""
     directory.put("a.tar.gz", model())
     cache = directory.cache()
     cache.fetch("a.tar.gz", LoadProgress()).release()
@@ -255,7 +255,7 @@ def test_a_folder_that_somebody_deleted_is_unpacked_again(directory: Place) -> N
 
 
 def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> None:
-    """So that it can be remembered until it is replaced."""
+    """The error contains the version, so that it is remembered until the archive is replaced."""
     place.put("m.tar.gz", model()[:-20])
     cache = place.cache()
 
@@ -267,7 +267,7 @@ def test_a_broken_archive_leaves_nothing_and_says_its_version(place: Place) -> N
 
 
 def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place) -> None:
-    """Before it is read, where its size says enough."""
+    """The limits are checked before the archive is read, where its size suffices."""
     place.put("empty.tar.gz", archive_of({"readme": b"hello"}))
     place.put("large.tar.gz", model(os.urandom(5000)))
 
@@ -278,7 +278,7 @@ def test_an_archive_without_a_model_or_beyond_the_limits_is_refused(place: Place
 
 
 def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
-    """In the middle of the download."""
+    """A load past its time limit ends during the download."""
     place.put("m.tar.gz", model())
     now = iter(range(1000))
     progress = LoadProgress(lambda: next(now))
@@ -289,7 +289,7 @@ def test_a_load_that_takes_too_long_is_ended(place: Place) -> None:
 
 
 def test_several_workers_of_a_host_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Each takes one of its own, and gets the same one after a restart."""
+    """Each worker uses its own folder, and the same one after a restart."""
     settings = ManySettings(cache_dir=str(tmp_path))
     first, first_lock = take_home(settings)
     second, second_lock = take_home(settings)
@@ -304,18 +304,18 @@ def test_several_workers_of_a_host_do_not_share_a_folder(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", "..", "a/../b", "/a//b", "//a", ".hidden", "a/.b", "a\\b", "a\0b", "x" * 300])
 def test_names_that_lead_elsewhere_are_unknown(name: str) -> None:
-    """A name is a path below the source, nothing else."""
+    """A name is a path below the source."""
     with pytest.raises(ModelUnknown):
         check_name(name)
 
 
 def test_a_leading_slash_is_no_part_of_a_name() -> None:
-    """Some of SageMaker's examples write one."""
+    """A leading slash, as in some of SageMaker's examples, is ignored."""
     assert check_name("/a/b.tar.gz") == "a/b.tar.gz"
 
 
 def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) -> None:
-    """SageMaker gives a container a name and a folder; nobody gets the host's files that way."""
+    """SageMaker passes a name and a folder, which must be below a root, so that the host's files stay private."""
     root = tmp_path / "opt"
     (root / "hash" / "model").mkdir(parents=True)
     (root / "hash" / "model" / "config.json").write_text("{}")
@@ -335,7 +335,7 @@ def test_models_given_by_url_lie_below_a_root(directory: Place, tmp_path: Path) 
 
 
 def test_a_source_that_is_none_is_a_wrong_setting(tmp_path: Path) -> None:
-    """The worker does not start."""
+    """An invalid source is a configuration error at the worker's start."""
     for source in ("nowhere", "http://host/x", "s3://"):
         with pytest.raises(SettingsError, match=r"handler\.many\.source"):
             open_source(ManySettings(source=source), tmp_path)
@@ -345,8 +345,8 @@ def test_a_source_that_is_none_is_a_wrong_setting(tmp_path: Path) -> None:
 def test_a_broken_connection_is_taken_up_where_it_broke(
     s3: Any, bucket: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The rest of the object is asked for; nothing is read twice or lost."""
-    body = os.urandom(24 << 20)  # more than sockets hold
+    """After a broken connection only the rest of the object is requested."""
+    body = os.urandom(24 << 20)  # more than socket buffers hold
     bucket.put("m.tar.gz", body)
     with LossyProxy(s3.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
@@ -365,7 +365,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
 
 @pytest.mark.s3
 def test_an_object_that_is_replaced_in_between_is_noticed(bucket: Place) -> None:
-    """No model is made of two versions."""
+    """A model never consists of two versions."""
     bucket.put("m.tar.gz", model(b"old"))
     found = bucket.source.find("m.tar.gz")
     bucket.put("m.tar.gz", model(b"new"))
@@ -378,7 +378,7 @@ def test_an_object_that_is_replaced_in_between_is_noticed(bucket: Place) -> None
 def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
     bucket: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was unpacked before is used; the rest is told to come back."""
+    """Unpacked models are used; others get an error that suggests a retry."""
     bucket.put("m.tar.gz", model())
     bucket.cache().fetch("m.tar.gz", LoadProgress()).release()
     with run_silent_server() as port:
@@ -396,7 +396,7 @@ def test_a_store_that_does_not_answer_stops_only_what_is_not_on_disk(
 
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_no_unknown_model(bucket: Place) -> None:
-    """Nobody knows whether the model exists."""
+    """A missing bucket is an error of its own, because the model may exist."""
     source = open_s3(ManySettings(source="s3://no-such-bucket/x"))
 
     with pytest.raises(SourceUnavailable):
@@ -404,7 +404,7 @@ def test_a_bucket_that_is_not_there_is_no_unknown_model(bucket: Place) -> None:
 
 
 def test_two_threads_fill_different_models_within_one_budget(directory: Place) -> None:
-    """What is being written counts, so that together they do not take more than there is."""
+    """Files in progress count, so that two threads together stay within the budget."""
     for number in range(8):
         directory.put(f"m{number}.tar.gz", model(os.urandom(20_000)))
     cache = directory.cache(disk_bytes=70_000)

@@ -1,5 +1,6 @@
-"""The registry with its threads, real files and a tiny model: concurrent requests, replaced models, measured memory."""
+"""The registry with threads, real files and a tiny model: concurrency, replaced models, measured memory."""
 
+import gc
 import io
 import json
 import random
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,7 +39,7 @@ Open = Callable[..., ModelRegistry]
 
 
 class TinyModel:
-    """Says what its file says, and takes as much memory as it is asked to claim."""
+    """A model that returns its file's content and allocates a requested amount of memory."""
 
     host_bytes = 0
     mapped_bytes = 0
@@ -69,7 +71,7 @@ def load_tiny(folder: Path, progress: LoadProgress) -> ResidentModel:
 
 
 def put(root: Path, name: str, text: str, config: str = "{}") -> None:
-    """An archive in the models' directory, at once as a whole."""
+    """Move an archive into the models' directory in one step."""
     with tarfile.open(root / ".new", "w:gz", compresslevel=1) as tar:
         for path, content in (("config.json", config), ("model.safetensors", text)):
             info = tarfile.TarInfo(path)
@@ -79,7 +81,7 @@ def put(root: Path, name: str, text: str, config: str = "{}") -> None:
 
 
 def ask(registry: ModelRegistry, name: str) -> ModelLease:
-    """Wait for a lease. Raises what the request is told."""
+    """Wait for a lease. Raises the request's error."""
     heard: SimpleQueue[ModelLease | HandlerError] = SimpleQueue()
     registry.acquire(name, heard.put, heard.put)
     answer = heard.get(timeout=60)
@@ -95,7 +97,7 @@ def text_of(lease: ModelLease) -> str:
 
 
 def done(operation: Callable[..., None], *arguments: Any) -> None:
-    """Wait until an operation is done. Raises what it is told."""
+    """Wait for an operation. Raises its error."""
     heard: SimpleQueue[HandlerError | None] = SimpleQueue()
     operation(*arguments, heard.put)
     error = heard.get(timeout=60)
@@ -112,7 +114,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(root: Path, tmp_path: Path) -> Iterator[Open]:
-    """A registry over that directory; in the end its books are right and nothing is in memory."""
+    """Start registries over the directory; at the end their counts are right and no model is in memory."""
     opened: list[ModelRegistry] = []
 
     def start(load: Callable[[Path, LoadProgress], ResidentModel] = load_tiny, **limits: Any) -> ModelRegistry:
@@ -131,7 +133,7 @@ def start(root: Path, tmp_path: Path) -> Iterator[Open]:
 
 
 def test_many_clients_of_many_models_each_get_the_right_one(root: Path, start: Open) -> None:
-    """Zipf traffic under a budget of a few models, with models replaced, missing and broken in between."""
+    """Zipf traffic with memory for a few models gets right answers, with replaced, missing and broken models."""
     for number in range(24):
         put(root, f"m{number}.tar.gz", f"m{number} v0".ljust(100))
     (root / "cut.tar.gz").write_bytes((root / "m0.tar.gz").read_bytes()[:60])
@@ -193,7 +195,7 @@ def test_many_clients_of_many_models_each_get_the_right_one(root: Path, start: O
 
 
 def test_a_replaced_model_is_picked_up_and_a_repaired_one_forgiven(root: Path, start: Open) -> None:
-    """By comparing with the source; the running request ends on the old version."""
+    """Comparing with the source finds new versions; running requests end on the old version."""
     put(root, "m.tar.gz", "old")
     put(root, "bad.tar.gz", "bad", config="[]")
     registry = start()
@@ -212,7 +214,7 @@ def test_a_replaced_model_is_picked_up_and_a_repaired_one_forgiven(root: Path, s
 
 
 def test_a_model_that_was_removed_is_unknown_after_the_next_look(root: Path, start: Open) -> None:
-    """It leaves memory, too."""
+    """A removed model also leaves memory."""
     put(root, "m.tar.gz", "old")
     registry = start()
     ask(registry, "m.tar.gz").release()
@@ -225,7 +227,7 @@ def test_a_model_that_was_removed_is_unknown_after_the_next_look(root: Path, sta
 
 
 def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) -> None:
-    """One load, then the reason from memory."""
+    """A broken model is loaded once; later requests get the remembered reason."""
     put(root, "bad.tar.gz", "bad")
     loads: list[Path] = []
 
@@ -243,10 +245,38 @@ def test_a_broken_model_is_not_read_for_each_request(root: Path, start: Open) ->
     assert [each["tier"] for each in registry.status()["models"] if "reason" in each] == ["broken"]
 
 
+class Weights:
+    """Stands for what a load has read before it fails."""
+
+
+@pytest.mark.parametrize("error", [ModelBroken("its shapes do not fit"), OutOfMemory("no memory"), ValueError("no")])
+def test_a_failed_load_keeps_nothing_in_memory(error: Exception, root: Path, start: Open) -> None:
+    """Its memory is free at once, as the budget says, and not only after the next garbage collection."""
+    put(root, "bad.tar.gz", "bad")
+    read: list[weakref.ref[Weights]] = []
+
+    def load(folder: Path, progress: LoadProgress) -> ResidentModel:
+        weights = Weights()
+        read.append(weakref.ref(weights))
+        try:
+            raise KeyError("shape")
+        except KeyError as exc:
+            raise type(error)(*error.args) from exc
+
+    registry = start(load)
+    gc.disable()
+    try:
+        with pytest.raises(HandlerError):
+            ask(registry, "bad.tar.gz")
+        wait_until(lambda: read[0]() is None, "the failed load's memory is free", deadline_s=10)
+    finally:
+        gc.enable()
+
+
 def test_a_load_that_fails_after_its_download_keeps_no_room_on_the_disk(
     root: Path, start: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its time is over just then: what was unpacked can make room for others."""
+    """If a load fails after its download, for example at its time limit, its folder can be evicted."""
     put(root, "a.tar.gz", "a" * 100)
     put(root, "b.tar.gz", "b" * 100)
     registry = start(disk_bytes=150)
@@ -264,7 +294,7 @@ def test_a_load_that_fails_after_its_download_keeps_no_room_on_the_disk(
 
 
 def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -> None:
-    """ModelLoading at the hold limit; the model is there for whoever comes back."""
+    """A request gets ModelLoading at its time limit, and a later one finds the model."""
     put(root, "m.tar.gz", "slow")
     gate = threading.Event()
 
@@ -286,7 +316,7 @@ def test_a_slow_load_answers_its_requests_and_goes_on(root: Path, start: Open) -
 
 
 def test_an_operator_loads_pins_and_unloads(root: Path, start: Open, tmp_path: Path) -> None:
-    """The container's operations, each with its own refusal."""
+    """Each of the container's operations has its own error."""
     for name in ("a", "b"):
         put(root, f"{name}.tar.gz", name * 600)
     given = tmp_path / "given" / "0a1b"
@@ -319,7 +349,7 @@ def test_an_operator_loads_pins_and_unloads(root: Path, start: Open, tmp_path: P
 
 
 def test_without_a_source_there_are_only_given_models(start: Open, tmp_path: Path) -> None:
-    """As where a platform loads them all: an empty source is none, and no directory has to be there for it."""
+    """With an empty source, no directory needs to exist, as on platforms that load models themselves."""
     given = tmp_path / "given" / "0a1b"
     given.mkdir(parents=True)
     (given / "config.json").write_text("{}")
@@ -341,7 +371,7 @@ def _is_ready(registry: ModelRegistry, name: str) -> bool:
 
 
 def test_a_restarted_worker_finds_what_it_unpacked(root: Path, start: Open) -> None:
-    """Cold the first time, from disk the next."""
+    """The first load is cold; after a restart it comes from disk."""
     put(root, "m.tar.gz", "text")
     first = start()
     lease = ask(first, "m.tar.gz")
@@ -355,7 +385,7 @@ def test_a_restarted_worker_finds_what_it_unpacked(root: Path, start: Open) -> N
 
 
 def test_a_worker_that_stops_tells_everybody(root: Path, start: Open) -> None:
-    """Whoever waits hears, a lease is honoured to its end, and the model is closed after it."""
+    """Waiting requests get an error, leases stay valid, and the model is closed after its last lease."""
     put(root, "m.tar.gz", "text")
     registry = start()
     lease = ask(registry, "m.tar.gz")
@@ -389,7 +419,7 @@ def private():
 class Heavy:
     host_bytes = mapped_bytes = 0
     def __init__(self):
-        # Pieces that malloc takes from its heaps: freeing them gives nothing back unless somebody asks for it.
+        # Small pieces come from malloc's heaps, which return freed memory to the system only on request.
         self.pieces = [bytearray(b"x" * (32 << 10)) for _ in range(SIZE // (32 << 10))]
         self.kept = [bytearray(100) for _ in range(1000)]
         self.device_bytes = SIZE
@@ -428,7 +458,7 @@ print(json.dumps({"size": SIZE, "peaks": peaks, "after": after}))
 
 
 def test_evicted_memory_is_free_when_it_is_said_to_be_free(tmp_path: Path) -> None:
-    """Measured in a process of its own: private bytes stay within the budget, and an unload gives them back at once."""
+    """In a separate process, private bytes stay within the budget, and an unload frees them at once."""
     (tmp_path / "models").mkdir()
 
     measured = subprocess.run(

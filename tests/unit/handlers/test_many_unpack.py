@@ -1,4 +1,4 @@
-"""Archives that want more than to be unpacked."""
+"""Unpacking of archives, hostile ones included."""
 
 import gzip
 import io
@@ -56,7 +56,7 @@ def into(tmp_path: Path) -> Path:
 
 
 def test_files_come_out_as_they_went_in(into: Path) -> None:
-    """SageMaker's code and what a Mac leaves behind stay inside: nothing of it is ever run."""
+    """SageMaker's code and macOS metadata are skipped and never run."""
     archive = tar_of(
         ("model/config.json", b"{}"),
         ("model/sub/vocab.txt", b"a\nb"),
@@ -90,7 +90,7 @@ def test_files_come_out_as_they_went_in(into: Path) -> None:
     ],
 )
 def test_what_is_no_file_below_the_top_is_refused(into: Path, member: Member, reason: str) -> None:
-    """Nothing is written outside, and no link is ever made."""
+    """Files are never written outside the folder, and links are never created."""
     with pytest.raises(ModelBroken, match=reason):
         unpack(tar_of(("config.json", b"{}"), member), into)
 
@@ -99,7 +99,7 @@ def test_what_is_no_file_below_the_top_is_refused(into: Path, member: Member, re
 
 
 def test_sizes_counts_and_ratio_are_limited(into: Path) -> None:
-    """Whatever an archive says of itself, also in what is left out."""
+    """The limits count skipped members and do not trust the archive's own numbers."""
     bomb = tar_of(("code/zeros", bytes(64 << 20)))
     with pytest.raises(ModelBroken, match="max_ratio"):
         unpack(bomb, into)
@@ -110,7 +110,7 @@ def test_sizes_counts_and_ratio_are_limited(into: Path) -> None:
 
 
 def test_a_header_that_would_fill_the_memory_is_refused(into: Path) -> None:
-    """Python reads a long name whole, however long it is."""
+    """Python reads a long member name into memory, so its length is limited."""
     info = special("././@LongLink", tarfile.GNUTYPE_LONGNAME)
     info.size = 1 << 30
 
@@ -132,13 +132,13 @@ def test_a_header_that_would_fill_the_memory_is_refused(into: Path) -> None:
     ids=["cut", "length", "checksum", "html", "empty", "no-tar", "zeros"],
 )
 def test_a_damaged_archive_is_told_with_its_reason(into: Path, spoil: Callable[[bytes], bytes]) -> None:
-    """Whatever a failed upload left."""
-    with pytest.raises(ModelBroken, match=r"damaged|is no \.tar\.gz"):
+    """A damaged archive, as of a failed upload, is refused with the reason."""
+    with pytest.raises(ModelBroken, match=r"damaged|is no \.tar\.gz"):  # prose: allow
         unpack(spoil(tar_of(("config.json", b"{}"), ("w", os.urandom(5000)))), into)
 
 
 def test_unpacking_ends_in_time(into: Path) -> None:
-    """A load that takes too long stops in the middle."""
+    """Unpacking stops at its time limit."""
     now = 0.0
 
     def clock() -> float:
@@ -154,7 +154,7 @@ def test_unpacking_ends_in_time(into: Path) -> None:
 
 
 def test_room_is_asked_for_before_a_byte_is_written(into: Path) -> None:
-    """A full disk is noticed before it is full."""
+    """Disk space is reserved before the first byte is written."""
     archive = tar_of(("w", b"x" * 5000))
 
     def take(num_bytes: int) -> None:
@@ -176,7 +176,7 @@ def zip_of(path: Path, members: dict[str, bytes], mode: int = 0o100644) -> Path:
 
 
 def test_a_mar_is_unpacked_like_any_archive(tmp_path: Path, into: Path) -> None:
-    """A zip, with TorchServe's manifest in it."""
+    """A .mar is a zip with TorchServe's manifest in it."""
     mar = zip_of(tmp_path / "m.mar", {"config.json": b"{}", "MAR-INF/MANIFEST.json": b"{}", "code/x.py": b""})
 
     unpack_zip(mar, into, ManySettings(), lambda num_bytes: None, LoadProgress())
@@ -198,7 +198,7 @@ def test_a_mar_is_unpacked_like_any_archive(tmp_path: Path, into: Path) -> None:
 def test_a_mar_is_not_trusted_either(
     tmp_path: Path, into: Path, members: dict[str, bytes], mode: int, limits: dict[str, Any], reason: str
 ) -> None:
-    """The same limits and the same refusals."""
+    """A .mar has the same limits and errors."""
     mar = zip_of(tmp_path / "m.mar", members, mode)
 
     with pytest.raises(ModelBroken, match=reason):
@@ -206,7 +206,7 @@ def test_a_mar_is_not_trusted_either(
 
 
 def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, into: Path) -> None:
-    """A content that does not fit its checksum, half a file, and a directory made to fill memory."""
+    """A wrong checksum, a truncated file, and a directory made to exhaust memory are refused with the reason."""
     good = zip_of(tmp_path / "m.mar", {"config.json": os.urandom(1000)}).read_bytes()
     lies = good[:500] + bytes(50) + good[550:]
     vast = zip_of(tmp_path / "v.mar", {f"{number:060000d}": b"" for number in range(80)}).read_bytes()
@@ -226,7 +226,7 @@ def test_a_mar_that_lies_or_is_damaged_is_told_with_its_reason(tmp_path: Path, i
     ],
 )
 def test_the_model_is_found_at_the_top_or_in_one_folder(tmp_path: Path, files: list[str], found: str) -> None:
-    """transformers' folder, SageMaker's layout, Triton's."""
+    """The layouts of transformers, SageMaker and Triton are found."""
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
@@ -235,7 +235,7 @@ def test_the_model_is_found_at_the_top_or_in_one_folder(tmp_path: Path, files: l
 
 
 def test_a_folder_without_one_model_says_what_it_has(tmp_path: Path) -> None:
-    """So that whoever made the archive sees what is wrong."""
+    """The error lists the folder's content."""
     with pytest.raises(ModelBroken, match="there is nothing"):
         find_model_folder(tmp_path)
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""The table of metrics, and what TorchServe is told of them."""
+"""The table of metrics, and how they are sent to TorchServe."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from tests.unit.handlers.test_chat_service import data_url
 from tests.waiting import wait_until
 
 DOCS = Path(__file__).parents[3] / "docs" / "runtime-api.md"
-# How TorchServe's front end reads a worker's line (its Metric.java); what does not match is lost.
+# TorchServe's pattern for a worker's line (its Metric.java); other lines are lost.
 LINE = re.compile(
     r"\[METRICS\]\s*([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)\|#([^|]*)(\|#type:([^|,]+))?\|#hostname:([^,]+),([^,]+)"
 )
@@ -22,7 +22,7 @@ SPEAKER = "ts.metrics.caching_metric"
 
 
 class Told(logging.Handler):
-    """What was written for TorchServe, parsed: (name, labels) and value."""
+    """A value written for TorchServe, parsed: (name, labels) and value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Told(logging.Handler):
 
 @pytest.fixture
 def told(kept_loggers: None) -> Iterator[Told]:
-    """TorchServe's own metric objects as the entry file lets them speak."""
+    """Capture the output of TorchServe's own metric objects, configured as by the entry file."""
     speaker, handler = logging.getLogger(SPEAKER), Told()
     speaker.addHandler(handler)
     enable_metric_lines()
@@ -49,7 +49,7 @@ def told(kept_loggers: None) -> Iterator[Told]:
 
 
 def numbers(**changes: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Every number that the table names, zero but for the changes."""
+    """Return every number of the table, zero except for the changes."""
     found: dict[str, dict[str, int]] = {}
     for metric in CHAT_METRICS:
         if metric.kind is HISTOGRAM:
@@ -66,7 +66,7 @@ def publisher(metrics_cache: Any, current: dict[str, Any], counters: Counters | 
 
 
 def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
-    """A row whose source does not exist would stop all metrics."""
+    """Every row has a source, since a missing one would stop all metrics."""
     found = client.service.numbers()
 
     for metric in CHAT_METRICS:
@@ -79,7 +79,7 @@ def test_every_number_of_the_table_is_one_of_the_service(client: Any) -> None:
 
 
 def test_names_are_such_as_prometheus_wants() -> None:
-    """One name once; counters end in _total; times are in seconds."""
+    """Names are unique, counters end in _total, and times are in seconds."""
     names = [metric.name for metric in CHAT_METRICS]
 
     assert len(set(names)) == len(names)
@@ -90,14 +90,14 @@ def test_names_are_such_as_prometheus_wants() -> None:
 
 
 def test_the_documentation_has_every_metric() -> None:
-    """Operators read docs/runtime-api.md, not the table."""
+    """The table in docs/runtime-api.md, which operators read, is complete."""
     text = DOCS.read_text()
 
     assert [m.name for m in CHAT_METRICS if f"`{PREFIX}{m.name}`" not in text] == []
 
 
 def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, told: Told) -> None:
-    """Gauges by their value, counters by their growth; a worker at rest writes nothing."""
+    """Gauges send their value, counters their growth; an idle worker sends nothing."""
     current = numbers(turns={"finished": 3, "running": 1})
     metrics = publisher(metrics_cache, current)
 
@@ -120,7 +120,7 @@ def test_first_everything_is_told_then_only_what_changes(metrics_cache: Any, tol
 
 
 def test_each_time_is_told_once(metrics_cache: Any, told: Told) -> None:
-    """A histogram gets its values, however small, in a form that TorchServe's front end can read."""
+    """A histogram gets each value once, in a form that TorchServe can parse, however small."""
     counters = Counters()
     metrics = publisher(metrics_cache, numbers(), counters)
     metrics.publish()
@@ -141,7 +141,7 @@ def test_each_time_is_told_once(metrics_cache: Any, told: Told) -> None:
 
 
 def test_numbers_beyond_what_a_float_spells_out_are_read_right(metrics_cache: Any, told: Told) -> None:
-    """A budget of terabytes is written as an integer: TorchServe does not read 1e+16."""
+    """Terabytes are written as an integer, because TorchServe cannot parse 1e+16."""
     metrics = publisher(metrics_cache, numbers(memory={"kv_capacity_bytes": 10**17}))
 
     metrics.publish()
@@ -159,12 +159,12 @@ def test_torchserve_s_own_metric_of_each_step_stays_silent(metrics_cache: Any, t
 
 
 def test_publisher_tells_the_last_changes_when_it_stops(metrics_cache: Any, told: Told) -> None:
-    """From its own thread: a worker without requests is not called by TorchServe, and still reports."""
+    """The publisher's thread reports without requests, and once more when it stops."""
     current = numbers()
     metrics = publisher(metrics_cache, current)
 
     metrics.start()
-    wait_until(lambda: told.lines, "the first are told")
+    wait_until(lambda: told.lines, "the first values are written")
     current["turns"]["finished"] = 1
     metrics.stop()
 
@@ -174,7 +174,7 @@ def test_publisher_tells_the_last_changes_when_it_stops(metrics_cache: Any, told
 def test_publisher_survives_a_number_that_fails(
     metrics_cache: Any, told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception is logged, and the next interval is tried."""
+    """An exception is logged, and the next interval tries again."""
     metrics = MetricsPublisher(metrics_cache, "llava", lambda: {}, Counters().drain)
 
     metrics.start()
@@ -184,7 +184,7 @@ def test_publisher_survives_a_number_that_fails(
 
 
 def test_times_that_nobody_reads_are_bounded() -> None:
-    """The oldest go."""
+    """Beyond the limit the oldest values are dropped."""
     counters = Counters()
 
     for number in range(MAX_TIMES + 5):
@@ -195,7 +195,7 @@ def test_times_that_nobody_reads_are_bounded() -> None:
 
 
 def test_turn_is_counted_with_its_times(client: Any, red: Any) -> None:
-    """One value a turn and kind; what the cache held counts as reused; the answer tells its time in the queue."""
+    """A turn adds one value per kind; cached tokens count as reused, and the queue time is included."""
     sid = client.open(data_url(red))
 
     answers = [client.ask(sid, text, parameters={"max_new_tokens": 8}).wait() for text in ("one", "two")]

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of several families: what the engine answers, transformers answers."""
+"""Tiny random checkpoints of several families: the engine answers as transformers does."""
 
 import shutil
 from collections.abc import Callable
@@ -82,13 +82,13 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 def save(config: Any, where: Path, tokenizer_from: Path, **options: Any) -> Any:
-    """A random checkpoint with the demo's tokenizer and chat template; returns transformers' own model."""
+    """Save a random checkpoint with the demo's tokenizer and chat template; return transformers' own model."""
     torch.manual_seed(3)
     loader = hf.AutoModelForImageTextToText if hasattr(config, "vision_config") else hf.AutoModelForCausalLM
     model = loader.from_config(config, dtype=torch.float32).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)  # well apart logits, so that equal means equal
+            torch.nn.init.normal_(parameter, std=0.3)  # distinct logits, so that equal answers are meaningful
     model.save_pretrained(where)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"):
         shutil.copy(tokenizer_from / name, where)
@@ -103,10 +103,10 @@ def generate(
     is_row_batched: bool = False,
     is_scattered: bool = False,
 ) -> tuple[list[list[int]], int]:
-    """What the engine answers, one prompt joining after the other, cut into small chunks and few rows. No thread.
+    """Return the engine's answers to prompts that join one after the other, in small chunks, without a thread.
 
-    is_scattered: no two blocks of a sequence lie side by side.
-    Returns the answers, and how many positions were not computed because another sequence had them.
+    is_scattered: no two blocks of a sequence are adjacent.
+    Returns the answers, and how many positions were shared instead of computed.
     """
     runner = ModelRunner(model, cache_shape(model).num_bytes(64 * BLOCK), is_row_batched)
     engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
@@ -147,7 +147,7 @@ def test_text_family_answers_as_in_transformers(
 ) -> None:
     """Ragged, chunked, batched greedy output equals generate() on each prompt alone, in float32.
 
-    However attention is computed, wherever the blocks lie, and also where a beginning is another sequence's.
+    This holds for each attention implementation and block placement, also with shared beginnings.
     """
     own = save(WORKING[family](), tmp_path, checkpoint)
     model = load_model(tmp_path, CPU, "float32")
@@ -174,7 +174,7 @@ def test_text_family_answers_as_in_transformers(
 def test_family_that_would_answer_otherwise_is_refused(
     family: str, tmp_path: Path, checkpoint: Path, one_thread: None
 ) -> None:
-    """A model whose packed step is not the model's own is a SettingsError at load, never a wrong answer."""
+    """A model whose packed step differs from its own is a SettingsError at load, never a wrong answer."""
     save(REFUSED[family](), tmp_path, checkpoint)
 
     with pytest.raises(SettingsError):
@@ -182,7 +182,7 @@ def test_family_that_would_answer_otherwise_is_refused(
 
 
 def test_text_model_chats(tmp_path: Path, checkpoint: Path, make_client: Any) -> None:
-    """A session over a model that does not see: turns as transformers answers them, images refused with a reason."""
+    """Turns of a text model equal transformers'; images are refused with a reason."""
     own = save(WORKING["qwen2"](), tmp_path, checkpoint)
     model = load_model(tmp_path, CPU, "float32")
     client = make_client(model)
@@ -205,7 +205,7 @@ def test_text_model_chats(tmp_path: Path, checkpoint: Path, make_client: Any) ->
 
 
 def llava_config(text: Any, checkpoint: Path) -> Any:
-    """The same pictures as the demo checkpoint's, whose processor it uses."""
+    """Return a configuration for the demo checkpoint's pictures, whose processor it uses."""
     demo = hf.AutoConfig.from_pretrained(checkpoint)
     vision = hf.CLIPVisionConfig(
         hidden_size=32,
@@ -229,7 +229,7 @@ def llava_config(text: Any, checkpoint: Path) -> Any:
 def test_llava_on_other_language_models(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
-    """Two prompts with different images, batched with one that has none, equal transformers on each alone."""
+    """Prompts with different images, batched with one without, equal transformers on each alone."""
     own = save(llava_config(WORKING[family](), checkpoint), tmp_path, checkpoint)
     model: Any = load_model(tmp_path, CPU, "float32")
     pictures = [drawing("ellipse", "red"), drawing("rectangle", "blue")]
@@ -253,7 +253,7 @@ def test_llava_on_other_language_models(
 
 
 def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
-    """A vision model of another construction is refused by its type, before its weights are read."""
+    """Another vision architecture is refused by its type, before its weights are read."""
     hf.Qwen2VLConfig().save_pretrained(tmp_path)
 
     with pytest.raises(SettingsError, match="qwen2_vl"):
@@ -261,7 +261,7 @@ def test_other_models_that_see_are_refused(tmp_path: Path) -> None:
 
 
 def test_llama_without_a_template_speaks_llama_2(tmp_path: Path, checkpoint: Path) -> None:
-    """A checkpoint from before the days of templates is asked as it was trained, with one beginning of sequence."""
+    """A llama checkpoint without a template gets Llama 2's, with one beginning of sequence."""
     save(WORKING["llama"](), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
@@ -273,7 +273,7 @@ def test_llama_without_a_template_speaks_llama_2(tmp_path: Path, checkpoint: Pat
 
 
 def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, checkpoint: Path) -> None:
-    """It loads; a conversation is refused with what to do instead."""
+    """The model loads; a conversation is refused with advice."""
     save(WORKING["qwen2"](), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
@@ -285,7 +285,7 @@ def test_other_model_without_a_template_reads_raw_prompts_only(tmp_path: Path, c
 
 
 def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path) -> None:
-    """USER and ASSISTANT, the picture first, and the sequence begins once."""
+    """The prompt has USER and ASSISTANT, the picture first, and one beginning of sequence."""
     save(llava_config(WORKING["llama"](), checkpoint), tmp_path, checkpoint)
     (tmp_path / "chat_template.jinja").unlink()
 
@@ -301,7 +301,7 @@ def test_llava_without_a_template_speaks_llava(tmp_path: Path, checkpoint: Path)
 
 
 def test_directory_without_a_checkpoint_is_a_config_error(tmp_path: Path) -> None:
-    """The path that is wrong is named."""
+    """The error contains the wrong path."""
     with pytest.raises(SettingsError, match=str(tmp_path)):
         load_model(tmp_path, CPU, "auto")
 
@@ -309,7 +309,7 @@ def test_directory_without_a_checkpoint_is_a_config_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["missing", "broken"])
 def test_damaged_checkpoint_is_a_config_error(name: str, damage: str, tmp_path: Path, checkpoint: Path) -> None:
-    """TorchServe expects a RuntimeError there, whatever transformers raises."""
+    """TorchServe expects a RuntimeError, whatever transformers raises."""
     save(WORKING["llama"](), tmp_path, checkpoint)
     if damage == "missing":
         (tmp_path / name).unlink()
@@ -321,7 +321,7 @@ def test_damaged_checkpoint_is_a_config_error(name: str, damage: str, tmp_path: 
 
 
 def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
-    """Weights in pickle form can run code: they are not read."""
+    """Pickled weights can run code, so they are refused."""
     own = save(WORKING["llama"](), tmp_path, checkpoint)
     (tmp_path / "model.safetensors").unlink()
     torch.save(own.state_dict(), tmp_path / "pytorch_model.bin")
@@ -332,7 +332,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loads(dtype: str, tmp_path: Path, checkpoint: Path, one_thread: None) -> None:
-    """The load-time comparison allows for the rounding of the half types."""
+    """The check at load allows for the rounding of half precision."""
     save(WORKING["llama-gqa"](), tmp_path, checkpoint)
 
     assert load_model(tmp_path, CPU, dtype).dtype is getattr(torch, dtype)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not can_pack(torch.float32, CPU), reason="this t
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 16, 100])
 def test_packed_product_is_the_product(rows: int, has_bias: bool) -> None:
-    """As exact as nn.Linear, for any number of rows."""
+    """The product is as exact as nn.Linear's, for any number of rows."""
     torch.manual_seed(0)
     linear = nn.Linear(70, 50, bias=has_bias)
     x = torch.randn(1, rows, 70)
@@ -27,7 +27,7 @@ def test_packed_product_is_the_product(rows: int, has_bias: bool) -> None:
 
 
 def test_row_does_not_depend_on_its_neighbours() -> None:
-    """A row is the same in any batch: in its bits where the probe promises it, else within float32's precision."""
+    """A row is bit-identical in any batch if the probe promises it, else equal within float32's precision."""
     torch.manual_seed(1)
     packed = PackedLinear(nn.Linear(576, 192))
     x = torch.randn(32, 576)
@@ -42,7 +42,7 @@ def test_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_every_linear_layer_is_packed_and_nothing_else() -> None:
-    """Nested ones, too; a model computes what it did before."""
+    """Nested layers are packed, too, and the model's output is unchanged."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 4)))
     x = torch.randn(5, 8)
@@ -55,6 +55,6 @@ def test_every_linear_layer_is_packed_and_nothing_else() -> None:
 
 
 def test_only_float32_on_a_cpu_is_packed() -> None:
-    """Elsewhere the layers stay as they are."""
+    """On other devices and types, layers stay unchanged."""
     assert not can_pack(torch.bfloat16, CPU)
     assert not can_pack(torch.float32, torch.device("cuda"))

@@ -33,12 +33,12 @@ class Frame:
 
     @property
     def next(self) -> str | None:
-        """ "true": more will come; "false": the end of a stream; None: a whole answer."""
+        """Return "true" if more will come, "false" at the end of a stream, None for a whole answer."""
         return self.headers.get("ts_stream_next")
 
 
 def decode(message: bytes) -> dict[str, Frame]:
-    """The frames of a response by request id."""
+    """Decode the frames of a response by request id."""
     at = 0
 
     def number() -> int:
@@ -67,10 +67,10 @@ def decode(message: bytes) -> dict[str, Frame]:
 
 
 class FrontEnd:
-    """TorchServe's side: keeps the active requests, sends them all at each step, reads what came back.
+    """TorchServe's side: it sends all active requests at each step and reads the response.
 
-    It insists on what the real front end needs: the first frame of a stream is never its last, and no whole answer
-    follows a stream's first frame.
+    It enforces the real front end's rules: the first frame of a stream is never its last, and no whole answer follows a
+    stream's first frame.
     """
 
     def __init__(self, pump: Pump) -> None:
@@ -97,11 +97,11 @@ class FrontEnd:
         }
 
     def leave(self, request_id: str) -> None:
-        """The client has gone."""
+        """Disconnect the client."""
         del self.active[request_id]
 
     def step(self) -> dict[str, Frame]:
-        """One round trip through the worker."""
+        """Run one round trip through the worker."""
         headers, rows, request_ids = Service.retrieve_data_for_inference(list(self.active.values()))
         self._context.request_ids = request_ids
         self._context.request_processor = headers
@@ -114,13 +114,13 @@ class FrontEnd:
             if frame.next == "true":
                 self.heads.setdefault(request_id, frame)
                 continue
-            assert (frame.next == "false") is (request_id in self.heads), "a head without an end, or the reverse"
+            assert (frame.next == "false") is (request_id in self.heads), "a stream whose head and end do not match"
             self.over[request_id] = frame
             del self.active[request_id]
         return frames
 
     def run(self) -> None:
-        """Steps until every request is over."""
+        """Step until every request is complete."""
         for _ in range(200):
             if not self.active:
                 return
@@ -128,7 +128,7 @@ class FrontEnd:
         raise AssertionError(f"never answered: {list(self.active)}")
 
     def cancel(self, *request_ids: str, row: str = "cancel") -> int:
-        """What the proxy sends when nobody waits for these requests any more: how many there were."""
+        """Send the proxy's cancellation of these requests; return how many were cancelled."""
         self.send(row, json.dumps({"request_ids": request_ids}).encode(), x_torchmoor_operation="cancel")
         self.step()
         assert self.over[row].status == 200
@@ -139,7 +139,7 @@ class FrontEnd:
 
 
 class FakeService:
-    """Answers when the test says so; remembers what it was asked."""
+    """A service that answers when the test decides, and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[Incoming] = []
@@ -175,7 +175,7 @@ def service() -> FakeService:
 
 @pytest.fixture
 def make_front(service: FakeService, clock: FakeClock) -> Iterator[Callable[..., FrontEnd]]:
-    """Builds a front end around a pump; on the way out, the pump holds nothing but what TorchServe still holds."""
+    """Build a front end with a pump; at the end the pump holds only requests that TorchServe still holds."""
     made: list[FrontEnd] = []
 
     def make(**settings: Any) -> FrontEnd:
@@ -194,7 +194,7 @@ def front(make_front: Callable[..., FrontEnd]) -> FrontEnd:
 
 
 def test_unanswered_requests_are_left_out(front: FrontEnd, service: FakeService) -> None:
-    """While nothing is known of a request, the response does not mention it."""
+    """A request without output is not part of the response."""
     front.send("a", {"x": 1})
 
     assert front.step() == {}
@@ -219,7 +219,7 @@ def test_whole_answer_has_status_headers_and_body(front: FrontEnd, service: Fake
 
 
 def test_late_error_still_has_its_own_status(front: FrontEnd, service: FakeService) -> None:
-    """After steps of waiting an error's status, header and body arrive as they are."""
+    """An error after some steps keeps its status, header and body."""
     front.send("a", {})
     for _ in range(3):
         assert front.step() == {}
@@ -232,7 +232,7 @@ def test_late_error_still_has_its_own_status(front: FrontEnd, service: FakeServi
 
 
 def test_stream_begins_with_its_headers_and_never_ends_in_the_same_step(front: FrontEnd, service: FakeService) -> None:
-    """Even a stream that is complete at once takes two frames: TorchServe writes no head with the last one."""
+    """Even a complete stream takes two frames, because TorchServe writes no head with the last one."""
     front.send("a", {})
     front.step()
     reply = service.replies[0]
@@ -248,7 +248,7 @@ def test_stream_begins_with_its_headers_and_never_ends_in_the_same_step(front: F
 
 
 def test_stream_carries_what_is_there(front: FrontEnd, service: FakeService) -> None:
-    """Pieces written between two steps go together; a step without news sends an empty piece and no end."""
+    """Pieces between two steps are joined; a step without output sends an empty piece."""
     front.send("a", {})
     front.step()
     reply = service.replies[0]
@@ -266,7 +266,7 @@ def test_stream_carries_what_is_there(front: FrontEnd, service: FakeService) -> 
 
 
 def test_failed_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
-    """An error after the first piece cannot change the status any more: the stream ends with it."""
+    """After the first piece the status cannot change, so the stream ends with the error."""
     front.send("a", {})
     front.step()
     reply = service.replies[0]
@@ -303,7 +303,7 @@ def test_rows_mix_freely(front: FrontEnd, service: FakeService) -> None:
 
 
 def test_client_that_leaves_cancels_its_request(front: FrontEnd, service: FakeService) -> None:
-    """An id that is missing from a step is cancelled, once; the others are not."""
+    """A request whose id is missing from a step is cancelled once; the others are not."""
     for name in "abc":
         front.send(name, {})
     front.step()
@@ -320,7 +320,7 @@ def test_client_that_leaves_cancels_its_request(front: FrontEnd, service: FakeSe
 
 
 def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
-    """Whoever asks to be told after the client has gone is told at once."""
+    """A listener that is added after the disconnect is called at once."""
     reply = exchange_type().reply
     told: list[int] = []
 
@@ -332,7 +332,7 @@ def test_late_listener_hears_of_a_client_that_left(exchange_type: Any) -> None:
 
 
 def test_cancellation_that_fails_harms_nobody(front: FrontEnd, service: FakeService) -> None:
-    """An exception in one request's cancellation stays there."""
+    """An exception in one request's cancellation does not affect others."""
 
     def fail(reason: HandlerError) -> None:
         raise RuntimeError("cancel")
@@ -356,7 +356,7 @@ def test_cancellation_that_fails_harms_nobody(front: FrontEnd, service: FakeServ
 
 
 def test_cancelled_request_is_answered_in_the_same_step(front: FrontEnd, service: FakeService) -> None:
-    """The proxy names a request by its own id: the service hears of it, and TorchServe may forget the row at once."""
+    """The service is notified of a cancelled id, and TorchServe may forget the row in the same step."""
     front.send("a", {}, X_Torchmoor_Request_Id="one")
     front.send("b", {}, X_Torchmoor_Request_Id="two")
     front.step()
@@ -372,7 +372,7 @@ def test_cancelled_request_is_answered_in_the_same_step(front: FrontEnd, service
 
 
 def test_cancelling_what_is_not_there_does_nothing(front: FrontEnd, service: FakeService) -> None:
-    """Ids that are unknown, over, or not given by any proxy harm nobody."""
+    """Ids that are unknown, complete, or not from a proxy change nothing."""
     front.send("a", {}, X_Torchmoor_Request_Id="one")
     front.send("b", {})
     front.step()
@@ -389,7 +389,7 @@ def test_cancelling_what_is_not_there_does_nothing(front: FrontEnd, service: Fak
 def test_cancel_that_overtakes_its_request_still_counts(
     front: FrontEnd, service: FakeService, clock: FakeClock
 ) -> None:
-    """The two travel on different connections; for a while an unknown id is remembered, and only once."""
+    """A cancellation may arrive before its request, so an unknown id is remembered for a while and used once."""
     front.cancel("one")
     front.cancel("two")
 
@@ -408,7 +408,7 @@ def test_cancel_that_overtakes_its_request_still_counts(
 
 
 def test_remembered_cancellations_are_bounded(front: FrontEnd, service: FakeService) -> None:
-    """Whoever sends nothing but cancellations fills no memory."""
+    """The number of remembered cancellations is limited."""
     for start in range(0, 5000, 500):
         front.cancel(*(str(number) for number in range(start, start + 500)))
 
@@ -419,7 +419,7 @@ def test_remembered_cancellations_are_bounded(front: FrontEnd, service: FakeServ
 
 
 def test_cancelled_stream_ends_in_its_own_form(front: FrontEnd, service: FakeService) -> None:
-    """A stream whose head is out ends with the reason; one that nobody has seen begin is a whole answer."""
+    """A started stream ends with the reason; one without output becomes a whole answer."""
     for name in "ab":
         front.send(name, {}, X_Torchmoor_Request_Id=name)
     front.step()
@@ -438,7 +438,7 @@ def test_cancelled_stream_ends_in_its_own_form(front: FrontEnd, service: FakeSer
 
 
 def test_full_worker_still_takes_cancellations(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
-    """They are what empties it: the row of the cancelled request is free for the next one."""
+    """A full worker accepts cancellations, which free rows for the next requests."""
     front = make_front(max_in_flight=1)
     front.send("a", {}, X_Torchmoor_Request_Id="a")
     front.step()
@@ -453,7 +453,7 @@ def test_full_worker_still_takes_cancellations(make_front: Callable[..., FrontEn
 
 
 def test_operations_take_no_request_s_place(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
-    """A worker that has room for one request takes it in the same step as a status and a cancellation."""
+    """A worker with one free row accepts a request together with a status and a cancellation."""
     front = make_front(max_in_flight=1)
     service.on_start = lambda incoming, reply: reply.finish({}, b"")
     front.send("s", {}, x_torchmoor_operation="status")
@@ -469,7 +469,7 @@ def test_operations_take_no_request_s_place(make_front: Callable[..., FrontEnd],
     "body", [b"", b"{}", b"[", b'{"request_ids": "a"}', b'{"request_ids": [1]}', b'{"request_ids": [""]}']
 )
 def test_malformed_cancellation_is_refused(front: FrontEnd, body: bytes) -> None:
-    """It says what is missing and cancels nothing."""
+    """The error says what is missing, and nothing is cancelled."""
     front.send("x", body, x_torchmoor_operation="cancel")
     front.run()
 
@@ -479,7 +479,7 @@ def test_malformed_cancellation_is_refused(front: FrontEnd, body: bytes) -> None
 def test_request_past_its_deadline_is_answered_though_nobody_works_on_it(
     front: FrontEnd, service: FakeService, clock: FakeClock
 ) -> None:
-    """The proxy says how long it waits; then the row is free, whatever the service's threads still do."""
+    """The proxy sends its deadline; then the row is freed even if the service's threads still run."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms="2500")
     front.send("b", {})
     front.step()
@@ -499,7 +499,7 @@ def test_request_past_its_deadline_is_answered_though_nobody_works_on_it(
 def test_answer_that_is_ready_at_its_deadline_is_delivered(
     front: FrontEnd, service: FakeService, clock: FakeClock
 ) -> None:
-    """What was done in time is not undone."""
+    """An answer that is complete at the deadline is sent."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms="1000")
     front.step()
 
@@ -513,7 +513,7 @@ def test_answer_that_is_ready_at_its_deadline_is_delivered(
 
 @pytest.mark.parametrize("value", ["", "-1", "1.5", "soon", "9" * 40])
 def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> None:
-    """A clear 400, before the request is begun."""
+    """An invalid deadline is a 400 before the request begins."""
     front.send("a", {}, X_Torchmoor_Timeout_Ms=value)
     front.run()
 
@@ -521,7 +521,7 @@ def test_deadline_that_is_no_number_is_refused(front: FrontEnd, value: str) -> N
 
 
 def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeService) -> None:
-    """Nothing escapes handle; the row gets a 500 or its own error, its neighbours their answers."""
+    """No exception leaves handle; the row gets a 500 or its own error, the others their answers."""
 
     def start(incoming: Incoming, reply: Reply) -> None:
         if incoming.body == b"crash":
@@ -543,7 +543,7 @@ def test_service_that_raises_fails_its_own_row(front: FrontEnd, service: FakeSer
 def test_reply_that_raises_fails_its_own_row(
     front: FrontEnd, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception while an answer is taken is that row's 500."""
+    """An exception while reading an answer is that row's 500."""
     for name in "ab":
         front.send(name, {})
     front.step()
@@ -566,7 +566,7 @@ def test_reply_that_raises_fails_its_own_row(
 
 @pytest.mark.parametrize("row", [None, [], {"body": object()}, {"data": None}, {}])
 def test_strange_rows_are_answered(service: FakeService, row: Any) -> None:
-    """Whatever TorchServe puts into a row, the row is answered and its neighbours too."""
+    """Any row content of TorchServe's gets an answer, and so do the other rows."""
     service.on_start = lambda incoming, reply: reply.finish({}, b"fine")
     pump = Pump(PumpSettings(**QUICK), service.start)
     context = Context("llava", "/", {}, 8, None, "0.12.0")
@@ -588,7 +588,7 @@ def test_strange_rows_are_answered(service: FakeService, row: Any) -> None:
 def test_in_flight_limit_refuses_but_status_still_works(
     make_front: Callable[..., FrontEnd], service: FakeService
 ) -> None:
-    """Above the limit a request is 429 at once, an operation is served; a freed place is taken again."""
+    """Beyond the limit a request is 429 at once, operations are served, and a freed row is used again."""
     front = make_front(max_in_flight=2)
     for name in "ab":
         front.send(name, {})
@@ -628,7 +628,7 @@ def test_answer_larger_than_torchserve_carries_is_an_error(
 
 
 def test_large_pieces_are_spread_over_steps(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
-    """A stream that is ahead of its reader is sent in frames of the allowed size, the end after the last byte."""
+    """A stream ahead of its reader is sent in frames of the allowed size, with the end after the last byte."""
     front = make_front(max_response_bytes=100)
     front.send("a", {})
     front.step()
@@ -644,7 +644,7 @@ def test_large_pieces_are_spread_over_steps(make_front: Callable[..., FrontEnd],
 
 
 def test_news_end_the_wait(make_front: Callable[..., FrontEnd], service: FakeService) -> None:
-    """A step returns as soon as one answer is ready, however long it might have waited."""
+    """A step returns as soon as one answer is ready, however long its wait may last."""
     front = make_front(omitted_wait_s=20.0, resend_bytes_per_s=1)
     answering = threading.Event()
 
@@ -664,7 +664,7 @@ def test_news_end_the_wait(make_front: Callable[..., FrontEnd], service: FakeSer
 
 
 def test_many_writers_lose_nothing(front: FrontEnd, service: FakeService) -> None:
-    """Streams written by threads while the pump reads arrive whole and in order."""
+    """Streams from several threads arrive whole and in order while the pump reads."""
     num_streams, num_pieces = 8, 200
     for i in range(num_streams):
         front.send(f"r{i}", {})
@@ -688,7 +688,7 @@ def test_many_writers_lose_nothing(front: FrontEnd, service: FakeService) -> Non
 
 
 def test_headers_are_lower_case_and_form_fields_are_none_of_them(front: FrontEnd, service: FakeService) -> None:
-    """TorchServe keeps the client's spelling and puts each form field's type among the headers as a dict."""
+    """TorchServe keeps the client's spelling and adds each form field's type to the headers as a dict."""
     front.send_parts(
         "a",
         {"data": ("image/png", bytearray(b"\x89PNG")), "note": ("text/plain", "hi")},
@@ -723,7 +723,7 @@ def test_body_of_a_row(row: dict[str, Any], body: Any) -> None:
 
 
 def test_compressed_body_is_refused_by_name() -> None:
-    """A parser's complaint about its bytes would send the client looking in the wrong place."""
+    """The error names the compression, because a parser's error about the bytes would mislead."""
     with pytest.raises(InvalidRequest, match="without Content-Encoding, not in 'gzip'"):
         read_row({"body": b"\x1f\x8b"}, {"Content-Encoding": " GZIP"})
 
@@ -731,7 +731,7 @@ def test_compressed_body_is_refused_by_name() -> None:
 
 
 def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
-    """For logs."""
+    """The repr shows the load for logs."""
     front.send("a", {})
     front.step()
 
@@ -741,7 +741,7 @@ def test_repr_tells_the_load(front: FrontEnd, service: FakeService) -> None:
 
 
 def test_chat_service_behind_the_pump(client: Any) -> None:
-    """The real service through the real encoder: open, stream, close, and an error."""
+    """The real service with the real encoder handles open, stream, close, and an error."""
     front = FrontEnd(Pump(PumpSettings(), client.service.start))
     front.send("open", {"requestType": "NEW_SESSION"}, Content_Type="application/json")
     front.run()
@@ -766,7 +766,7 @@ def test_chat_service_behind_the_pump(client: Any) -> None:
 def test_failures_are_logged_by_the_ids_of_proxy_and_client(
     front: FrontEnd, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line a request that failed by a fault of ours, whole or streamed; none for a client's mistake."""
+    """A server error logs one line per request, whole or streamed; a client's mistake logs none."""
     ids = {"x_torchmoor_request_id": "r-1", "x_amzn_sagemaker_inference_id": "order-7\nforged=line"}
     with caplog.at_level("INFO", logger="handlers.adapter"):
         front.send("whole", b"{}", **ids)
@@ -788,7 +788,7 @@ def test_failures_are_logged_by_the_ids_of_proxy_and_client(
 
 
 def test_what_is_in_flight_is_told_without_those_who_ask(front: FrontEnd, service: FakeService) -> None:
-    """An instance that shall stop waits for it to be nothing; operations are no work."""
+    """An instance stops when this number is zero; operations do not count."""
     front.send("a", {})
     front.send("b", {})
     front.step()

@@ -1,4 +1,4 @@
-"""Pictures from S3: which buckets, how large, and what is left of a large one."""
+"""Pictures from S3: allowed buckets, sizes, and scaling of large ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = IntakeSettings(scaled_pixels=10_000)
 
 
 def drawing(mode: str = "RGB", size: tuple[int, int] = (800, 400)) -> Image.Image:
-    """Red on the left, blue on the right."""
+    """Return a picture that is red on the left and blue on the right."""
     image = Image.new("RGB", size, (220, 0, 0))
     ImageDraw.Draw(image).rectangle((size[0] // 2, 0, *size), fill=(0, 0, 220))
     if mode == "I;16":
@@ -54,7 +54,7 @@ def scaled(data: bytes, settings: IntakeSettings = SETTINGS) -> Image.Image:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
-    """What is left shows the same, at the size that was asked for."""
+    """A scaled picture shows the same content at the requested size."""
     picture = scaled(encoded(drawing(), form))
 
     assert 9_000 < picture.width * picture.height <= 10_000
@@ -65,7 +65,7 @@ def test_large_pictures_of_every_format_are_scaled_down(form: str) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGBA", "LA", "I;16"])
 def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
-    """Palettes, greys of 8 and 16 bits, transparency: as they look when they are small."""
+    """Palettes, greys of 8 and 16 bits and transparency look as in small pictures."""
     small = decode(encoded(drawing(mode, (140, 70))), SETTINGS)
 
     picture = scaled(encoded(drawing(mode)))
@@ -76,15 +76,15 @@ def test_pictures_of_every_mode_are_scaled_down(mode: str) -> None:
 
 
 def test_a_picture_is_scaled_upright() -> None:
-    """Its orientation is applied once."""
+    """The orientation is applied once."""
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # turned by 90 degrees
 
     assert scaled(encoded(drawing(), "JPEG", exif=exif)).size == (70, 140)
 
 
 def test_a_jpeg_counts_as_it_is_decoded() -> None:
-    """At an eighth of its size a JPEG needs a 64th of the memory; a PNG of the same size is refused, on its header."""
+    """A JPEG decoded at an eighth needs a 64th of the memory; a PNG of the same size is refused by its header."""
     settings = IntakeSettings(scaled_pixels=1_000, large_pixels=100_000)
 
     assert scaled(encoded(drawing(), "JPEG"), settings).width < 50
@@ -93,7 +93,7 @@ def test_a_jpeg_counts_as_it_is_decoded() -> None:
 
 
 def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
-    """Noise, which cannot be compressed, and a setting that asks for more than is accepted."""
+    """Noise, which cannot be compressed, stays within the limits, whatever size the setting requests."""
     noise = Image.effect_noise((600, 600), 200).convert("RGB")
     settings = IntakeSettings(max_bytes=50_000, max_pixels=400_000)
 
@@ -101,7 +101,7 @@ def test_what_is_left_is_within_the_limits_of_any_picture() -> None:
 
 
 def test_broken_and_odd_pictures_are_refused() -> None:
-    """As small ones are."""
+    """Broken large pictures give the same errors as small ones."""
     with pytest.raises(NotAnImage):
         scaled(b"no picture")
     with pytest.raises(NotAnImage):
@@ -115,7 +115,7 @@ def test_broken_and_odd_pictures_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def bucket(s3_server: S3Server) -> Iterator[Any]:
-    """The test's own client; the intake finds the server as an operator would tell it."""
+    """Return the test's own client; the intake is configured as by an operator."""
     client = s3_server.client()
     client.create_bucket(Bucket=BUCKET)
     for name, picture in PICTURES.items():
@@ -142,18 +142,18 @@ def intake(**values: Any) -> ImageLoader:
 
 @pytest.fixture(scope="module")
 def door(bucket: Any) -> ImageLoader:
-    """All of the bucket is allowed; a megabyte is large."""
+    """Return an intake that allows the whole bucket; more than 1 MB is large."""
     return intake(max_bytes=1_000_000, large_bytes=7_000_000)
 
 
 def test_a_picture_is_read_as_it_is(door: ImageLoader) -> None:
-    """A small one keeps its bytes."""
+    """A small picture keeps its bytes."""
     assert door.read(URL) == PICTURES["open/red blue.png"]
     assert door.num_fetched == 1
 
 
 def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
-    """What is larger than is kept comes back scaled down, also several at once."""
+    """Larger pictures are scaled down through a file, also several at once."""
     read: list[bytes] = []
     threads = [
         threading.Thread(target=lambda: read.append(door.read(f"s3://{BUCKET}/big.tif")), daemon=True) for _ in range(3)
@@ -169,7 +169,7 @@ def test_a_large_picture_goes_through_a_file(door: ImageLoader) -> None:
 
 
 def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callable[..., Any]) -> None:
-    """The model sees it, and the host keeps what was left of it, not 9 MB."""
+    """The model sees the picture, and the host keeps the scaled version instead of 9 MB."""
     client = make_client(intake={"allowed_buckets": (BUCKET,), "max_bytes": 1_000_000, "scaled_pixels": 300_000})
 
     session = client.open(f"s3://{BUCKET}/circle.tif")
@@ -179,7 +179,7 @@ def test_a_session_is_opened_on_a_large_picture(bucket: Any, make_client: Callab
 
 
 def test_only_allowed_places_are_read(bucket: Any) -> None:
-    """Without a setting none; with a prefix, what is below it. The error says what an operator can do."""
+    """Without a setting no bucket is allowed; with a prefix, only keys below it. The error gives advice."""
     narrow = intake(allowed_buckets=(f"s3://{BUCKET}/open/",))
 
     assert narrow.read(URL.replace("s3:", "S3:"))
@@ -191,7 +191,7 @@ def test_only_allowed_places_are_read(bucket: Any) -> None:
 
 
 def test_what_cannot_be_read_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing objects, too many bytes, no time, a server that is not there."""
+    """Missing objects, too many bytes, time-outs and missing servers have clear errors."""
     with pytest.raises(ImageUnreachable, match="no such object"):
         door.read(f"s3://{BUCKET}/other.png")
     with pytest.raises(ImageTooLarge, match="more than 100"):
@@ -204,7 +204,7 @@ def test_what_cannot_be_read_is_told(door: ImageLoader, monkeypatch: pytest.Monk
 
 
 class Unsteady:
-    """A store's client whose bodies break off after 1,000 bytes each, as often as it was told."""
+    """A store's client whose bodies break off after 1,000 bytes, a given number of times."""
 
     def __init__(self, data: bytes, num_breaks: int) -> None:
         self._data = data
@@ -223,7 +223,7 @@ class Unsteady:
 
 
 def test_a_broken_connection_goes_on_where_it_stood() -> None:
-    """Nothing is read twice; a store that always breaks off is given up."""
+    """No byte is read twice; a store that always breaks off is an error."""
     data = bytes(range(256)) * 20
     unsteady = Unsteady(data, num_breaks=2)
     transfer = Transfer(unsteady, {"Bucket": BUCKET, "Key": "a"}, time.monotonic() + 60, None)
@@ -238,7 +238,7 @@ def test_a_broken_connection_goes_on_where_it_stood() -> None:
 
 
 def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
-    """Nobody scales down what nobody waits for."""
+    """A picture whose client disconnected is not scaled."""
     reply = Reply(lambda: None)
     reply.cancel(ClientGone("left"))
 
@@ -247,7 +247,7 @@ def test_a_client_that_left_ends_the_reading(door: ImageLoader) -> None:
 
 
 def test_a_disk_without_room_is_told(door: ImageLoader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large picture needs a place for a while; here every write to it fails."""
+    """A large picture needs temporary disk space; here every write to it fails."""
     full = Path("/dev/full")
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: io.FileIO(full, "r+"))
 

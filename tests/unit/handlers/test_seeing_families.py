@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the families that see: pictures and text answer here as in transformers."""
+"""Tiny random checkpoints of vision families: pictures and text give transformers' answers."""
 
 import base64
 import io
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def qwen2() -> Any:
-    """A language model with room for pictures of many tokens."""
+    """Return a language model's configuration with a context for many image tokens."""
     return hf.Qwen2Config(
         vocab_size=508,
         hidden_size=32,
@@ -44,12 +44,12 @@ def qwen2() -> Any:
 
 
 def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
-    """A random checkpoint with the demo's tokenizer and chat template; returns transformers' own model."""
+    """Save a random checkpoint with the demo's tokenizer and chat template; return transformers' own model."""
     torch.manual_seed(3)
     model = hf.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)  # well apart logits, so that equal means equal
+            torch.nn.init.normal_(parameter, std=0.3)  # distinct logits, so that equal answers are meaningful
     model.save_pretrained(where)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "processor_config.json"):
         shutil.copy(tokenizer_from / name, where)
@@ -57,7 +57,7 @@ def save(config: Any, where: Path, tokenizer_from: Path) -> Any:
 
 
 def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageSpan]], num: int) -> list[list[int]]:
-    """What the engine answers, all prompts at once, cut into chunks and few rows. No thread."""
+    """Return the engine's answers to concurrent prompts, in chunks and few rows, without a thread."""
     runner = ModelRunner(model, cache_shape(model).num_bytes(256 * BLOCK))
     engine = Engine(runner, Scheduler(3, Pace(9, 1e9)), 1)
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -84,7 +84,7 @@ def generate(model: TextModel, prompts: list[list[int]], spans: list[list[ImageS
 
 
 def vision_config(checkpoint: Path) -> Any:
-    """The same pictures as the demo checkpoint's, whose processor it uses."""
+    """Return a configuration for the demo checkpoint's pictures, whose processor it uses."""
     demo = hf.AutoConfig.from_pretrained(checkpoint)
     return hf.CLIPVisionConfig(
         hidden_size=32,
@@ -97,7 +97,7 @@ def vision_config(checkpoint: Path) -> Any:
 
 
 def seeing_config(family: str, text: Any, checkpoint: Path) -> Any:
-    """A model that sees, of the family, around a language model."""
+    """Return the family's configuration around a language model."""
     demo = hf.AutoConfig.from_pretrained(checkpoint)
     side = demo.vision_config.image_size
     common = {"vision_config": vision_config(checkpoint), "text_config": text, "image_token_index": demo.image_token_id}
@@ -116,7 +116,7 @@ def seeing_config(family: str, text: Any, checkpoint: Path) -> Any:
 
 
 def use_any_resolution(where: Path, family: str) -> None:
-    """The demo's image processor in its family's form, which cuts pictures into patches."""
+    """Convert the demo's image processor to the family's form, which cuts pictures into patches."""
     config = json.loads((where / "processor_config.json").read_text())
     (where / "processor_config.json").unlink()
     own = config["image_processor"]
@@ -130,7 +130,7 @@ def use_any_resolution(where: Path, family: str) -> None:
 
 
 def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
-    """Two prompts with a picture each, one with both, one with none, batched, equal transformers on each alone."""
+    """Compare batched prompts with one picture, both or none with transformers on each alone."""
     pixels = [model.preprocess(picture) for picture in pictures]
     features = [model.encode_image(p) for p in pixels]
     start, middle, end = [1, 50, 51], [70, 71], [60, 61, 62, 63]
@@ -162,7 +162,7 @@ def compare_with_generate(model: Any, own: Any, pictures: list[Any]) -> None:
 
 
 def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
-    """Several pictures of one prompt; those cut into fewer patches are filled up."""
+    """Stack several pictures of a prompt as transformers does, padding those with fewer patches."""
     if not isinstance(shown[0], Pixels):
         return {"pixel_values": torch.cat(shown)}
     longest = max(p.values.shape[1] for p in shown)
@@ -174,7 +174,7 @@ def as_transformers_takes(shown: list[Any]) -> dict[str, Any]:
 def test_family_that_sees_answers_as_in_transformers(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
-    """A wide picture and a tall one, cut into patches where their shape decides that, alone and together."""
+    """A wide and a tall picture, cut into patches according to their shape, work alone and together."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     if family in ("llava_next", "llava_onevision"):
         use_any_resolution(tmp_path, family)
@@ -189,7 +189,7 @@ def test_family_that_sees_answers_as_in_transformers(
 def test_attention_of_the_vision_tower_is_a_setting(
     attention: str, tmp_path: Path, checkpoint: Path, drawing: Any, one_thread: None
 ) -> None:
-    """Either implementation gives the same features, and the decoder keeps the packed one."""
+    """Both implementations give the same features, and the decoder keeps the packed one."""
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
     usual: Any = load_model(tmp_path, CPU, "float32")
 
@@ -202,7 +202,7 @@ def test_attention_of_the_vision_tower_is_a_setting(
 
 
 def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, checkpoint: Path) -> None:
-    """flash_attention_2 is a package and a GPU of its own."""
+    """flash_attention_2 needs its own package and a GPU."""
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
 
     with pytest.raises(SettingsError, match=r"(?i)flash"):
@@ -211,7 +211,7 @@ def test_attention_that_is_not_installed_is_a_config_error(tmp_path: Path, check
 
 @pytest.mark.parametrize("form", ["chat_template.json", "tokenizer_config.json"])
 def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, checkpoint: Path) -> None:
-    """Checkpoints of several years have it in several places."""
+    """Checkpoints of several years store the template in different places."""
     save(seeing_config("llava", qwen2(), checkpoint), tmp_path, checkpoint)
     template = (tmp_path / "chat_template.jinja").read_text()
     (tmp_path / "chat_template.jinja").unlink()
@@ -227,7 +227,7 @@ def test_older_forms_of_the_chat_template_are_read(form: str, tmp_path: Path, ch
 def test_a_session_on_a_picture_of_any_shape(
     family: str, tmp_path: Path, checkpoint: Path, drawing: Any, make_client: Any
 ) -> None:
-    """From the encoded picture to the answer, as transformers gives it."""
+    """A session answers as transformers does for an encoded picture of any shape."""
     own = save(seeing_config(family, qwen2(), checkpoint), tmp_path, checkpoint)
     use_any_resolution(tmp_path, family)
     model: Any = load_model(tmp_path, CPU, "float32")

@@ -1,4 +1,4 @@
-"""The operation `sessions`: what operators see of a worker's sessions, and what they may do to them."""
+"""The operation `sessions`: operators list, close and pin a worker's sessions."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ def data_url(image: Image.Image) -> str:
 
 
 def hash_of(session_id: str) -> str:
-    """As the proxy's access log has it."""
+    """Return a session's hash, as in the proxy's access log."""
     return hashlib.blake2b(session_id.encode(), digest_size=8).hexdigest()
 
 
@@ -40,12 +40,12 @@ def listed(client: Any, **body: Any) -> list[dict[str, Any]]:
 
 
 def settle(client: Any) -> None:
-    """Until the engine's thread has done all that was asked of it."""
+    """Wait until the engine's thread has done all requested work."""
     client.service._engine.call(lambda: None).result(30)
 
 
 def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any, red: Any) -> None:
-    """Never its id, which is a credential, nor what is said in it."""
+    """The list contains neither the id, which is a credential, nor the conversation."""
     sid = client.open(data_url(red), ttl_s=500)
     opened_at = clock.now
     clock.advance(7)
@@ -67,7 +67,7 @@ def test_session_is_told_by_its_hash_with_what_it_holds(client: Any, clock: Any,
 
 
 def test_tier_is_where_the_next_turn_finds_what_it_needs(make_client: Any, red: Any, tmp_path: Path) -> None:
-    """Its blocks, else the farthest of its pictures."""
+    """The tier is that of the blocks, else the farthest of the session's pictures."""
     client = make_client(session={"host_bytes": 1}, journal=DirectoryJournal(tmp_path, TOMBSTONE_S))
     sid = client.open(data_url(red))
     assert [row["tier"] for row in listed(client)] == ["device"]
@@ -84,7 +84,7 @@ def test_tier_is_where_the_next_turn_finds_what_it_needs(make_client: Any, red: 
 
 
 def test_pages_follow_each_other(client: Any) -> None:
-    """Each session once, in the order of the hashes, which no turn changes."""
+    """Pages list each session once, in the order of hashes, which does not change."""
     hashes = sorted(hash_of(client.open()) for _ in range(7))
 
     found, after = [], ""
@@ -114,12 +114,12 @@ def test_pages_follow_each_other(client: Any) -> None:
     ],
 )
 def test_question_that_makes_no_sense_is_refused(client: Any, body: dict[str, Any]) -> None:
-    """So that nothing is closed by mistake; an id is no hash."""
+    """An invalid request closes nothing; an id is not a hash."""
     assert operate(client, **body).error == "InvalidRequest"
 
 
 def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: Any, endless_llava: Any) -> None:
-    """The turn hears SessionClosed, what it held is free, and the client's next question is told the same."""
+    """The running turn gets SessionClosed, its resources are free, and the next question gets the same error."""
     client = make_client(endless_llava)
     sid = client.open()
     turn = client.ask(sid, "and on and on", stream=True, headers={"accept": "text/event-stream"})
@@ -137,7 +137,7 @@ def test_close_ends_a_running_turn_as_the_clients_own_close_does(make_client: An
 
 
 def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any, tmp_path: Path) -> None:
-    """It is closed in the journal, where the next instance would find it."""
+    """The session is also closed in the journal, where the next instance would find it."""
     journal = DirectoryJournal(tmp_path, TOMBSTONE_S)
     first, second = make_client(instance="one", journal=journal), make_client(instance="two", journal=journal)
     sid = first.open(data_url(red))
@@ -150,7 +150,7 @@ def test_closed_session_is_not_brought_back_elsewhere(make_client: Any, red: Any
 
 
 def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: Any) -> None:
-    """Until it is unpinned; each is then the next to go."""
+    """Pinned sessions keep their blocks until unpinned, and can then be evicted."""
     client = make_client(session={"kv_bytes": 3 << 20})
     pool = client.service._engine.runner.pool
     kept, other = client.open(), client.open()
@@ -175,7 +175,7 @@ def test_pinned_session_keeps_its_blocks_while_others_lose_theirs(make_client: A
 
 
 def test_pinned_sessions_leave_room_for_others(make_client: Any) -> None:
-    """More than their part of the cache is refused; one that grows beyond it is pinned no more."""
+    """Pinning beyond a part of the cache is refused; a session that grows beyond it loses its pin."""
     client = make_client(session={"kv_bytes": 3 << 20, "max_pinned_fraction": 0.2})
     small, large = client.open(), client.open()
     client.answer(small, "hi", **SHORT)
@@ -191,7 +191,7 @@ def test_pinned_sessions_leave_room_for_others(make_client: Any) -> None:
 
 
 def test_pinned_session_that_ends_holds_nothing(make_client: Any, clock: Any) -> None:
-    """By its time or by its close."""
+    """A pinned session that expires or is closed releases everything."""
     client = make_client()
     sids = [client.open(ttl_s=60) for _ in range(2)]
     for sid in sids:

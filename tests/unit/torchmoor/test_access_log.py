@@ -62,7 +62,7 @@ def test_line_is_json_whatever_clients_send() -> None:
 
 
 def test_lines_beyond_the_buffer_are_dropped_and_counted(tmp_path: Path) -> None:
-    """Nobody waits for a disk that does not keep up."""
+    """Requests do not wait for a slow disk."""
     size = len(render(make_record()))
     log = make_log(tmp_path / "log", max_buffer_bytes=3 * size)
     for _ in range(5):

@@ -17,7 +17,7 @@ from torchmoor.async_inference.request import AsyncRecord, AsyncRequest, AsyncSt
     ],
 )
 def test_what_signs_a_url_is_not_shown(location: str, shown: str) -> None:
-    """Whoever may see the requests could read the object by it."""
+    """A reader of the list could otherwise read the object with the signature."""
     request = AsyncRequest(
         inference_id="one",
         endpoint="llava",

@@ -37,7 +37,7 @@ def test_folder_that_nobody_used_goes(tmp_path: Path) -> None:
 
 
 def test_request_that_waits_is_kept(tmp_path: Path) -> None:
-    """Also before there is any result, and for nobody but this user."""
+    """The folder is kept even before there is a result, and only this user can read it."""
     path = tmp_path / "run dir" / "async"
 
     async def submit(folder: AsyncFolder) -> None:

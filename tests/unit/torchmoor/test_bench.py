@@ -54,7 +54,7 @@ def test_a_closed_loop_has_as_many_conversations_as_users() -> None:
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """Conversations go on coming while none is answered; beyond the most at once they are failures that are told."""
+    """New conversations start while none is answered; those above the maximum are reported as failures."""
 
     async def load() -> tuple[Talk, Outcome]:
         held = asyncio.Event()

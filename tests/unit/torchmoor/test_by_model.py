@@ -44,7 +44,7 @@ def test_what_has_none_has_none(value: Any) -> None:
 
 @pytest.mark.parametrize("key", ['"model"', r'"mod\u0065l"', r'"\u006d\u006f\u0064\u0065\u006c"'])
 def test_key_may_be_escaped(key: str) -> None:
-    """It is the same name to whoever reads the body afterwards."""
+    """A JSON reader sees the same name."""
     assert find_model(f'{{"messages": ["model"], {key} : "a"}}'.encode()) == "a"
 
 

@@ -112,7 +112,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
-    """A file that nobody here decodes."""
+    """Make a file that is never decoded here."""
     path = tmp_path / "picture.png"
     path.write_bytes(PNG)
     return path
@@ -227,7 +227,7 @@ def test_no_proxy_is_an_error_that_asks_whether_it_runs(picture: Path, runtime: 
 
 
 def test_an_error_in_a_conversation_does_not_end_it(runtime: Runtime, picture: Path) -> None:
-    """The next question may be all right; where nobody was there to see it, the exit status says that one was not."""
+    """The next question may succeed; without a terminal the exit status says that one failed."""
     runtime.error = (424, {"Message": "busy"})
 
     result = chat(runtime, picture, typed="one\ntwo\n")
@@ -309,7 +309,7 @@ def test_a_users_own_credentials_and_region_are_kept(runtime: Runtime, monkeypat
 
 
 def test_a_directory_is_no_image(tmp_path: Path) -> None:
-    """As any file that cannot be read."""
+    """It is refused like other unreadable files."""
     with pytest.raises(ChatError, match="Is a directory"):
         image_reference(str(tmp_path))
 

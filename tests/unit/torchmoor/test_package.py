@@ -64,7 +64,7 @@ def test_weights_are_stored_as_they_are_and_the_rest_is_compressed(checkpoint: P
 
 @pytest.mark.parametrize("name", ["m.tar.gz", "m.mar"])
 def test_the_same_files_give_the_same_bytes(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    """Whenever it is made, in whatever order the files were written, whoever may read them."""
+    """The time, the order in which the files were written, and their permissions do not matter."""
     first = package(checkpoint, tmp_path / name).path.read_bytes()
     for path in checkpoint.rglob("*"):
         os.utime(path, (1, 1))
@@ -124,7 +124,7 @@ def test_a_missing_shard_is_named(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    """The name's ending decides the form, and a failure is told."""
+    """The name's ending decides the format, and a failure is reported."""
     with pytest.raises(TorchmoorError, match=r"\.tar\.gz or \.mar"):
         package(checkpoint, tmp_path / "m.rar")
     with pytest.raises(TorchmoorError, match="cannot be written"):

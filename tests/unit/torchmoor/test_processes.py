@@ -194,7 +194,7 @@ def test_number_of_processes_is_a_setting() -> None:
 
 
 def test_reserved_port_can_be_shared_by_our_own_only() -> None:
-    """A process that shares it can listen there; whoever would not share it, or reserves it again, is refused."""
+    """A process that shares it can listen there; one that does not share it, or reserves it again, is refused."""
     held, port = reserve("127.0.0.1", 0)
     try:
         with socket.socket() as ours:
@@ -225,7 +225,7 @@ def test_late_binding_needs_one_process() -> None:
 
 
 def test_models_that_a_platform_loads_need_one_process() -> None:
-    """Which are loaded is known to the process that was told; another would say that there are none."""
+    """Only the process that received a load knows the model; others would deny it."""
     endpoint = EndpointSettings(
         name="many", variants=(VariantSettings(model="many"),), multi_model=MultiModelSettings()
     )

@@ -25,7 +25,7 @@ def test_an_answer_is_found_once_for_all_who_ask_meanwhile() -> None:
 
 
 def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> None:
-    """Who looks after a session was closed does not see it, although somebody else was just asking."""
+    """A reader after the change does not get an answer that was computed before it."""
     state = "open"
 
     async def look() -> list[str]:
@@ -49,7 +49,7 @@ def test_an_answer_that_was_being_found_when_something_changed_is_not_kept() -> 
 
 
 def test_only_so_many_questions_are_remembered() -> None:
-    """Whoever asks for something else each time fills no memory: the oldest question goes."""
+    """Different questions cannot fill the memory: the oldest is dropped."""
     found = []
 
     async def ask() -> None:

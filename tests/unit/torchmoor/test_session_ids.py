@@ -60,7 +60,7 @@ def test_ids_minted_by_earlier_versions_verify(
 
 @pytest.mark.parametrize("instance", ["a", "llava-0", "torchserve-llava-12", "0-0-0", "x" * 63])
 def test_minted_id_is_verified(instance: str) -> None:
-    """Its instance and expiry are told, whatever hyphens the name has."""
+    """The codec returns its instance and expiry, whatever hyphens the name has."""
     text = mint(instance=instance)
 
     session = verify(text, KEYS, endpoint="llava")

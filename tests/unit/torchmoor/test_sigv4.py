@@ -199,7 +199,7 @@ def test_a_date_that_is_none_is_told_so() -> None:
 
 
 def test_two_authorizations_are_refused() -> None:
-    """One of them would be the one that somebody else looks at."""
+    """Another component might read the other one."""
     request = arrive(sign("POST", "/x", "", [], b""), "POST", "/x", "", b"")
     request.fields.append(make_field(b"authorization", b"Bearer x"))
 

@@ -26,7 +26,7 @@ def test_lengths_are_those_of_the_service_model() -> None:
             assert shape.metadata["max"] == member.max_length, name
             assert shape.metadata.get("min", 0) == member.min_length, name
             if name != "SessionId":  # which may be NEW_SESSION in the streamed operation too
-                assert shape.metadata["pattern"] == member.told, name
+                assert shape.metadata["pattern"] == member.java_pattern, name
 
 
 @pytest.mark.parametrize("name", ["a", "A-1", "a--b", "x" * 63])

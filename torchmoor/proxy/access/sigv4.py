@@ -233,7 +233,7 @@ def _read_time(text: bytes) -> float:
     try:
         return timegm(strptime(text.decode(), _TIME_FORM))
     except ValueError as error:
-        raise IncompleteSignature(f"X-Amz-Date {text.decode()} is no time.") from error
+        raise IncompleteSignature(f"X-Amz-Date {text.decode()} is no time.") from error  # prose: allow
 
 
 def _write_time(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from copy import copy
 
 from torchmoor.proxy.api.validation import INFERENCE_ID, SESSION_ID, TARGET_MODEL
@@ -13,6 +14,8 @@ from torchmoor.proxy.http.call import Waiter
 from torchmoor.proxy.http.message import AnswerHead, Request
 from torchmoor.wire import headers
 from torchmoor.wire.session_hash import session_hash
+
+logger = logging.getLogger(__name__)
 
 _ERROR_HEADER = headers.ERROR.encode()
 _NEW_SESSION_ID = headers.NEW_SESSION_ID.encode()
@@ -43,8 +46,20 @@ class Observation:
         return self._answer
 
     def end(self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None) -> None:
-        """Complete a copy of the record, and hand it to the observer. The routing decisions keep the record itself."""
-        record = copy(record)
+        """Complete a copy of the record, and hand it to the observer. The routing decisions keep the record itself.
+
+        A failure is logged: the request still has to release what it holds.
+        """
+        try:
+            record = copy(record)
+            self._complete(record, waiter, assignment, upstream_s)
+            self._observer.on_end(record, self._trace)
+        except Exception:
+            logger.exception("request not recorded request_id=%s", record.request_id)
+
+    def _complete(
+        self, record: Record, waiter: Waiter | None, assignment: Assignment, upstream_s: float | None
+    ) -> None:
         record.model = assignment.dispatcher.variant.settings.model
         record.upstream_s = upstream_s
         if waiter is not None:
@@ -61,7 +76,6 @@ class Observation:
             record.target_model = target_model.decode("latin-1")
         if self.answer_head is not None:
             self._read_answer(record, self.answer_head, opens_session=assignment.opens_session)
-        self._observer.on_end(record, self._trace)
 
     def _read_answer(self, record: Record, head: AnswerHead, *, opens_session: bool) -> None:
         opened = (head.find(_NEW_SESSION_ID) or head.find(SESSION_ID)) if opens_session else None

@@ -110,7 +110,7 @@ class Dispatcher(Chooser):
         return error
 
     def leave(self, ticket: Ticket[DispatchRequest]) -> None:
-        """Give up a place in the queue."""
+        """Remove a ticket from the queue."""
         assert self.queue is not None
         self.queue.remove(ticket)
 

@@ -55,7 +55,7 @@ class Gateway:
         self.recovery = recovery
         self.suspect = suspect
         self.decisions = Decisions(settings.observe.max_decisions, settings.observe.max_decisions_per_s)
-        self.observer: Observer | None = None  # told of each request's end, if anybody wants to know
+        self.observer: Observer | None = None  # notified of each request's end
         self.waiting_bytes = WaitingBytes(settings.limits.max_waiting_bytes)
         self._rng = rng
         self._dispatchers = {

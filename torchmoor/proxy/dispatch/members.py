@@ -15,14 +15,14 @@ _SESSION_ID = rb"^(NEW_SESSION)$|" + _NAME + rb"$"
 class Member:
     """One member of the request's shape: its API name and what its value must satisfy.
 
-    told: the pattern in the words of the service model, which is Java's.
+    java_pattern: the pattern as the service model writes it, in Java's syntax.
     """
 
     name: str
     max_length: int
     min_length: int
     pattern: re.Pattern[bytes]
-    told: str
+    java_pattern: str
 
     def find_problem(self, value: bytes) -> str | None:
         """Return why the value is invalid for this member, in the words of the service; None if it is valid."""
@@ -32,7 +32,7 @@ class Member:
         elif len(value) < self.min_length:
             problem = f"have length greater than or equal to {self.min_length}"
         elif not self.pattern.fullmatch(value):
-            problem = f"satisfy regular expression pattern: {self.told}"
+            problem = f"satisfy regular expression pattern: {self.java_pattern}"
         if problem is None:
             return None
         shown = value[:64].decode("latin-1") + ("..." if len(value) > 64 else "")

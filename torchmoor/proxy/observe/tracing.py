@@ -110,7 +110,7 @@ class Tracing:
 
 
 def attributes_of(record: Record, route: str) -> dict[str, AttributeValue]:
-    """A span's attributes; what is None is left out."""
+    """Return a span's attributes without those that are None."""
     found: dict[str, AttributeValue | None] = {
         "http.request.method": record.method,
         "http.route": route,

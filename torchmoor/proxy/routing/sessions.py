@@ -24,7 +24,10 @@ def rendezvous(session_id: str, instances: Iterable[C]) -> C | None:
 
 
 def place_of(session_id: str) -> float:
-    """Return a number from 0 to 1 for a session, the same in every proxy: lower ones return to an instance first."""
+    """Return a session's number from 0 to 1, which all proxies compute alike.
+
+    Sessions with lower numbers return to an instance first.
+    """
     return int.from_bytes(blake2b(session_id.encode(), digest_size=7).digest(), "big") / (1 << 56)
 
 

@@ -2,7 +2,7 @@
 
 When an instance becomes free, the next request is, in this order:
 
-    1. a turn of a session that only this instance can serve; such turns have a line of their own per instance
+    1. turns that only this instance can serve, which have a line of their own per instance
     2. any other request, from one line for all instances
 
 Within a line callers take turns, and a caller's requests go in the order of their deadlines. Each queue limits the

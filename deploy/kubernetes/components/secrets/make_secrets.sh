@@ -1,10 +1,10 @@
 #!/bin/sh
-# Write new secrets into generated/ beside this script, for kubectl apply -k; once. They are shown to nobody: a client
-# gets the token or the key of its line in generated/keys.txt (docs/access.md).
+# Write new secrets into generated/ beside this script, once, for kubectl apply -k. The script does not print them. Give
+# each client the token or the key of its line in generated/keys.txt (docs/access.md).
 set -eu
 cd "$(dirname "$0")"
 umask 077
-mkdir generated || { echo "$PWD/generated exists: remove it first, if new secrets are meant" >&2; exit 1; }
+mkdir generated || { echo "$PWD/generated exists: remove it first to make new secrets" >&2; exit 1; }
 hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 password=$(hex 24)
 admin=$(hex 24)
@@ -16,7 +16,7 @@ token client $(hex 20)
 admin $admin
 END
 cat > generated/users.conf <<END
-# Off, yet with its rights: older servers read their own file with them.
+# Disabled but with all rights: older servers need them to read their own file.
 user default off ~* &* +@all
 user torchmoor on >$password ~* &* +@all -@admin -@dangerous +info
 user probe on >probe resetkeys resetchannels -@all +ping

@@ -1,4 +1,4 @@
-"""The line of models: fair turns, batches within limits, nothing computed for nobody."""
+"""The models' compute queue: fair turns, batches within limits, no work without a client."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 
 class Model:
-    """Notes its batches; stands still while its gate is closed."""
+    """A model that records its batches and waits while its gate is closed."""
 
     def __init__(self, compute: Compute, log: list[tuple[str, list[Any]]], name: str = "m") -> None:
         self.gate = threading.Event()
@@ -49,7 +49,7 @@ def rows(values: Sequence[Any], told: dict[int, Any], size: int = 3, kind: Any =
 
 
 def test_a_batch_has_what_waits_and_fits(compute: Compute) -> None:
-    """At most max_rows, at most max_tokens with padding, of one kind and of sizes that go together."""
+    """A batch has at most max_rows and max_tokens with padding, of one kind and of similar sizes."""
     log: list[Any] = []
     told: dict[int, Any] = {}
     model = Model(compute, log)
@@ -67,7 +67,7 @@ def test_a_batch_has_what_waits_and_fits(compute: Compute) -> None:
 
 
 def test_models_take_turns(compute: Compute) -> None:
-    """One with much to do does not keep the others waiting for more than a batch each."""
+    """A model with many rows makes the others wait for at most one batch each."""
     log: list[Any] = []
     told: dict[int, Any] = {}
     models = [Model(compute, log, name) for name in "xyz"]
@@ -82,7 +82,7 @@ def test_models_take_turns(compute: Compute) -> None:
 
 
 def test_rows_that_nobody_wants_are_not_computed(compute: Compute) -> None:
-    """A client that left while its row waited costs nothing."""
+    """A row whose client disconnected while it waited is not computed."""
     log: list[Any] = []
     told: dict[int, Any] = {}
     model = Model(compute, log)
@@ -103,7 +103,7 @@ def test_rows_that_nobody_wants_are_not_computed(compute: Compute) -> None:
     [(ValueError("x"), InternalError), (MemoryError(), OutOfMemory), (InvalidRequest("x"), InvalidRequest)],
 )
 def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerError], compute: Compute) -> None:
-    """The batch is run again row by row, and only its culprit is refused."""
+    """After a failed batch its rows run one by one, and only the faulty one is refused."""
     told: dict[int, Any] = {}
     model = Model(compute, [])
     model.queue.put(rows(["a", error, "c"], told))
@@ -116,7 +116,7 @@ def test_a_row_that_fails_fails_alone(error: Exception, answer: type[HandlerErro
 
 
 def test_a_queue_has_an_end(compute: Compute) -> None:
-    """What is too much is refused as a whole, and nothing of it is computed."""
+    """A request beyond the queue's limit is refused as a whole without computing any of it."""
     told: dict[int, Any] = {}
     model = Model(compute, [])
     model.queue.put(rows("a" * 15, told))
@@ -128,18 +128,18 @@ def test_a_queue_has_an_end(compute: Compute) -> None:
 
 
 def test_closing_a_queue_waits_for_what_runs_and_refuses_the_rest(compute: Compute) -> None:
-    """Afterwards the model's memory may go."""
+    """After the close returns, the model's memory may be freed."""
     told: dict[int, Any] = {}
     model = Model(compute, [])
     model.gate.clear()
     compute.start()
     model.queue.put(rows("a", told))
-    wait_until(lambda: not len(model.queue), "the first runs")
+    wait_until(lambda: not len(model.queue), "the first batch runs")
     model.queue.put(rows("b", told))
     closing = threading.Thread(target=model.queue.close)
 
     closing.start()
-    wait_until(lambda: model.queue.is_closed, "it is being closed")
+    wait_until(lambda: model.queue.is_closed, "the queue is being closed")
     assert closing.is_alive()
     model.gate.set()
     closing.join(60)

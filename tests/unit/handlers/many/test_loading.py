@@ -1,4 +1,4 @@
-"""Checkpoints by template and mapped weights, compared with transformers' own way."""
+"""Loading checkpoints by template and mapped weights, compared with transformers' own way."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def answer(model: Any) -> torch.Tensor:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Every parameter and buffer, those that are in no file too, and what the model answers."""
+    """Compare all parameters and buffers, including those not in a file, and the models' outputs."""
     theirs = dict(expected.named_buffers(remove_duplicate=False)) | dict(expected.named_parameters())
     ours = dict(found.named_buffers(remove_duplicate=False)) | dict(found.named_parameters())
     without_pooler = {name: t for name, t in theirs.items() if "pooler" not in name}
@@ -73,7 +73,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_a_model_equals_the_one_that_transformers_loads(
     architecture: str, dtype: str, tmp_path: Path, shared: SharedParts
 ) -> None:
-    """Weights, tied ones and buffers that no file has, in the type that is stored."""
+    """Weights, tied weights and buffers without a file are equal, in the stored type."""
     save_checkpoint(tmp_path, architecture, dtype=dtype)
     auto = head_of(architecture)
     expected = auto.from_pretrained(tmp_path, dtype="auto")
@@ -85,7 +85,7 @@ def test_a_model_equals_the_one_that_transformers_loads(
 
 
 def test_a_stored_type_may_be_widened(tmp_path: Path, shared: SharedParts) -> None:
-    """A CPU computes in float32 what is stored in half precision; the new tensors are the model's own memory."""
+    """A CPU computes stored half precision in float32; the new tensors are the model's own memory."""
     save_checkpoint(tmp_path, "BertForMaskedLM", dtype="float16")
 
     found = load(tmp_path, hf.AutoModelForMaskedLM, shared, torch.float32)
@@ -95,7 +95,7 @@ def test_a_stored_type_may_be_widened(tmp_path: Path, shared: SharedParts) -> No
 
 
 def test_weights_in_several_files_are_one_model(tmp_path: Path, shared: SharedParts) -> None:
-    """An index names the files; it may name none outside the model's folder."""
+    """An index may name several files, but none outside the model's folder."""
     save_checkpoint(tmp_path, "LlamaForCausalLM", max_shard_size="20KB")
     index = tmp_path / "model.safetensors.index.json"
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -110,7 +110,7 @@ def test_weights_in_several_files_are_one_model(tmp_path: Path, shared: SharedPa
 
 
 def test_names_of_other_times_and_heads_are_understood(tmp_path: Path, shared: SharedParts) -> None:
-    """gamma and beta of layer norms, a missing or superfluous name of the body, another task's head beside it."""
+    """Gamma and beta of layer norms, a missing or additional base prefix, and another task's head are accepted."""
     save_checkpoint(tmp_path, "BertForMaskedLM")
     file = tmp_path / "model.safetensors"
     tensors = {k.replace("LayerNorm.weight", "LayerNorm.gamma"): v for k, v in load_file(file).items()}
@@ -124,7 +124,7 @@ def test_names_of_other_times_and_heads_are_understood(tmp_path: Path, shared: S
 
 
 def test_models_of_one_configuration_share_nothing_but_it(tmp_path: Path, shared: SharedParts) -> None:
-    """A template is copied: the weights of one variant never show in another."""
+    """Models copy a template, so that the weights of one variant never appear in another."""
     folders = [save_checkpoint(tmp_path / str(seed), "BertForSequenceClassification", seed=seed) for seed in (1, 2)]
     auto = hf.AutoModelForSequenceClassification
 
@@ -144,7 +144,7 @@ def test_models_of_one_configuration_share_nothing_but_it(tmp_path: Path, shared
     ],
 )
 def test_weights_that_do_not_fit_are_refused(change: Any, reason: str, tmp_path: Path, shared: SharedParts) -> None:
-    """A model must not answer with weights that nobody trained, nor with a part of its layers."""
+    """Unknown or missing weights are an error, so that a model never answers with untrained or partial layers."""
     save_checkpoint(tmp_path, "BertForSequenceClassification")
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
@@ -156,7 +156,7 @@ def test_weights_that_do_not_fit_are_refused(change: Any, reason: str, tmp_path:
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 7, b"\xff" * 8, (9).to_bytes(8, "little") + b'{"a": 1}', b"PK"])
 def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path, shared: SharedParts) -> None:
-    """With a reason, however it is damaged."""
+    """A damaged file is refused with the reason."""
     save_checkpoint(tmp_path, "BertModel")
     (tmp_path / "model.safetensors").write_bytes(content)
 
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_refused(content: bytes, tmp_path: Path, shared: Share
 
 
 def test_a_cut_off_file_is_refused(tmp_path: Path, shared: SharedParts) -> None:
-    """A download that ended early."""
+    """A file of an incomplete download is refused."""
     save_checkpoint(tmp_path, "BertModel")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -175,7 +175,7 @@ def test_a_cut_off_file_is_refused(tmp_path: Path, shared: SharedParts) -> None:
 
 
 def test_pickled_weights_need_a_setting_and_hold_only_tensors(tmp_path: Path, shared: SharedParts) -> None:
-    """The error names the setting; with it, whatever would run code is still refused."""
+    """The error names the setting; with it, a pickle that would run code is still refused."""
     save_checkpoint(tmp_path, "BertModel")
     expected = hf.AutoModel.from_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -194,10 +194,10 @@ def test_pickled_weights_need_a_setting_and_hold_only_tensors(tmp_path: Path, sh
 
 @pytest.mark.parametrize(
     "config",
-    ["{}", "[]", "nonsense", '{"model_type": "nobody"}', '{"model_type": "bert", "hidden_size": 33}'],
+    ["{}", "[]", "nonsense", '{"model_type": "nobody"}', '{"model_type": "bert", "hidden_size": 33}'],  # prose: allow
 )
 def test_a_wrong_configuration_is_refused(config: str, tmp_path: Path, shared: SharedParts) -> None:
-    """With a reason that names the file."""
+    """A wrong configuration is refused with the file's name."""
     save_checkpoint(tmp_path, "BertModel")
     (tmp_path / "config.json").write_text(config)
 
@@ -206,7 +206,7 @@ def test_a_wrong_configuration_is_refused(config: str, tmp_path: Path, shared: S
 
 
 def test_code_that_came_with_a_checkpoint_is_not_run(tmp_path: Path, shared: SharedParts) -> None:
-    """transformers runs it only if told to trust it."""
+    """The loader never enables trust_remote_code."""
     save_checkpoint(tmp_path, "BertModel")
     config = json.loads((tmp_path / "config.json").read_text())
     own = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}

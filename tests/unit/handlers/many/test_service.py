@@ -1,4 +1,4 @@
-"""Requests by name over a real registry and tiny models: receipts, leases, operations."""
+"""Requests by model name with a real registry and tiny models: receipts, leases, operations."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Worker:
-    """A service and its parts, as handlers/start_many.py joins them."""
+    """A service and its parts, as handlers/start_many.py connects them."""
 
     def __init__(self, folder: Path) -> None:
         many = ManySettings(source=str(folder / "models"), cache_dir=str(folder / "cache"))
@@ -63,7 +63,7 @@ def whole(reply: Reply) -> Whole:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    """Two models: one classifies, one writes. Afterwards no lease is left and the books are right."""
+    """Run a worker with a classifier and a generator; afterwards no lease is left and the counts are right."""
     save_checkpoint(tmp_path / "models" / "classify", "BertForSequenceClassification")
     save_checkpoint(tmp_path / "models" / "write", "LlamaForCausalLM")
     made = Worker(tmp_path)
@@ -74,7 +74,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 
 def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> None:
-    """The first one waits for the load, the second does not."""
+    """The first request waits for the load, the second does not, and their receipts say so."""
     first = whole(worker.ask("classify", {"inputs": "the cat"}))
     second = whole(worker.ask("classify", {"inputs": "the cat"}))
 
@@ -89,7 +89,7 @@ def test_a_request_finds_its_model_and_is_told_what_it_cost(worker: Worker) -> N
 
 
 def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
-    """A stream holds its model until its last byte; a client that leaves gives it back at once."""
+    """A stream leases its model until its last byte; a disconnected client releases it at once."""
     body = {"inputs": "the cat", "parameters": {"max_new_tokens": 40}, "stream": True}
     stream = worker.ask("write", body)
     wait_until(stream.has_news, "the stream begins")
@@ -105,7 +105,7 @@ def test_a_lease_lasts_as_long_as_the_answer(worker: Worker) -> None:
 
 
 def test_a_client_that_leaves_before_its_model_is_there_leaves_nothing(worker: Worker) -> None:
-    """Whether the model comes or not."""
+    """A client that disconnects during the load leaves no lease, whether the load succeeds or fails."""
     reply = worker.ask("classify", {"inputs": "the cat"})
     reply.cancel(ClientGone("gone"))
 
@@ -133,14 +133,14 @@ def test_a_client_that_leaves_before_its_model_is_there_leaves_nothing(worker: W
 def test_what_cannot_be_served_is_told_why(
     headers: dict[str, str], body: Any, status: int, code: str, worker: Worker
 ) -> None:
-    """Each with its status and code."""
+    """Each error has its own status and code."""
     found, error = said(worker.send(body, **headers))
 
     assert (found, error["error"]["code"]) == (status, code)
 
 
 def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
-    """Load, pin, unload, and what the status says of it."""
+    """Operators load, pin and unload models, and the status reports it."""
     assert worker.operate(action="load", model="classify") == (200, {"model": "classify", "tier": "device"})
     assert worker.operate(action="load", model="classify")[0] == 409
     assert worker.operate(action="pin", model="classify") == (200, {"model": "classify", "tier": "device"})
@@ -149,7 +149,7 @@ def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
     assert worker.operate(action="unload", model="classify")[0] == 200
     assert worker.model("classify") == {}
     assert worker.operate(action="prewarm", model="write")[0] == 200
-    wait_until(lambda: worker.model("write").get("tier") == "device", "it is loaded")
+    wait_until(lambda: worker.model("write").get("tier") == "device", "the model is loaded")
     status = json.loads(whole(worker.send(None, x_torchmoor_operation="status")).body)
     assert status["next_to_go"] == ["write"]
     assert status["budgets"]["device"]["used"] > 0
@@ -157,7 +157,7 @@ def test_operators_decide_what_is_in_memory(worker: Worker) -> None:
 
 
 def test_an_answer_tells_its_end_once() -> None:
-    """However it ends: whole, as a stream, cancelled before, after, or twice."""
+    """An answer reports its end exactly once: whole, as a stream, cancelled before, after, or twice."""
     told: list[str] = []
 
     def reply_named(name: str) -> Reply:

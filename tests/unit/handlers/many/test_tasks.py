@@ -1,4 +1,4 @@
-"""Each task on tiny random checkpoints: what transformers' own pipelines answer, and clear errors."""
+"""Each task on tiny random checkpoints: the answers of transformers' own pipelines, and clear errors."""
 
 import base64
 import io
@@ -31,7 +31,7 @@ Load = Callable[..., ResidentModel]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
-    """Loads folders; what was loaded is closed afterwards, and nothing may be left of it."""
+    """Load folders; afterwards close the models and check that they leave nothing."""
     made: list[tuple[CheckpointLoader, ResidentModel]] = []
 
     def make(folder: Path, **settings: Any) -> ResidentModel:
@@ -76,7 +76,7 @@ def error(model: ResidentModel, body: Any, headers: dict[str, str] = JSON) -> tu
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    """The same but for the rounding of scores."""
+    """Compare results up to the rounding of scores."""
     if isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for key in expected:
@@ -105,7 +105,7 @@ def pipeline_of(task: str, folder: Path) -> Any:
     ],
 )
 def test_texts_are_classified_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
-    """Alone, in a list, as a pair, the best ones or all of them."""
+    """A text, a list and a pair are classified, with the best or all labels."""
     model = load(save_checkpoint(tmp_path, architecture))
     pipeline = pipeline_of("text-classification", tmp_path)
     pair = {"text": TEXTS[0], "text_pair": TEXTS[1]}
@@ -120,7 +120,7 @@ def test_texts_are_classified_as_the_pipeline_does(architecture: str, tmp_path: 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
 def test_tokens_are_classified_as_the_pipeline_does(strategy: str, tmp_path: Path, load: Load) -> None:
-    """Each way of joining them to entities."""
+    """Every aggregation strategy gives the pipeline's entities."""
     model = load(save_checkpoint(tmp_path, "BertForTokenClassification"))
     pipeline = pipeline_of("token-classification", tmp_path)
 
@@ -132,7 +132,7 @@ def test_tokens_are_classified_as_the_pipeline_does(strategy: str, tmp_path: Pat
 
 @pytest.mark.parametrize("architecture", ["BertForMaskedLM", "RobertaForMaskedLM"])
 def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
-    """One gap, two, several texts, a number of words, only some words."""
+    """One mask, two, several texts, top_k and targets give the pipeline's results."""
     model = load(save_checkpoint(tmp_path, architecture))
     pipeline = pipeline_of("fill-mask", tmp_path)
     texts = ["the [MASK] sat on the mat", "anna works [MASK] acme"]
@@ -146,7 +146,7 @@ def test_gaps_are_filled_as_the_pipeline_does(architecture: str, tmp_path: Path,
 
 
 def test_tokens_vectors_are_the_pipelines(tmp_path: Path, load: Load) -> None:
-    """A model without a head gives a vector for each token."""
+    """A model without a head returns a vector for each token."""
     model = load(save_checkpoint(tmp_path, "BertModel"))
     pipeline = pipeline_of("feature-extraction", tmp_path)
 
@@ -157,7 +157,7 @@ def test_tokens_vectors_are_the_pipelines(tmp_path: Path, load: Load) -> None:
 @pytest.mark.parametrize("architecture", ["BertModel", "MPNetModel"])
 @pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens"])
 def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: str, tmp_path: Path, load: Load) -> None:
-    """As sentence-transformers computes them, one text at a time."""
+    """Embeddings equal those of sentence-transformers, computed one text at a time."""
     save_checkpoint(tmp_path, architecture)
     save_pooling(tmp_path, mode)
     model = load(tmp_path)
@@ -178,6 +178,20 @@ def test_embeddings_are_pooled_as_the_checkpoint_says(architecture: str, mode: s
     assert_close(ask(model, TEXTS[0])["embeddings"], found[0])
 
 
+def test_a_model_of_lower_case_refuses_what_is_no_text(tmp_path: Path, load: Load) -> None:
+    """However deep it is nested: the client's mistake, and not the worker's."""
+    save_checkpoint(tmp_path, "BertModel")
+    save_pooling(tmp_path, "mean_tokens")
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    model = load(tmp_path)
+    nested: Any = "text"
+    for _ in range(900):
+        nested = [nested]
+
+    assert_close(ask(model, TEXTS[0].upper())["embeddings"], ask(model, TEXTS[0])["embeddings"])
+    assert whole(send(model, {"inputs": nested})).status == 400
+
+
 def save_pooling(folder: Path, mode: str) -> None:
     kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
@@ -189,7 +203,7 @@ def save_pooling(folder: Path, mode: str) -> None:
 
 
 def test_modules_that_are_not_known_are_refused(tmp_path: Path, load: Load) -> None:
-    """A dense layer behind the pooling would be left out in silence."""
+    """A dense layer after the pooling is refused instead of silently ignored."""
     save_checkpoint(tmp_path, "BertModel")
     save_pooling(tmp_path, "mean_tokens")
     modules = json.loads((tmp_path / "modules.json").read_text())
@@ -202,7 +216,7 @@ def test_modules_that_are_not_known_are_refused(tmp_path: Path, load: Load) -> N
 
 @pytest.mark.parametrize("architecture", ["BertForQuestionAnswering", "DistilBertForQuestionAnswering"])
 def test_questions_are_answered_with_the_best_span(architecture: str, tmp_path: Path, load: Load) -> None:
-    """Compared with every span of the text tried one by one."""
+    """The answer is the best of all spans of the text, compared by brute force."""
     model = load(save_checkpoint(tmp_path, architecture))
     question, context = "where is anna", "anna is in london. the dog is red, the cat is blue."
 
@@ -234,7 +248,7 @@ def best_span(folder: Path, question: str, context: str, longest: int) -> dict[s
 
 
 def test_a_long_text_is_searched_piece_by_piece(tmp_path: Path, load: Load) -> None:
-    """More tokens than the model reads: the answer's place still is one of the whole text."""
+    """In a text longer than the model's input, the answer's position still refers to the whole text."""
     model = load(save_checkpoint(tmp_path, "BertForQuestionAnswering"))
     context = " ".join(TEXTS * 20)
 
@@ -254,7 +268,7 @@ def picture(seed: int) -> bytes:
 
 @pytest.mark.parametrize("architecture", ["ViTForImageClassification", "SwinForImageClassification"])
 def test_pictures_are_classified_as_the_pipeline_does(architecture: str, tmp_path: Path, load: Load) -> None:
-    """As the body itself, in base64, as a data URL, several at once."""
+    """A picture may be the body, base64 or a data URL, and several may come at once."""
     model = load(save_checkpoint(tmp_path, architecture))
     pipeline = pipeline_of("image-classification", tmp_path)
     encoded = base64.b64encode(picture(1)).decode()
@@ -267,7 +281,7 @@ def test_pictures_are_classified_as_the_pipeline_does(architecture: str, tmp_pat
 
 
 def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> None:
-    """Bytes, pixels, addresses, and what is no picture."""
+    """Bytes, pixels, addresses and data that is not a picture are checked as for chat."""
     model = load(
         save_checkpoint(tmp_path, "ViTForImageClassification"), intake=IntakeSettings(max_bytes=5000, max_pixels=500)
     )
@@ -306,7 +320,7 @@ def test_pictures_go_through_the_checks_of_chat(tmp_path: Path, load: Load) -> N
 def test_a_request_that_cannot_be_understood_is_told_why(
     body: Any, headers: dict[str, str], part: str, tmp_path: Path, load: Load
 ) -> None:
-    """Status 400 and what to send instead."""
+    """The error has status 400 and says what to send instead."""
     folder = save_checkpoint(tmp_path, "BertForSequenceClassification")
     model = load(folder, tasks=TaskSettings(max_inputs=4, max_chars=500))
 
@@ -317,7 +331,7 @@ def test_a_request_that_cannot_be_understood_is_told_why(
 
 
 def test_plain_text_is_an_input(tmp_path: Path, load: Load) -> None:
-    """curl --data-binary with Content-Type: text/plain."""
+    """The service accepts curl --data-binary with Content-Type: text/plain."""
     model = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
 
     said = whole(send(model, TEXTS[0].encode(), {"content-type": "text/plain; charset=utf-8"}))
@@ -326,7 +340,7 @@ def test_plain_text_is_an_input(tmp_path: Path, load: Load) -> None:
 
 
 def test_answers_do_not_depend_on_what_else_is_asked(tmp_path: Path, load: Load) -> None:
-    """Fifty requests of all lengths at once, each answered as if it were alone."""
+    """Fifty concurrent requests of all lengths each get the answer that they get alone."""
     model = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
     texts = [" ".join(["the cat sat on a red mat"] * (i % 8 + 1))[: 5 + 3 * i] for i in range(50)]
     alone = [ask(model, text, top_k=None) for text in texts]
@@ -338,7 +352,7 @@ def test_answers_do_not_depend_on_what_else_is_asked(tmp_path: Path, load: Load)
 
 
 def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -> None:
-    """torchmoor.json beats the architecture; an unknown task and an unknown architecture are refused."""
+    """torchmoor.json overrides the architecture; unknown tasks and architectures are refused."""
     save_checkpoint(tmp_path, "BertForMaskedLM")
     (tmp_path / "torchmoor.json").write_text('{"task": "feature-extraction"}')
     assert len(ask(load(tmp_path), "cat")[0][0]) == 32
@@ -355,7 +369,7 @@ def test_the_task_is_the_one_that_the_folder_names(tmp_path: Path, load: Load) -
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path, load: Load) -> None:
-    """Greedily, token for token as transformers does; streamed in TGI's form."""
+    """Greedy text equals transformers' token for token, and streams in TGI's form."""
     model = load(save_checkpoint(tmp_path, architecture))
     tokenizer = hf.AutoTokenizer.from_pretrained(tmp_path)
     reference = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -377,7 +391,7 @@ def test_text_is_generated_by_the_chat_engine(architecture: str, tmp_path: Path,
 
 
 def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Load) -> None:
-    """With the reason, instead of wrong answers."""
+    """An unsupported family is refused with the reason, instead of answering wrongly."""
     save_checkpoint(tmp_path, "GPT2LMHeadModel")
 
     with pytest.raises(ModelBroken):
@@ -385,7 +399,7 @@ def test_a_family_that_the_engine_cannot_run_is_refused(tmp_path: Path, load: Lo
 
 
 def test_only_what_is_not_mapped_is_private(tmp_path: Path, load: Load) -> None:
-    """Mapped weights are the page cache's; those that had to be converted are the model's own."""
+    """Mapped weights belong to the page cache; converted ones count as the model's own memory."""
     num_bytes = sum(
         p.numel() * p.element_size()
         for p in hf.AutoModel.from_pretrained(save_checkpoint(tmp_path / "a", "MPNetModel")).parameters()
@@ -401,7 +415,7 @@ def test_only_what_is_not_mapped_is_private(tmp_path: Path, load: Load) -> None:
 
 
 def test_closing_waits_for_the_batch_that_runs(tmp_path: Path, load: Load) -> None:
-    """Memory is not taken from under a computation; what waits is answered with an error."""
+    """The close waits for the running batch, and waiting rows get an error."""
     model: Any = load(save_checkpoint(tmp_path, "BertForSequenceClassification"))
     started, go_on = threading.Event(), threading.Event()
     run = model._queue.run
@@ -428,7 +442,7 @@ def test_closing_waits_for_the_batch_that_runs(tmp_path: Path, load: Load) -> No
 
 
 def test_pickled_weights_need_a_setting(tmp_path: Path, load: Load) -> None:
-    """The settings of the worker reach the reader of weights."""
+    """The worker's settings control whether pickled weights are read."""
     save_checkpoint(tmp_path, "BertModel")
     torch.save(hf.AutoModel.from_pretrained(tmp_path).state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()

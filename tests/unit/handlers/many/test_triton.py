@@ -59,7 +59,7 @@ def answer(task: TritonTask, *bodies: dict[str, Any]) -> list[Any]:
 
 
 def test_tensors_go_to_the_newest_version_in_the_order_of_their_names(folder: Path) -> None:
-    """Triton's rule: the number at the end of a name is its place."""
+    """By Triton's rule, the number at the end of a tensor's name is its position."""
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
     (found,) = answer(task, {"id": "7", "inputs": [tensor("B__1", [1.0, 2.0]), tensor("A__0", [[5, 5]], shape=[1, 2])]})
@@ -75,7 +75,7 @@ def test_tensors_go_to_the_newest_version_in_the_order_of_their_names(folder: Pa
 
 
 def test_requests_of_one_shape_share_a_batch(folder: Path) -> None:
-    """Up to max_batch_size rows; each gets its own part of the outputs."""
+    """Requests of equal shape share up to max_batch_size rows, and each gets its part of the outputs."""
     task = TritonTask.load(folder, CPU, is_allowed=True)
     bodies = [{"inputs": [tensor("A__0", [i]), tensor("B__1", [1])], "outputs": [{"name": "SUM__0"}]} for i in range(9)]
 
@@ -86,7 +86,7 @@ def test_requests_of_one_shape_share_a_batch(folder: Path) -> None:
 
 
 def test_torchscript_needs_a_setting(folder: Path) -> None:
-    """It is a program; the error names the setting."""
+    """TorchScript is a program, so loading it needs a setting, which the error names."""
     with pytest.raises(ModelBroken, match=r"handler\.many\.allow_torchscript"):
         TritonTask.load(folder, CPU, is_allowed=False)
 
@@ -99,7 +99,7 @@ def test_torchscript_needs_a_setting(folder: Path) -> None:
 
 
 def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) -> None:
-    """TorchServe's users have a model.pt and nothing else: inputs go to it in the order in which they come."""
+    """A single model.pt, as in TorchServe, gets its inputs in the order in which they come."""
     alone = tmp_path / "alone"
     alone.mkdir()
     (folder / "2" / "model.pt").rename(alone / "model.pt")
@@ -128,7 +128,7 @@ def test_a_lone_torchscript_file_is_a_model_too(folder: Path, tmp_path: Path) ->
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_refused(text: str, reason: str, tmp_path: Path) -> None:
-    """With what is wrong in it."""
+    """The error says what is wrong in the configuration."""
     (tmp_path / "config.pbtxt").write_text(text)
 
     with pytest.raises(ModelBroken, match=reason):
@@ -136,7 +136,7 @@ def test_a_configuration_that_cannot_be_used_is_refused(text: str, reason: str, 
 
 
 def test_the_text_format_is_read_in_all_its_spellings() -> None:
-    """Colons before messages or not, angle brackets, separators, escapes, comments, numbers of every kind."""
+    """The parser accepts optional colons, angle brackets, separators, escapes, comments, and every kind of number."""
     text = """a: 'it\\'s' b < c: true; d: -1.5e3 > b: { c: WORD } e: [] # end
     f: "x # y" g: 2f"""
 
@@ -170,7 +170,7 @@ def test_the_text_format_is_read_in_all_its_spellings() -> None:
     ],
 )
 def test_a_tensor_that_is_not_what_it_says_is_refused(given: Any) -> None:
-    """Status 400, whatever is wrong with it."""
+    """Every inconsistency of a tensor is a status 400."""
     with pytest.raises(InvalidRequest):
         read_tensor(given)
 
@@ -187,7 +187,7 @@ def test_a_tensor_that_is_not_what_it_says_is_refused(given: Any) -> None:
     ],
 )
 def test_inputs_must_be_those_of_the_configuration(inputs: list[Any], reason: str, folder: Path) -> None:
-    """Names, types, shapes and batch sizes are checked before the model sees anything."""
+    """Names, types, shapes and batch sizes are checked before the model runs."""
     task = TritonTask.load(folder, CPU, is_allowed=True)
 
     with pytest.raises(InvalidRequest, match=reason):

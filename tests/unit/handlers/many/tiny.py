@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many architectures, as save_pretrained writes them."""
+"""Create tiny random checkpoints of many architectures, as save_pretrained writes them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ _LABELS = {"num_labels": 3, "id2label": {0: "O", 1: "B-PER", 2: "I-PER"}, "label
 _DISTILBERT = {"vocab_size": len(VOCABULARY), "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 _DISTILBERT |= {"max_position_embeddings": 64}
 
-# By architecture: what makes its configuration.
+# Functions that create an architecture's configuration.
 CONFIGS: dict[str, Callable[[], Any]] = {
     "BertModel": lambda: hf.BertConfig(**_TEXT),
     "BertForMaskedLM": lambda: hf.BertConfig(**_TEXT),
@@ -56,10 +56,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def save_checkpoint(folder: Path, architecture: str, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
-    """A random model of this architecture with what it needs to read its inputs. options: save_pretrained's."""
+    """Save a random model of this architecture with its tokenizer or processor. options: save_pretrained's."""
     torch.manual_seed(seed)
     config = CONFIGS[architecture]()
-    config.initializer_range = 0.5  # answers that differ
+    config.initializer_range = 0.5  # different answers for different inputs
     model = getattr(hf, architecture)(config).eval().to(getattr(torch, dtype))
     model.save_pretrained(folder, **options)
     if "Image" in architecture:
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, architecture: str, *, seed: int = 0, dtype: st
 
 
 def make_tokenizer() -> Any:
-    """A word piece tokenizer of a few words and all letters."""
+    """Create a word piece tokenizer of a few words and all letters."""
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

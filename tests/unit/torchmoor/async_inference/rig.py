@@ -92,7 +92,7 @@ class Place:
 
 
 class Listener(Notifier):
-    """Remembers what it was told; `num_failed` of each are said not to have arrived."""
+    """Records its notifications; reports the first `num_failed` of each as not delivered."""
 
     def __init__(self) -> None:
         self.notices: list[Notification] = []
@@ -109,7 +109,7 @@ class Listener(Notifier):
 
 
 class Rig:
-    """A folder with a queue and results; any number of services on it, as of so many processes."""
+    """A folder with a queue and results, and any number of services on it, each standing for a process."""
 
     def __init__(self, folder: Path, settings: AsyncInferenceSettings = QUICK) -> None:
         self.folder = folder

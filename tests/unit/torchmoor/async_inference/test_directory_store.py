@@ -202,9 +202,9 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(small_disk: Path) -> None
 
 
 def test_two_file_systems_are_told_apart(tmp_path: Path) -> None:
-    """A rename across them is none, and a copy could be seen half done."""
+    """A rename between them is not atomic, and a copy could be read half written."""
     if os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
-        pytest.skip("/dev/shm is no file system of its own here")
+        pytest.skip("/dev/shm is not a separate file system here")
     other = Path(f"/dev/shm/torchmoor-{os.getpid()}")
     settings = ObjectSettings(output_directories=(str(tmp_path), str(other)))
 

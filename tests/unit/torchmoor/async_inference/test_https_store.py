@@ -257,7 +257,7 @@ def head(status: str, *lines: str) -> bytes:
 def test_answers_that_are_no_whole_object(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, error: type[Exception]
 ) -> None:
-    """Each has its kind, and a redirect is not followed: nobody has judged where to."""
+    """Each has its own kind of error, and a redirect is not followed because its target was not checked."""
 
     async def test(store: HttpsStore) -> None:
         async with answering(certificate, answer) as port:

@@ -44,7 +44,7 @@ def test_what_is_staged_is_beside_the_results_and_of_one_attempt() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "a//b", "/a", "a/", "a/./b", ".torchmoor/x", "é", "a\x7fb"])
 def test_an_inference_id_that_would_lead_elsewhere_is_refused(name: str) -> None:
-    """SageMaker's pattern allows nearly everything; a name that leaves its folder is told so."""
+    """SageMaker's pattern allows nearly everything; a name that leaves its folder is refused with a reason."""
     with pytest.raises(LocationRefused, match="InferenceId"):
         locate_results(OUT, FAILED, name)
 

@@ -85,7 +85,7 @@ def test_a_failure_is_told_with_its_reason_and_location() -> None:
 
 
 def test_an_inline_input_has_no_location_to_tell() -> None:
-    """Nor is a header told that was not sent."""
+    """A header that was not sent is left out, too."""
     inline = replace(REQUEST, input_location=None, body=b"secret", accept="", content_type="")
     message = Notification.of(inline, AsyncOutcome(state=AsyncState.COMPLETED), ENDED, None).message(
         "eu-west-1", includes_response=True
@@ -146,7 +146,7 @@ def test_topics_must_be_arns(topics: dict[str, Any]) -> None:
     ],
 )
 def test_webhooks_must_be_sound(values: dict[str, str]) -> None:
-    """A short secret is none; the error does not repeat it."""
+    """A short secret is refused, and the error does not repeat it."""
     with pytest.raises(ConfigError, match="webhook's") as told:
         Webhook(**values)
     assert not values["secret"] or values["secret"] not in str(told.value)
@@ -220,7 +220,7 @@ def notify(
     sleeps: list[float] | None = None,
     **settings: Any,
 ) -> list[int]:
-    """How many could not be told, for each notice."""
+    """Return the number of failed deliveries for each notification."""
 
     async def sleep(seconds: float) -> None:
         if sleeps is not None:
@@ -274,7 +274,7 @@ def test_a_topic_that_is_not_there_is_not_tried_again(mailbox: Mailbox) -> None:
 
 
 def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbox: Mailbox) -> None:
-    """With growing delays, and then given up."""
+    """Attempts repeat with growing delays and end after the last one."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SNS", f"http://127.0.0.1:{free_ports(1)[0]}")
     sleeps: list[float] = []
 
@@ -290,7 +290,7 @@ def test_sns_that_is_down_is_tried_again(monkeypatch: pytest.MonkeyPatch, mailbo
 
 @dataclass
 class Listener:
-    """A receiver that verifies with the specification's own library, and answers as it is told."""
+    """A receiver that verifies with the specification's own library and answers with `statuses`."""
 
     statuses: list[int] = field(default_factory=list)  # one a request, then 200
     heard: list[dict[str, Any]] = field(default_factory=list)
@@ -323,7 +323,7 @@ async def listening(listener: Listener) -> AsyncIterator[str]:
 
 
 def call_webhook(listener: Listener, notice: Notification = SUCCEEDED, **settings: Any) -> tuple[int, list[float]]:
-    """How many could not be told, and the delays between tries."""
+    """Return the number of failed deliveries and the delays between attempts."""
     sleeps: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -151,7 +151,7 @@ def test_a_late_worker_can_do_nothing(store: Store, queue: Queue) -> None:
 
 
 def test_a_lapsed_lease_that_nobody_took_still_holds(store: Store, queue: Queue) -> None:
-    """A clock that steps forward costs nobody their work: the fence is the token, not the time."""
+    """After a clock step the holder can still finish: the token decides, not the time."""
     store.do(queue.submit(request("r1")))
     store.do(queue.submit(request("r2")))
     first = store.do(claimed(queue, 30))
@@ -254,7 +254,7 @@ def test_an_attempt_that_was_decided_stays_counted(store: Store, queue: Queue) -
 
 @pytest.mark.parametrize("state", [AsyncState.WAITING, AsyncState.RUNNING])
 def test_a_cancelled_request_is_decided(store: Store, queue: Queue, state: AsyncState) -> None:
-    """Its holder loses it, whoever comes next publishes its failure, and it never runs again."""
+    """Its holder loses it, the next claim publishes its failure, and it never runs again."""
     store.do(queue.submit(request("r1")))
     holder = store.do(claimed(queue)) if state is AsyncState.RUNNING else None
 

@@ -97,7 +97,7 @@ def test_time_is_the_servers(server: RedisServer) -> None:
 
 
 def test_a_server_that_never_answers_costs_one_time_out() -> None:
-    """Then the caller is told."""
+    """The caller gets an error after one time-out."""
     with run_silent_server() as port, Store(f"redis://127.0.0.1:{port}/0", lambda *_: pytest.fail("not used")) as store:
         queue = store.opened_by_url(timeout_s=0.2)
 

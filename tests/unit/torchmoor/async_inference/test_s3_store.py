@@ -107,7 +107,7 @@ def test_a_server_that_never_answers_costs_the_time_out(place: str) -> None:
 
 
 class SlowProxy(LossyProxy):
-    """Passes answers on in small pieces, and no more than so many bytes of each."""
+    """Forwards answers in small pieces, and at most a fixed number of bytes of each."""
 
     max_answer_bytes = 1 << 40
     is_silent_then = False  # or closes the connection
@@ -139,7 +139,7 @@ def test_a_slow_server_is_waited_for(place: str, server: S3Server) -> None:
 
 
 def test_a_download_goes_on_where_its_connection_stopped(place: str, server: S3Server) -> None:
-    """Nobody sees that; 1 GB is not begun again."""
+    """The reader does not notice, and a download of 1 GB does not start again."""
     run(lambda store: store.upload(f"{place}/x", chunks_of(bytes(range(256)) * 4 * 1024 * 5)))
 
     async def test(store: S3Store) -> None:
@@ -259,7 +259,7 @@ def test_missing_credentials_are_said(place: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_bucket_and_a_missing_key_are_told_apart(place: str) -> None:
-    """So that whoever reads it knows what to make."""
+    """The error says which of the two to create."""
 
     async def test(store: S3Store) -> None:
         with pytest.raises(ObjectMissing, match=r"there is no s3://.*/none"):

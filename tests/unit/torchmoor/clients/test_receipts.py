@@ -1,4 +1,4 @@
-"""What an answer's head tells, whoever wrote it."""
+"""Receipts in an answer's head, from any handler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_numbers_are_numbers_and_names_are_names() -> None:
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "many", "", "9" * 5000, "1e999"])
 def test_a_number_that_is_none_is_left_out(text: str) -> None:
-    """A handler of somebody's own may write anything; what we print of it stays JSON, and can be added up."""
+    """A handler may write anything; the numbers that we print stay valid JSON and can be added up."""
     found = read_receipt({"X-Torchmoor-Generated-Tokens": text, "X-Torchmoor-Cache-Tier": "kv"})
 
     assert json.loads(json.dumps(found, allow_nan=False)) == {"cache_tier": "kv"}

@@ -124,7 +124,7 @@ def test_stop_sequences_end_the_answer_wherever_they_are_cut(
 
 
 def test_text_that_was_held_back_comes_before_the_end() -> None:
-    """The reason is told with the last text, not before it."""
+    """The finish reason comes with the last text, not before it."""
     pieces = list(read_stream([write(FORMS["openai"], ["a", "b ST"])], ["STOP"]))
 
     (last,) = [piece for piece in pieces if piece.finish_reason]
@@ -133,7 +133,7 @@ def test_text_that_was_held_back_comes_before_the_end() -> None:
 
 
 def test_a_stop_sequence_closes_the_source() -> None:
-    """The model need not go on with what nobody will read."""
+    """The model can stop generating text that will not be read."""
     is_closed = False
 
     def source() -> Iterator[bytes]:
@@ -242,7 +242,7 @@ def test_logprobs_ids_and_counts_are_told() -> None:
 
 @given(name=NAMES, texts=TEXTS, cuts=CUTS)
 def test_an_error_in_the_stream_comes_after_the_text(name: str, texts: list[str], cuts: list[int]) -> None:
-    """The pieces before it are told, in whichever chunk it comes; it carries the server's words and the text so far."""
+    """The pieces before the error are delivered; the error has the server's words and the text so far."""
     form = FORMS[name]
     before = b"".join(form.token(Token(1, text, 0.0, False), None) for text in texts)
     pieces: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Exit statuses, and how a command ends that somebody ends, against an admin plane that a test plays."""
+"""Exit statuses, and commands that are interrupted, against a fake admin plane."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_address_that_is_none_is_told() -> None:
 @pytest.mark.parametrize("address", ["ftp://x", "http://", "http://x:y", "nonsense"])
 @pytest.mark.parametrize("command", [("bench", "--requests", "1"), ("ask", "?"), ("chat",), ("doctor",)], ids=" ".join)
 def test_a_runtime_address_that_is_none_is_told(command: tuple[str, ...], address: str) -> None:
-    """Before anything is tried: 2, and not that nobody answers there."""
+    """The command exits with status 2 before it tries to connect."""
     result = CliRunner().invoke(main, [*command, "--url", address])
 
     assert result.exit_code == 2
@@ -197,7 +197,7 @@ def test_a_file_of_keys_counts_more_than_the_environment(tmp_path: Path) -> None
 
 
 def test_a_token_is_not_taken_elsewhere() -> None:
-    """An answer that leads to another place ends there: whoever listens at the other is shown nothing."""
+    """A redirect is not followed, so that its target does not receive the token."""
     Admin.tokens.clear()
 
     with run_admin() as elsewhere, run_admin(302, "moved", Location=elsewhere) as url:
@@ -216,7 +216,7 @@ def test_a_token_is_not_taken_elsewhere() -> None:
     ids=["instances", "ask", "bench"],
 )
 def test_a_token_that_cannot_be_sent_is_told(command: tuple[str, ...], name: str, token: str) -> None:
-    """By its name and without its text; not as an address where nobody answers."""
+    """The error names the variable without its value and does not report an unreachable address."""
     result = CliRunner().invoke(main, command, env={name: token, "TORCHMOOR_KEYS_FILE": ""})
 
     assert result.exit_code == 1

@@ -84,7 +84,7 @@ def test_no_secret_is_an_argument() -> None:
 
 
 def test_help_and_completion_import_little() -> None:
-    """Somebody who waits for a Tab does not wait for boto3: the processes that answer never import it."""
+    """Completion must not wait for boto3: the processes that complete never import it."""
     script = (
         "import sys\n"
         "from click.testing import CliRunner\n"

@@ -44,5 +44,5 @@ def test_bytes_are_short(number: int | None, said: str) -> None:
     ("seconds", "said"), [(-3, "0 s"), (59.4, "59 s"), (61, "1 min"), (7260, "2 h 1 min"), (900_000, "10 d")]
 )
 def test_times_are_short(seconds: float, said: str) -> None:
-    """In their largest units; a clock that runs behind is no negative age."""
+    """Times are in their largest units, and a clock that runs behind does not give a negative age."""
     assert in_time(seconds) == said

@@ -47,7 +47,7 @@ def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None
 
 
 def test_late_binding_asks_for_a_capacity() -> None:
-    """With one that nothing reaches it would do nothing, and nobody would notice."""
+    """Without a reachable capacity late binding would silently have no effect."""
     result = invoke("up", "--late-binding")
 
     assert result.exit_code == 2

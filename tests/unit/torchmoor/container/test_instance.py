@@ -1,4 +1,4 @@
-"""How long an instance that is told to stop goes on."""
+"""Draining of an instance that is asked to stop."""
 
 from __future__ import annotations
 

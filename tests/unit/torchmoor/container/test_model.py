@@ -68,7 +68,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
-    """By the image's chat archive, which is told the path: nothing is copied, however large the weights are."""
+    """The image's chat archive gets the path; nothing is copied, however large the weights are."""
     make_checkpoint(given)
 
     found = find()
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_served_where_it_lies(given: Path, find: Find) -> None:
 
 
 def test_a_checkpoint_that_the_environment_names_counts_more(given: Path, find: Find) -> None:
-    """TGI's and LMI's containers are often told HF_MODEL_ID=/opt/ml/model; the handler reads such variables itself."""
+    """Users of TGI's and LMI's containers often set HF_MODEL_ID=/opt/ml/model; the handler reads it itself."""
     make_checkpoint(given)
 
     assert find({"HF_MODEL_ID": "/opt/ml/model"}).environment == {}
@@ -175,7 +175,7 @@ def test_many_models_need_none_here(given: Path, find: Find) -> None:
 
 
 def test_no_model_says_what_could_be_one(given: Path, find: Find) -> None:
-    """The message is all that somebody sees of a failed deployment."""
+    """The message is all that a user sees of a failed deployment."""
     with pytest.raises(ConfigError, match=r"there is no model in .*\.mar.*config\.json.*HF_MODEL_ID.*TORCHMOOR_MODEL"):
         find()
     (given / "weights.onnx").touch()
@@ -190,7 +190,7 @@ def test_an_archive_that_the_image_lacks_is_named_with_those_it_has(given: Path,
 
 
 def test_an_inference_script_is_not_taken_for_a_model(given: Path, find: Find) -> None:
-    """Who comes from AWS's PyTorch containers is told that this one does not run it."""
+    """The error explains to users of AWS's PyTorch containers that this one does not run a script."""
     (given / "code").mkdir()
     (given / "code" / "inference.py").touch()
     (given / "model.pth").touch()
@@ -210,7 +210,7 @@ def test_a_broken_archive_says_which_it_is(given: Path, find: Find, file: str) -
 
 @pytest.mark.parametrize("harm", ["encrypted", "another compression", "damaged"])
 def test_an_archive_that_cannot_be_read_says_which_it_is(tmp_path: Path, given: Path, find: Find, harm: str) -> None:
-    """zipfile has an error of another kind for each; the last line of the output is all that somebody sees."""
+    """zipfile raises a different error for each; the last line of the output is all that a user sees."""
     with zipfile.ZipFile(given / "model.mar", "w", zipfile.ZIP_DEFLATED) as bundle:
         bundle.writestr("config.json", "{}" * 500)
     content = bytearray((given / "model.mar").read_bytes())
@@ -243,7 +243,7 @@ def test_a_small_tarball_of_something_huge_is_refused_before_it_is_written(
 
 @pytest.mark.parametrize("name", ["lost+found", ".cache", "..data"])
 def test_what_volumes_and_tools_leave_beside_a_model_does_not_matter(given: Path, find: Find, name: str) -> None:
-    """A volume's root has lost+found, which is root's alone; hidden folders are nobody's model."""
+    """A volume's root has lost+found, which only root can read; hidden folders are not models."""
     make_checkpoint(given / name)
 
     assert find({"HF_MODEL_ID": "org/model"}).archive == "chat.mar"
@@ -260,7 +260,7 @@ def test_a_tarball_cannot_write_elsewhere(tmp_path: Path, given: Path, find: Fin
         member.name = name
         tar.addfile(member)
 
-    with pytest.raises(ConfigError, match=rf"model\.tar\.gz cannot be unpacked: {name} is no file or folder"):
+    with pytest.raises(ConfigError, match=rf"tar\.gz cannot be unpacked: {name} is not a regular file or folder"):
         find()
 
 
@@ -282,5 +282,5 @@ def test_a_manifest_without_a_name_is_refused(given: Path, find: Find) -> None:
     with pytest.raises(ConfigError, match=r"the model's name '\.\./x'"):
         find()
     (given / "MAR-INF" / "MANIFEST.json").write_text("[]")
-    with pytest.raises(ConfigError, match="no manifest as torch-model-archiver writes it"):
+    with pytest.raises(ConfigError, match="not a manifest as torch-model-archiver writes it"):
         find()

@@ -47,7 +47,7 @@ def test_a_path_too_long_for_a_workers_socket_is_a_problem(make_plan: MakePlan, 
 
 
 def test_a_run_directory_that_cannot_be_written_is_a_problem(make_plan: MakePlan) -> None:
-    """Nobody can make a file in /proc, root included."""
+    """Even root cannot make a file in /proc."""
     [finding] = check_run_folder(make_plan(run_dir=Path("/proc/torchmoor")))
 
     assert finding.level is Level.PROBLEM

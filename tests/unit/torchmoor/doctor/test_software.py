@@ -48,7 +48,7 @@ def test_our_java_runs(make_plan: MakePlan) -> None:
     ],
 )
 def test_a_java_that_does_not_do_is_a_problem(make_plan: MakePlan, tmp_path: Path, script: str, said: str) -> None:
-    """It fails, is too old, or is none."""
+    """It fails, is too old, or is not a Java."""
     home = make_java(tmp_path / "java", script)
 
     [finding] = check_java(make_plan(environ={"TORCHMOOR_JAVA_HOME": str(home)}))
@@ -89,7 +89,7 @@ def test_what_is_installed_here_is_what_is_pinned(make_plan: MakePlan) -> None:
 
 
 def test_another_version_is_a_warning_with_the_command() -> None:
-    """It may work, and nobody has tried; a local build's name is none of its version."""
+    """The version may work but is untested; a local build's suffix does not count."""
     installed = {"click": "8.0.0", "torch": "2.13.0+cpu"}
 
     [finding] = compare_packages(PINS, installed.__getitem__, is_proxy_only=False)

@@ -56,7 +56,7 @@ def test_a_redis_that_is_not_there_is_a_problem(make_plan: MakePlan) -> None:
 def test_a_server_that_never_answers_is_a_problem_in_a_while(
     make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks the doctor is not kept waiting."""
+    """The check ends after its time-out."""
     monkeypatch.setattr("torchmoor.doctor.services.TIMEOUT_S", 0.2)
     with run_silent_server() as port:
         [finding] = examine(make_plan, f"redis://127.0.0.1:{port}/0")
@@ -128,7 +128,7 @@ def past_url() -> Iterator[str]:
 
 
 def test_a_wrong_clock_is_a_problem(make_plan: MakePlan, past_url: str) -> None:
-    """Every signature would be refused; told by any answer, an error too."""
+    """Every signature would be refused; any answer shows the clock, an error too."""
     [finding] = check_fleet_clock(make_plan(url=past_url))
 
     assert finding.level is Level.PROBLEM

@@ -88,7 +88,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport: Any = transport  # asyncio's own is no DatagramTransport by its type
+        self._transport: Any = transport  # asyncio's own transport is not a DatagramTransport by its type
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         answer = self._server.answer(data, is_tcp=False)

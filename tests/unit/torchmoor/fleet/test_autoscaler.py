@@ -96,7 +96,7 @@ class World:
     # The proxy, the instances and the queue
 
     async def refresh(self) -> None:
-        """Nobody else to ask."""
+        """Do nothing: there are no other sources."""
 
     def traffic(self) -> list[Clients]:
         return [self.clients]
@@ -313,7 +313,7 @@ def test_a_name_is_used_again_only_when_its_instance_is_gone() -> None:
 
 
 def test_sessions_without_a_journal_keep_their_instance() -> None:
-    """Nobody else could go on with them. They are asked for seldom, and one opened in the last moment counts."""
+    """No other instance could continue them. The autoscaler asks rarely, and counts one opened at the last moment."""
 
     async def scenario() -> None:
         async with making(are_journaled=False) as world:
@@ -325,7 +325,7 @@ def test_sessions_without_a_journal_keep_their_instance() -> None:
             assert world.asked == ["llava-0"]
             assert "2 open sessions and no journal" in world.reports[-1]
 
-            world.sessions["llava-0"] = None  # no answer is no word that it has none
+            world.sessions["llava-0"] = None  # a missing answer does not mean zero sessions
             assert await world.look(after_s=5) == ["llava-0"]
 
             world.sessions["llava-0"] = 0
@@ -339,7 +339,7 @@ def test_sessions_without_a_journal_keep_their_instance() -> None:
 
 
 def test_sessions_with_a_journal_keep_nobody() -> None:
-    """Any instance can take them over, so nobody is asked."""
+    """Any instance can take them over, so the autoscaler does not ask."""
 
     async def scenario() -> None:
         async with making() as world:

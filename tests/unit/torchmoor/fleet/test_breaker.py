@@ -88,7 +88,7 @@ class Clock:
 
 
 def make(number: int, clock: Clock) -> tuple[Registry, Recovery, list[Instance]]:
-    """So many ready instances of one variant, with breakers of SETTINGS."""
+    """Return `number` ready instances of one variant, with breakers of SETTINGS."""
     registry = Registry([EndpointSettings(name="llava", variants=(VariantSettings(model="llava"),))])
     recovery = Recovery(registry, SETTINGS, clock=clock)
     instances = [start(registry, f"i{index}") for index in range(number)]

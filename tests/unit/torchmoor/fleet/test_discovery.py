@@ -50,7 +50,7 @@ class Rig:
 
     async def _ask(self, settings: DiscoverySettings) -> DnsAnswer:
         if self.answer is None:
-            raise DiscoveryError("nobody answers")
+            raise DiscoveryError("nobody answers")  # prose: allow
         return self.answer
 
     async def begin(self, *entries: DiscoverySettings) -> None:
@@ -178,7 +178,7 @@ def test_the_old_address_is_served_to_its_end_before_the_new_one_comes() -> None
 
 
 def test_without_a_journal_one_that_leaves_serves_its_sessions_until_it_is_down() -> None:
-    """Nobody else could go on with them."""
+    """No other instance could continue them."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -263,7 +263,7 @@ def test_a_static_instance_keeps_its_name(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_entries_come_change_and_go_at_a_reload() -> None:
-    """What a name has brought leaves with it; a change of what DNS does not say replaces them; of intervals, nobody."""
+    """The instances of a removed name leave; a change outside DNS replaces them; a change of intervals does not."""
 
     async def body(rig: Rig) -> None:
         await rig.begin(ENTRY)
@@ -305,7 +305,7 @@ def told(name: str) -> OperationAnswer:
 
 
 def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Handlers that nobody has named all say `local`: of ten instances nine would be idle, and nobody would know."""
+    """Unnamed handlers all call themselves `local`; without a message, nine of ten instances would be idle."""
 
     async def body(rig: Rig) -> None:
         entry = ENTRY.replace(record="A", port=85)
@@ -326,7 +326,7 @@ def test_addresses_that_give_themselves_one_name_are_told(caplog: pytest.LogCapt
 
 
 def test_addresses_have_the_names_that_instances_give_themselves() -> None:
-    """One that does not answer is nobody yet, one that is not ours is called by its address after three answers."""
+    """A silent instance has no name yet; a foreign one is called by its address after three answers."""
     foreign = OperationAnswer(200, "", b"[0.7]")
     loading = OperationAnswer(503, "", b'{"code": 503, "type": "ServiceUnavailableException", "message": ""}')
     said = Said(h1=told("llava-0"), h2=None, h3=loading)
@@ -342,7 +342,7 @@ def test_addresses_have_the_names_that_instances_give_themselves() -> None:
         await ask()
         assert await ask() == {"llava-0": ("h1",), "ip-10-0-0-4": ("10.0.0.4",)}
         said.answers.update(h1=None, h2=told("llava-0"))
-        assert (await ask("h1"))["llava-0"] == ("h1", "h2")  # it keeps its name while nobody answers there
+        assert (await ask("h1"))["llava-0"] == ("h1", "h2")  # it keeps its name while the host does not answer
         said.answers.update(h1=told("llava-7"), h3=told("Not A Name"))
         assert await ask("h1") == {"llava-7": ("h1",), "llava-0": ("h2",), "ip-10-0-0-4": ("10.0.0.4",)}
 

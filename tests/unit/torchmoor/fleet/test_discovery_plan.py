@@ -68,7 +68,7 @@ def test_who_is_named_again_begins_anew() -> None:
 
 
 def test_who_leaves_and_is_named_again_is_called_back() -> None:
-    """If nobody has come in its place."""
+    """This holds if no other instance has taken its place."""
     leaving = KnownInstance(HERE, is_draining=True)
 
     assert plan(target("a", HERE), known={"a": leaving}).keep == ["a"]
@@ -76,7 +76,7 @@ def test_who_leaves_and_is_named_again_is_called_back() -> None:
 
 
 def test_an_answer_that_names_nobody_takes_no_serving_instance() -> None:
-    """There is nobody else for the work; whoever does not serve is let go, as after a scale-in to none."""
+    """No other instance could do the work; one that is not serving leaves, as after a scale-in to zero."""
     known = {"a": KnownInstance(HERE), "b": KnownInstance(THERE, is_serving=False)}
 
     found = plan(known=known, absences={"a": 2, "b": 2})
@@ -140,7 +140,7 @@ def test_what_cannot_be_an_instance_is_left_out(bad: DnsTarget, note: str) -> No
 
 
 def test_no_more_than_so_many_instances() -> None:
-    """Those that are known come first, so that a long answer takes nobody's place."""
+    """Known instances come first, so that a long answer does not displace them."""
     found = plan(
         *(target(f"a{number}", HERE) for number in range(5)), known={"a4": KnownInstance(HERE)}, max_instances=3
     )

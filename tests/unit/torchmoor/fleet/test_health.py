@@ -27,7 +27,7 @@ async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 def test_silent_instances_keep_nobody_from_being_asked() -> None:
-    """A rack that is cut off must not take those down that answer: a probe that waits for others' is no answer."""
+    """Unreachable instances must not delay the probes of those that answer."""
 
     async def run() -> None:
         registry = Registry([EndpointSettings(name="e", variants=(VariantSettings(name="v", model="m"),))])

@@ -158,7 +158,7 @@ def test_one_instance_ends_and_another_begins_under_its_name(host: Host) -> None
 
 
 def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host) -> None:
-    """Whoever waits for it is told, and nothing of it is left."""
+    """A caller that waits for it gets an error, and nothing of the instance is left."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -179,7 +179,7 @@ def test_an_instance_can_be_ended_while_it_starts_or_after_it_failed(host: Host)
 
 
 def test_an_instance_that_dies_comes_back_under_its_name_on_its_ports(host: Host) -> None:
-    """Session ids carry the name: they point to the restarted instance, and nobody has to learn new ports."""
+    """Session ids that contain the name lead to the restarted instance, and its ports stay the same."""
 
     async def scenario() -> None:
         async with host.launcher() as (launcher, registry):
@@ -243,7 +243,7 @@ def test_an_instance_that_dies_while_starting_shows_the_end_of_its_log(host: Hos
 
 
 def test_a_failed_start_leaves_nothing_or_says_where_the_log_is(host: Host) -> None:
-    """A folder under /tmp that nobody was told of is litter."""
+    """A folder under /tmp that no message names would be litter."""
     host.crashes = True
     messages = []
 

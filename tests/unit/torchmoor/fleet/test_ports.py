@@ -23,7 +23,7 @@ def test_ports_are_different_free_and_below_the_ephemeral_range() -> None:
 
 
 def test_a_port_that_is_listened_on_is_not_free_and_is_passed_over() -> None:
-    """The search goes on behind a port that somebody uses."""
+    """The search skips a port in use."""
     (port,) = find_free_ports(1, random.Random(7))
     with socket.create_server(("127.0.0.1", port)):
         (other,) = find_free_ports(1, random.Random(7))
@@ -45,7 +45,7 @@ def test_a_port_of_a_server_that_has_just_gone_is_free() -> None:
 
 
 def test_too_few_free_ports_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without free ports is told how many there are and how many are needed."""
+    """The error says how many ports are free and how many are needed."""
     monkeypatch.setattr(ports, "is_free", lambda port: port < USUAL[2])
 
     with pytest.raises(LaunchError, match=r"only 2 free ports .* 5 are needed"):

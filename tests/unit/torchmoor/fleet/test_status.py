@@ -219,7 +219,7 @@ def test_report_without_a_budget_is_one(budgets: object) -> None:
 
 
 def test_instances_with_many_models_are_asked_for_them() -> None:
-    """Although nobody opens sessions there; and more often while something is loading."""
+    """The checker asks although no sessions are opened there, and more often during a load."""
     told = Told(lambda: web.json_response({"models": [{"name": "m", "tier": "device"}]}))
     settings = HealthSettings(status_interval_s=3600, busy_status_interval_s=0.01, max_status_per_s=1000)
 

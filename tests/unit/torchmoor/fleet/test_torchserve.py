@@ -119,7 +119,7 @@ def test_a_pid_file_of_an_earlier_run_is_removed(tmp_path: Path, settings: Torch
 
 
 def test_the_command_runs_in_the_foreground_without_snapshots(tmp_path: Path, settings: TorchServeSettings) -> None:
-    """In the background nobody would notice its end; a snapshot would bring an earlier run's models back."""
+    """The launcher would miss the end of a background process; a snapshot would restore an earlier run's models."""
     command = prepare(make_spec(tmp_path), settings)
 
     assert {"--foreground", "--ncs"} <= set(command)
@@ -198,7 +198,7 @@ W-9001-llava_1.0-stdout MODEL_LOG - ModuleNotFoundError: No module named 'ts.tor
     ids=["missing module", "half of a traceback", "without words", "RuntimeError", "memory", "caught", "sound"],
 )
 def test_why_a_model_cannot_be_loaded(tmp_path: Path, lines: list[str], reason: str | None) -> None:
-    """The first cause, from the worker that died of it: what an operator is told instead of a time-out."""
+    """The operator sees the first cause from the worker that died of it, instead of a time-out."""
     spec = make_spec(tmp_path)
     assert find_load_failure(spec) is None
     spec.logs.mkdir()

@@ -15,7 +15,7 @@ def budget_of(max_body_bytes: int = 100, max_total_bytes: int = 100) -> ReplayBu
 
 
 def in_pieces(budget: ReplayBudget, *, declared: bool = True) -> OutgoingRequest:
-    """Of a request whose body comes in two pieces, and whose end is still to be told."""
+    """Return a request whose body arrives in two pieces and has not ended."""
     request = make_request(b"POST", b"/x", fields=[(b"content-length", b"6")] if declared else [])
     outgoing = OutgoingRequest(request, budget, BODY[:2])
     outgoing.add(BODY[2:])

@@ -27,7 +27,7 @@ def pool_of(*candidates: FakeCandidate) -> Pool[FakeCandidate]:
 
 
 def named(number: int) -> list[FakeCandidate]:
-    """So many idle instances."""
+    """Return this number of idle instances."""
     return [FakeCandidate(f"i{index}") for index in range(number)]
 
 

@@ -106,7 +106,7 @@ def test_copy_goes_only_where_there_is_less_to_do(placement: Placement) -> None:
 
 
 def test_full_holder_is_passed_by(placement: Placement) -> None:
-    """An instance at its capacity takes nothing; nobody free is nobody."""
+    """An instance at its capacity is not chosen; if all are full, the result is None."""
     pool = pool_of(FakeCandidate("i0", outstanding=4, capacity=4), FakeCandidate("i1", capacity=1))
     hold(placement, "i0", m=Tier.DEVICE)
 
@@ -252,7 +252,7 @@ def test_without_cache_nothing_is_held_after_its_last_request() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    """So many models of a report, and so many notes, whatever names clients make up."""
+    """The number of models per report and of notes is bounded, whatever names clients send."""
     placement = Placement(hot_outstanding=HOT, max_models=10)
     placement.report("i0", Report({f"m{n}": Tier.DEVICE for n in range(1000)}), placement.mark())
     for number in range(5000):

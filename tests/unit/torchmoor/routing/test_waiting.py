@@ -95,7 +95,7 @@ def test_queue_is_bounded_by_number_and_by_bytes_of_all_queues() -> None:
 
 
 def test_ticket_that_left_is_not_served() -> None:
-    """In either line; a ticket of a line that never was is no error."""
+    """This holds for both lines; removing a ticket of an unknown line is not an error."""
     queue = make_queue()
     gone, stays = ticket("gone", 1, home="x"), ticket("stays", 2, home="x")
     fill(queue, gone, stays)

@@ -5,9 +5,9 @@ import { $, say } from "./dom.js";
 const SHOWN_MS = 10000;
 const TIMEOUT_MS = 400000; // an unload waits for the requests that use the model, at the proxy up to 360 s
 const HINTS = {
-  401: "Reload the page and give the admin token.",
-  404: "It may have ended meanwhile; the list will show.",
-  409: "It has changed meanwhile; look again.",
+  401: "Reload the page and enter the admin token.",
+  404: "It may have ended in the meantime; the list will show it.",
+  409: "It has changed in the meantime; check the list.",
   429: "It is busy: try again in a moment.",
   503: "Try again in a moment.",
   504: "It may still happen: look at the list before you try again.",

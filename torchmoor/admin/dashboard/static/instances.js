@@ -73,7 +73,7 @@ function showInstance(card, instance, budgets) {
 }
 
 function move(verb, instance) {
-  const running = instance.outstanding ? `the ${count(instance.outstanding, "request")} that it works on ${instance.outstanding === 1 ? "is" : "are"} finished` : "it works on none now";
+  const running = instance.outstanding ? `the ${count(instance.outstanding, "request")} in progress ${instance.outstanding === 1 ? "ends" : "end"} normally` : "none is in progress";
   const open = instance.status?.sessions?.open;
   const sessions = open ? ` It holds ${count(open, "session")}: with a journal they go on elsewhere, without one they stay here until they end.` : "";
   act({
@@ -81,7 +81,7 @@ function move(verb, instance) {
     text:
       verb === "Drain"
         ? `It gets no new requests; ${running}.${sessions}`
-        : "It gets requests again as soon as it answers a probe, at first a few.",
+        : "It gets requests again as soon as it answers a probe, a few at first.",
     yes: verb,
     subject: instance.name,
     path: `instances/${encodeURIComponent(instance.name)}/${verb.toLowerCase()}`,

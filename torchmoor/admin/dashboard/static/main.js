@@ -44,7 +44,7 @@ async function ask() {
   try {
     const answer = await fetch("dashboard.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
     if (!answer.ok) {
-      showLost(answer.status === 401 ? "The admin token is asked for: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
+      showLost(answer.status === 401 ? "The admin plane requires the admin token: reload the page." : `The proxy answers ${answer.status}; the page shows old data.`);
       return RETRY_MS;
     }
     data = await answer.json();

@@ -10,16 +10,16 @@ const TIERS = ["device", "host", "loading", "leaving", "disk", "broken"];
 const TIER_CLASSES = { device: "good", host: "good", loading: "warn", broken: "bad" };
 const ACTIONS = {
   Pin: {
-    text: "It is loaded, if it is not, and stays in memory until it is unpinned.",
+    text: "It is loaded if necessary and stays in memory until it is unpinned.",
     done: (tier) => `is pinned${tier ? `, on ${tier}` : ""}.`,
   },
-  Unpin: { text: "It may go again when another model needs the memory.", done: () => "is not pinned any more." },
+  Unpin: { text: "It may be evicted when another model needs the memory.", done: () => "is no longer pinned." },
   Prewarm: {
-    text: "It is loaded now, and others may go for it. That may take minutes.",
+    text: "It is loaded now, which may evict other models and take minutes.",
     done: (tier) => `is loaded${tier ? `, on ${tier}` : ""}.`,
   },
   Unload: {
-    text: "It goes from memory when the requests that use it have ended. The next request for it waits until it is loaded again.",
+    text: "It is removed from memory when the requests that use it have ended. The next request for it waits until it is loaded again.",
     done: () => "is unloaded.",
   },
 };
@@ -106,7 +106,7 @@ function draw() {
   queues = new Map(models.instances.map((each) => [each.instance, each.next_to_go]));
   const wanted = $("models-filter").value.trim().toLowerCase();
   const silent = models.instances.filter((each) => !each.answered).map((each) => each.instance);
-  say($("models-facts"), silent.length ? `no word from ${silent.join(", ")}` : "");
+  say($("models-facts"), silent.length ? `no answer from ${silent.join(", ")}` : "");
   table.show(models.models.filter((row) => row.name.toLowerCase().includes(wanted)));
   const isKnown = models.models.some((row) => row.name.toLowerCase() === wanted);
   $("models-prewarm").hidden = !wanted || isKnown;

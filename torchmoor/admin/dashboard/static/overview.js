@@ -14,7 +14,7 @@ function sentence(data, ready) {
   const backlog = describeBacklog();
   const nothing = backlog ? "no client waits" : "nothing waits";
   const waits = waiting ? `${count(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for an instance` : nothing;
-  return `${number(ready)} of ${count(data.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} a second; ${describeOpen(data)} open.${backlog}`;
+  return `${number(ready)} of ${count(data.instances.length, "instance")} ready, ${waits}. ${count(running, "request")} running, ${number(rate, 1)} per second; ${describeOpen(data)} open.${backlog}`;
 }
 
 // The problems, the worst first: text, link target and severity.
@@ -26,7 +26,7 @@ function problems(data) {
     if (!variant.ready && variant.desired !== 0) add(`${name} has no ready instance: new requests are refused.`, "bad", "instances-title");
     const refused = lately(variant.series.errors_per_s);
     if (refused > 0.05 * Math.max(lately(variant.series.requests_per_s), 0.1)) {
-      add(`${name}: ${number(refused, 1)} errors a second in the last ten seconds.`);
+      add(`${name}: ${number(refused, 1)} errors per second in the last ten seconds.`);
     }
     if (variant.waiting) add(`${name}: ${count(variant.waiting, "request")} waiting for an instance.`);
   }
@@ -34,7 +34,7 @@ function problems(data) {
     const add = (text, kind) => found.push({ text: `${instance.name} ${text}`, kind, to: "instances-title" });
     if (instance.state === "down") add("is down.", "bad");
     else if (instance.breaker !== "closed") add(`answers its probes but fails requests (breaker ${instance.breaker}); its log says why.`, "bad");
-    else if (instance.is_drained) add(`is drained: it gets nothing new until it is resumed${instance.outstanding ? `, and works on ${count(instance.outstanding, "request")}` : ""}.`, "warn");
+    else if (instance.is_drained) add(`is drained: it gets no new requests until it is resumed${instance.outstanding ? `, and works on ${count(instance.outstanding, "request")}` : ""}.`, "warn");
     else if (instance.state === "starting") add(`is starting${instance.starting_s === null ? "" : `, for ${span(instance.starting_s)}`}.`, "warn");
     const { sessions = {} } = instance.status ?? {};
     if (sessions.max && sessions.open >= 0.95 * sessions.max) add(`holds ${number(sessions.open)} of ${number(sessions.max)} sessions: new ones are refused soon.`, "warn");

@@ -17,7 +17,7 @@ function cancel(row) {
   const isRunning = row.state === "RUNNING";
   act({
     title: `Cancel ${row.inference_id}?`,
-    text: `${isRunning ? `${row.instance || "The instance that has it"} is data to stop.` : "It is not begun any more."} Its failure object, and its notice if it has one, say that it was cancelled.`,
+    text: `${isRunning ? `${row.instance || "The instance that runs it"} stops it.` : "It will not start."} Its failure object, and its notification if it has one, report the cancellation.`,
     yes: "Cancel it",
     subject: row.inference_id,
     path: `async-requests/${encodeURIComponent(row.inference_id)}/cancel`,

@@ -12,14 +12,14 @@ const TIERS = { device: "good", host: "", journal: "warn" };
 const ACTIONS = {
   Close: {
     text: (row) =>
-      `${row.is_running ? "Its answer that is being written ends with an error, and what it holds is free." : "What it holds is free."} Its client's next question is data that the session is closed; it cannot be opened again.`,
+      `${row.is_running ? "Its running answer ends with an error, and its memory is freed." : "Its memory is freed."} The client's next question is refused, because the session is closed. A closed session cannot be opened again.`,
     done: "is closed.",
   },
   Pin: {
-    text: () => "Its part of the KV cache stays on the device between its turns, also when others need the room, until it is unpinned or ends.",
+    text: () => "Its part of the KV cache stays on the device between its turns until it is unpinned or ends, even if other sessions need the memory.",
     done: "is pinned.",
   },
-  Unpin: { text: () => "Its part of the KV cache may go between its turns, like any other's.", done: "is not pinned any more." },
+  Unpin: { text: () => "Its part of the KV cache may be evicted between its turns, like that of other sessions.", done: "is no longer pinned." },
 };
 
 function press(action, row) {
@@ -96,7 +96,7 @@ function show({ rows, instances, hasMore }) {
   const silent = instances.filter((each) => !each.answered).map((each) => each.instance);
   const facts = [];
   if (hasMore) facts.push(`the first ${number(rows.length)} by their hashes; the filters find the others`);
-  if (silent.length) facts.push(`${silent.join(", ")} cannot tell`);
+  if (silent.length) facts.push(`${silent.join(", ")} cannot list sessions`);
   say($("sessions-facts"), facts.join(" · "));
   table.show(rows);
 }

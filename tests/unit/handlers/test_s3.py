@@ -1,0 +1,42 @@
+"""Reads of objects in S3: replaced objects, and connections that are given back."""
+
+import io
+from typing import Any
+
+import pytest
+
+from handlers.s3 import PieceReader, S3Error, read_object
+
+PLACE = {"Bucket": "bucket", "Key": "key"}
+
+
+class Client:
+    """A store that ignores If-Match, as some do."""
+
+    def __init__(self, tag: str, data: bytes) -> None:
+        self._tag = tag
+        self.body = io.BytesIO(data)
+
+    def get_object(self, **request: str) -> dict[str, Any]:
+        return {"ETag": self._tag, "Body": self.body}
+
+
+def test_a_replaced_object_is_not_read_even_if_the_store_ignores_the_condition() -> None:
+    client = Client('"new"', b"new")
+
+    with pytest.raises(S3Error) as caught:
+        next(read_object(client, PLACE, '"old"', 3, lambda: None))
+
+    assert caught.value.is_precondition
+    assert client.body.closed
+
+
+def test_a_reader_that_is_closed_early_gives_the_connection_back() -> None:
+    client = Client('"tag"', bytes(3 << 20))
+    reader = PieceReader(read_object(client, PLACE, '"tag"', 3 << 20, lambda: None))
+    assert reader.read(10) == bytes(10)
+    assert not client.body.closed
+
+    reader.close()
+
+    assert client.body.closed
